@@ -1,0 +1,37 @@
+"""Nouns to JSON and back, for record, snapshots and ``-o json``: pydantic at the edge, frozen dataclasses inside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import Field, TypeAdapter
+
+from provisioner import reasons
+
+T = TypeVar("T")
+
+
+_REASON = Annotated[reasons.Reason, Field(discriminator="kind")]
+_adapters: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    # Building one takes milliseconds: keep them.
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(_REASON if kind is reasons.Reason else kind)
+    return _adapters[kind]
+
+
+def to_json(value: object, kind: Any = None) -> str:
+    """``value`` as compact JSON. ``kind``: its type, where it is not simply ``type(value)`` (a union, a tuple)."""
+    return _adapter(kind or type(value)).dump_json(value).decode()
+
+
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """The value that :func:`to_json` wrote. Raises ``pydantic.ValidationError`` for anything else."""
+    return cast(T, _adapter(kind).validate_json(text))
+
+
+def to_plain(value: object, kind: Any = None) -> Any:
+    """``value`` as dicts, lists and scalars."""
+    return _adapter(kind or type(value)).dump_python(value, mode="json")

@@ -1,0 +1,183 @@
+"""An independent judge of plans. It shares no code with the planner: a plan that it faults is not acted on.
+
+It works from the snapshot and the plan alone, by counting, and knows nothing of how the plan came about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from provisioner.model import (
+    BreakerState,
+    Drain,
+    DrainMode,
+    DroneState,
+    Plan,
+    RemoteState,
+    Snapshot,
+)
+
+# The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
+_MAY_STOP_BUSY = frozenset({"operator-asked", "owner-claim", "stage-too-long", "out-of-pool", "seen-at-site"})
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again"}
+
+
+def check(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
+    """What is wrong with a plan, a line each; empty if nothing is."""
+    return tuple(
+        (
+            *_identities(snapshot, plan),
+            *_caps(snapshot, plan),
+            *_blindness(snapshot, plan),
+            *_cruelty(snapshot, plan),
+            *_sense(snapshot, plan),
+        )
+    )
+
+
+def _identities(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    asked = Counter(a.drone.id for a in plan.asks)
+    asked.update(o.drone_id for o in plan.orphans)
+    for drone_id, times in asked.items():
+        if times > 1:
+            yield f"{drone_id} is asked for {times} things at once"
+    for start in plan.starts:
+        if start.drone.id in snapshot.drones:
+            yield f"{start.drone.id} is started but is on record already"
+        serial = start.drone.id.rpartition("-")[2]
+        if not serial.isdigit() or int(serial) < snapshot.next_serial:
+            yield f"{start.drone.id} may have been used before: serials from {snapshot.next_serial} on are free"
+        if start.drone.state is not DroneState.REQUESTED:
+            yield f"{start.drone.id} starts its life as {start.drone.state}"
+    for action in plan.leaves:
+        if action.drone.id not in snapshot.drones:
+            yield f"{action.drone.id} is asked to leave but is not on record"
+    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
+    for action in plan.leaves:
+        if action.drone.id in ended:
+            yield f"{action.drone.id} has ended and is asked to leave"
+    for orphan in plan.orphans:
+        if orphan.drone_id in snapshot.drones and orphan.drone_id not in ended:
+            yield f"{orphan.drone_id} is stopped as a stray but is on record"
+
+
+def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
+    drones: Counter[str] = Counter()
+    milli: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    pending: Counter[str] = Counter()
+    waits = ("requested", "submitted", "queued", "booting")
+    after = {m.drone.id: m.drone for m in plan.moves}
+    for drone_id, old in snapshot.drones.items():
+        if drone_id not in ended:
+            drone = after.get(drone_id, old)
+            drones[drone.site] += 1
+            kinds[drone.type] += 1
+            milli[drone.site] += drone.gpu_milli
+            pending[drone.site] += drone.state.value in waits
+    for site, reading in snapshot.sites.items():
+        if reading.view is not None and reading.fault is None:
+            for drone_id, remote in reading.view.drones.items():
+                if remote.state is not RemoteState.ENDED and (drone_id not in snapshot.drones or drone_id in ended):
+                    drones[site] += 1
+    starts = Counter(s.drone.site for s in plan.starts)
+    for start in plan.starts:
+        drones[start.drone.site] += 1
+        kinds[start.drone.type] += 1
+        milli[start.drone.site] += start.drone.gpu_milli
+    policy = snapshot.policy
+    if plan.starts and drones.total() > policy.max_drones:
+        yield f"{drones.total()} drones in all, {policy.max_drones} allowed"
+    if plan.starts and policy.max_gpu_milli is not None and milli.total() > policy.max_gpu_milli:
+        yield f"{milli.total() / 1000} GPUs in all, {policy.max_gpu_milli / 1000} allowed"
+    for site, count in starts.items():
+        limits = policy.sites.get(site)
+        if limits is None or not limits.enabled:
+            yield f"{count} starts at {site}, which is not enabled"
+            continue
+        if drones[site] > limits.max_drones:
+            yield f"{drones[site]} drones at {site}, {limits.max_drones} allowed"
+        if limits.max_gpu_milli is not None and milli[site] > limits.max_gpu_milli:
+            yield f"{milli[site] / 1000} GPUs at {site}, {limits.max_gpu_milli / 1000} allowed"
+        if pending[site] + count > limits.max_pending:
+            yield f"{pending[site] + count} drones on their way at {site}, {limits.max_pending} allowed"
+        if count > limits.max_starts_per_tick:
+            yield f"{count} starts at once at {site}, {limits.max_starts_per_tick} allowed"
+    types = {t.key: t for t in snapshot.types}
+    for key in {s.drone.type for s in plan.starts}:
+        kind = types.get(key)
+        if kind is None:
+            yield f"{key} is started but is not configured"
+        elif kind.max_drones is not None and kinds[key] > kind.max_drones:
+            yield f"{kinds[key]} drones of {key}, {kind.max_drones} allowed"
+
+
+def _blindness(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    """Nothing starts or stops where we do not see."""
+    view, now = snapshot.overlay.view, snapshot.now
+    blind = (
+        view is None or snapshot.overlay.fault is not None or now - view.taken_at > snapshot.policy.overlay_max_age_s
+    )
+    if blind and (plan.starts or plan.drains):
+        yield f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
+    touched = Counter(a.drone.site for a in plan.asks if not _by_operator(a.reason))
+    touched.update(o.site for o in plan.orphans)
+    for site, count in touched.items():
+        reading, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
+        if reading is None or reading.view is None or limits is None:
+            yield f"{count} actions at {site}, which was never seen"
+        elif reading.fault is not None or now - reading.view.taken_at > limits.view_max_age_s:
+            yield f"{count} actions at {site} without a fresh view of it"
+    known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
+    for start in plan.starts:
+        for scope in (start.drone.site, str(start.drone.type)):
+            breaker = known.get(scope)
+            if breaker is not None and breaker.state is BreakerState.BANNED:
+                yield f"{start.drone.id} is started although {scope} is banned until {breaker.until:.0f}"
+
+
+def _by_operator(reason: object) -> bool:
+    return getattr(reason, "kind", "") == "operator-asked"
+
+
+def _cruelty(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    """No drone with a job is ended without one of the few good grounds."""
+    after = {m.drone.id: m.drone for m in plan.moves}
+    for action in plan.leaves:
+        grounds = _MAY_STOP_BUSY
+        if isinstance(action, Drain):
+            if action.mode is DrainMode.RESUME:
+                continue
+            grounds = _MAY_DRAIN_BUSY
+        now_known = after.get(action.drone.id) or snapshot.drones.get(action.drone.id)
+        if now_known is not None and now_known.jobs > 0 and action.reason.kind not in grounds:
+            yield f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"
+
+
+def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    """Every start is for jobs that wait; every step has a reason of the right kind."""
+    waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
+    types = {t.key: t for t in snapshot.types}
+    starts: Counter[str] = Counter(s.drone.for_class for s in plan.starts)
+    for class_id, count in starts.items():
+        job = waiting.get(class_id)
+        if job is None or job.waiting <= 0:
+            yield f"{count} drones are started for class {class_id}, of which nothing waits"
+        elif count > job.waiting:
+            yield f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
+    for start in plan.starts:
+        job, kind = waiting.get(start.drone.for_class), types.get(start.drone.type)
+        if job is not None and kind is not None and (
+            job.invalid
+            or kind.key in job.refuses
+            or job.gpu_milli > kind.gpu_milli
+            or job.vram_mib > kind.vram_mib
+            or job.capability > kind.capability
+            or job.cpus > kind.cpus
+            or job.memory_mib > kind.memory_mib
+        ):
+            yield f"{start.drone.id} of {kind.key} cannot run class {job.id}"
+        if start.reason.kind != "jobs-wait":
+            yield f"{start.drone.id} is started because {start.reason.kind}"

@@ -1,0 +1,88 @@
+"""Which job classes fit which drone types, and the first dimension in which they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, TypeKey
+
+
+def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
+    """The first dimension in which one empty drone of ``kind`` cannot host one job: the GPU first, then VRAM,
+    capability, driver, CPUs, RAM, disk, architecture, life, then what the jobs' own requirements refuse."""
+    if job.gpu_milli > kind.gpu_milli or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU):
+        return Misfit("gpus", gpus(job.gpu_milli), gpus(kind.gpu_milli))
+    if job.vram_mib > kind.vram_mib:
+        return Misfit("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+    if job.capability > kind.capability:
+        return Misfit("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
+    if job.driver > kind.driver > 0:
+        return Misfit("driver", _cuda(job.driver), _cuda(kind.driver))
+    if job.cpus > kind.cpus:
+        return Misfit("cpus", str(job.cpus), str(kind.cpus))
+    if job.memory_mib > kind.memory_mib:
+        return Misfit("memory", f"{job.memory_mib} MiB", f"{kind.memory_mib} MiB")
+    if job.disk_mib > kind.disk_mib > 0:
+        return Misfit("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
+    if job.arch and job.arch != kind.arch:
+        return Misfit("arch", job.arch, kind.arch)
+    if kind.walltime_s and job.walltime_s > kind.walltime_s:
+        return Misfit("walltime", f"{job.walltime_s:g} s", f"{kind.walltime_s:g} s")
+    return job.refuses.get(kind.key)
+
+
+def gpus(milli: int) -> str:
+    """Milli-GPU as people write GPUs: ``1``, ``0.2``."""
+    return f"{milli / WHOLE_GPU:g}"
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def jobs_in(job: JobClass, gpu_milli: int, cpus: int, memory_mib: int, disk_mib: int) -> int:
+    """How many jobs of a class the given resources hold at once; the binding dimension decides."""
+    if job.gpu_milli <= 0:
+        return 0
+    if job.gpu_milli < WHOLE_GPU:  # a share lies on one device
+        per_gpu = WHOLE_GPU // job.gpu_milli
+        count = gpu_milli // WHOLE_GPU * per_gpu + gpu_milli % WHOLE_GPU // job.gpu_milli
+    else:
+        count = gpu_milli // job.gpu_milli
+    for need, there in ((job.cpus, cpus), (job.memory_mib, memory_mib), (job.disk_mib, disk_mib)):
+        if need > 0:
+            count = min(count, there // need)
+    return max(0, count)
+
+
+# Order of the dimensions: the later the first failure, the nearer the type.
+_ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arch", "walltime")
+
+
+def _nearness(kind: DroneType, bad: Misfit) -> tuple[int, int, int, int, str]:
+    rank = _ORDER.index(bad.dimension) if bad.dimension in _ORDER else len(_ORDER)
+    return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
+
+
+def table(classes: Sequence[JobClass], types: Sequence[DroneType]) -> Mapping[str, Sequence[DroneType]]:
+    """Class id to the types that fit: worked out once for classes that differ only in owner, count or age."""
+    known: dict[object, tuple[DroneType, ...]] = {}
+    found: dict[str, Sequence[DroneType]] = {}
+    for job in classes:
+        key = (
+            *(job.gpu_milli, job.vram_mib, job.capability, job.driver, job.cpus, job.memory_mib, job.disk_mib),
+            *(job.arch, job.walltime_s, job.invalid, frozenset(job.refuses)),
+        )
+        if key not in known:
+            known[key] = () if job.invalid else tuple(t for t in types if misfit(job, t) is None)
+        found[job.id] = known[key]
+    return found
+
+
+def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, Misfit] | None:
+    """The type that comes nearest of those that do not fit, and the first dimension in which it fails."""
+    bad = [(t, m) for t in types if (m := misfit(job, t)) is not None]
+    if not bad:
+        return None
+    kind, why = max(bad, key=lambda tm: _nearness(*tm))
+    return kind.key, why

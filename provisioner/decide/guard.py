@@ -1,0 +1,234 @@
+"""What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from provisioner.model import (
+    Answer,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    Move,
+    Receipt,
+    SiteView,
+    Snapshot,
+)
+from provisioner.reasons import AllVanished, Reason, ViewStale
+
+OVERLAY = "overlay"
+"""Breaker scope of the overlay: its ``since`` tells how long it has been seen without a fault."""
+
+VANISH_MIN = 3
+VANISH_FRACTION = 0.5
+VANISH_FACTOR = 10
+"""When at least this many drones, and this share of a site's, vanish at once, they are believed gone only after this
+many times the usual time: an empty listing is far more often a broken listing (field notes, A.2 W4, B 8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How a fault backs off: ban after ``after`` failures in a row, first for ``base_s``, then for twice as long."""
+
+    after: int
+    base_s: float
+    cap_s: float
+    per_type: bool
+    """Concerns the drone type, not the whole site."""
+
+
+BACKOFF: Mapping[FaultKind, Backoff] = {
+    FaultKind.DOWN: Backoff(after=3, base_s=10, cap_s=300, per_type=False),
+    FaultKind.UNKNOWN: Backoff(after=3, base_s=30, cap_s=600, per_type=False),
+    FaultKind.DENIED: Backoff(after=1, base_s=120, cap_s=1800, per_type=False),
+    FaultKind.THROTTLED: Backoff(after=1, base_s=60, cap_s=900, per_type=False),
+    FaultKind.CAPACITY: Backoff(after=1, base_s=60, cap_s=600, per_type=True),
+    FaultKind.QUOTA: Backoff(after=1, base_s=120, cap_s=1800, per_type=True),
+    FaultKind.CONFIG: Backoff(after=1, base_s=600, cap_s=7200, per_type=True),
+    FaultKind.NODE: Backoff(after=3, base_s=60, cap_s=1800, per_type=True),
+    FaultKind.DRONE: Backoff(after=3, base_s=60, cap_s=3600, per_type=True),
+}
+"""The offering that has no room is left alone for a minute, a site that is asked too often for as long as it takes
+(field notes, C 8: breakers at the level at which the fault lies)."""
+
+
+# ------------------------------------------------------------------------------------------------- belief in views
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Which views are fresh. A site or the overlay with a doubt is left alone: nothing starts, nothing stops there."""
+
+    overlay: Reason | None
+    sites: Mapping[str, Reason | None]
+    vanished: frozenset[str]
+
+    def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
+        """The view of a site, if it is fresh; a suspiciously empty one still is a view, but one to doubt."""
+        doubt = self.sites.get(site)
+        if doubt is not None and not isinstance(doubt, AllVanished):
+            return None
+        reading = snapshot.sites.get(site)
+        return reading.view if reading else None
+
+
+def trust(snapshot: Snapshot) -> Trust:
+    """Judge each view by its age and fault, and each listing by what it lacks."""
+    now, policy = snapshot.now, snapshot.policy
+    view = snapshot.overlay.view
+    overlay = _stale(
+        "overlay", view.taken_at if view else None, snapshot.overlay.fault, now, policy.overlay_max_age_s
+    )
+    by_site: dict[str, list[Drone]] = {}
+    for drone in snapshot.drones.values():
+        by_site.setdefault(drone.site, []).append(drone)
+    sites: dict[str, Reason | None] = {}
+    for name, site_policy in policy.sites.items():
+        reading = snapshot.sites.get(name)
+        taken = reading.view.taken_at if reading and reading.view else None
+        doubt: Reason | None = _stale(
+            f"site:{name}", taken, reading.fault if reading else None, now, site_policy.view_max_age_s
+        )
+        if doubt is None and reading is not None and reading.busy:
+            age = now - taken if taken is not None else -1.0
+            doubt = ViewStale(f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way")
+        if doubt is None and reading is not None and reading.view is not None:
+            doubt = _vanished(name, reading.view, by_site.get(name, ()), site_policy.gone_after_s * VANISH_FACTOR)
+        sites[name] = doubt
+    return Trust(overlay, sites, frozenset(n for n, r in sites.items() if isinstance(r, AllVanished)))
+
+
+def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limit_s: float) -> ViewStale | None:
+    age = -1.0 if taken is None else max(0.0, now - taken)
+    if fault is not None:
+        return ViewStale(name, age, limit_s, fault.message)
+    if taken is None:
+        return ViewStale(name, -1.0, limit_s, "never seen")
+    if age > limit_s:
+        return ViewStale(name, age, limit_s, "too old")
+    return None
+
+
+def _vanished(site: str, view: SiteView, drones: Iterable[Drone], patience_s: float) -> AllVanished | None:
+    known = missing = 0
+    for drone in drones:
+        if drone.leaving is not None or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
+            continue
+        known += 1
+        if drone.id not in view.drones and (not drone.missing_at or view.taken_at - drone.missing_at < patience_s):
+            missing += 1
+    if missing >= VANISH_MIN and missing >= VANISH_FRACTION * known:
+        return AllVanished(site, missing)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------- breakers
+
+
+def failed(breaker: Breaker, fault: Fault, now: float) -> Breaker:
+    """The breaker after one more failure. A probe that fails is banned again, for longer."""
+    rule = BACKOFF[fault.kind]
+    failures = breaker.failures + 1
+    if failures < rule.after and breaker.state is not BreakerState.PROBING:
+        since = breaker.since if breaker.state is BreakerState.DEGRADED else now
+        return replace(breaker, state=BreakerState.DEGRADED, since=since, failures=failures, fault=fault)
+    pause_s = min(rule.cap_s, rule.base_s * 2.0 ** min(30, max(0, failures - rule.after)))
+    return replace(
+        breaker, state=BreakerState.BANNED, since=now, failures=failures, until=now + pause_s, fault=fault
+    )
+
+
+def recovered(breaker: Breaker, now: float) -> Breaker:
+    """The breaker after a success."""
+    if breaker.state is BreakerState.ACTIVE and not breaker.failures:
+        return breaker
+    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now)
+
+
+def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]:
+    """All breakers after what this snapshot shows: looks that failed or succeeded, drones that died young or joined."""
+    now = snapshot.now
+    known = dict(snapshot.breakers)
+    for scope, breaker in known.items():
+        if breaker.state is BreakerState.BANNED and now >= breaker.until:
+            known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
+    looks: list[tuple[str, bool, Fault | None]] = [
+        (OVERLAY, snapshot.overlay.view is not None, snapshot.overlay.fault),
+        *((name, reading.view is not None, reading.fault) for name, reading in snapshot.sites.items()),
+    ]
+    for scope, seen, fault in looks:
+        breaker = known.get(scope) or Breaker(scope, since=now)
+        if fault is not None:
+            # The same fault is told again every tick until somebody looks anew: count it once.
+            known[scope] = breaker if breaker.fault == fault else failed(breaker, fault, now)
+            if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
+                known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
+        elif seen and scope in known and (breaker.fault is None or not _about_acting(breaker.fault)):
+            known[scope] = recovered(breaker, now)
+    for scope, fault in _young_deaths(snapshot, moves).items():
+        known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
+    for move in moves:
+        key = str(move.drone.type)
+        if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
+            known[key] = recovered(known[key], now)
+    return known
+
+
+def _about_acting(fault: Fault) -> bool:
+    # A listing that works says nothing of credentials or of limits on asking.
+    return fault.kind in (FaultKind.DENIED, FaultKind.THROTTLED)
+
+
+def _had_work(snapshot: Snapshot, move: Move) -> bool:
+    before = snapshot.drones.get(move.drone.id)
+    return before is not None and before.busy_at > 0
+
+
+def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
+    """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row."""
+    waiting = {c.id for c in snapshot.overlay.view.classes if c.waiting} if snapshot.overlay.view else set()
+    found: dict[str, Fault] = {}
+    for move in moves:
+        drone = move.drone
+        bad = {
+            DroneState.FAILED: bool(drone.started_at) and not drone.busy_at,
+            DroneState.NEVER_JOINED: True,
+            # Matching nothing is the type's fault only if the jobs that it came for still wait.
+            DroneState.MATCHED_NOTHING: drone.for_class in waiting,
+        }.get(drone.state, False)
+        if bad:
+            text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
+            found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
+    return found
+
+
+def after_receipts(
+    known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[Receipt], now: float
+) -> list[Breaker]:
+    """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key."""
+    changed: dict[str, Breaker] = {}
+
+    def current(scope: str) -> Breaker:
+        return changed.get(scope) or known.get(scope) or Breaker(scope, since=now)
+
+    worst: dict[str, Fault] = {}
+    for receipt in receipts:
+        if receipt.fault is not None and receipt.answer is not Answer.DONE:
+            scope = types[receipt.drone_id] if BACKOFF[receipt.fault.kind].per_type else site
+            worst.setdefault(scope, receipt.fault)
+    for receipt in receipts:
+        scope = types[receipt.drone_id]
+        before = current(scope).fault
+        if receipt.answer is Answer.DONE:
+            if scope not in worst and before is not None and before.kind is not FaultKind.DRONE:
+                changed[scope] = recovered(current(scope), now)
+            if site not in worst and current(site).fault is not None:
+                changed[site] = recovered(current(site), now)
+    for scope, fault in worst.items():
+        changed[scope] = failed(current(scope), fault, now)
+    return [b for b in changed.values() if known.get(b.scope) != b]

@@ -1,0 +1,391 @@
+"""The life of a drone: the table of states, what each may last and become, and how views move a drone along it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from provisioner.decide.guard import VANISH_FACTOR, Trust
+from provisioner.model import (
+    Answer,
+    Drone,
+    DroneId,
+    DroneState,
+    EndKind,
+    Move,
+    Receipt,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+)
+from provisioner.reasons import (
+    Accepted,
+    EndedAtSite,
+    GoneFromSite,
+    NeverArrived,
+    NotInListing,
+    OrderRefused,
+    OutcomeUnknown,
+    Reason,
+    SeenAtSite,
+    SeenInPool,
+)
+
+S = DroneState
+
+
+class Overdue(StrEnum):
+    """What happens to a drone that has been in a state for longer than it may."""
+
+    FORGET = "forget"
+    """It never existed: the record ends once a fresh listing lacks it."""
+    STOP = "stop"
+    """The site is asked to end it."""
+    DRAIN = "drain"
+    """The overlay is asked to let it go."""
+    INSIST = "insist"
+    """The site is asked again, at last without notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One live state: what it means, which policy setting limits it, what then happens and how such a drone ends."""
+
+    meaning: str
+    limit: str
+    """A field of ``SitePolicy``, or ``idle_timeout_s`` of ``Policy``, or ``walltime_s`` of the drone type."""
+    then: Overdue
+    ends_as: DroneState
+    next: frozenset[DroneState]
+
+
+_PRE = frozenset({S.SUBMITTED, S.QUEUED, S.BOOTING, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING})
+_GONE = frozenset({S.FAILED, S.LOST, S.PREEMPTED, S.NEVER_JOINED, S.MATCHED_NOTHING, S.WITHDRAWN, S.DONE})
+
+LIFE: Mapping[DroneState, Stage] = {
+    S.REQUESTED: Stage(
+        "recorded; the site has not confirmed the order", "settle_s", Overdue.FORGET, S.FAILED, _PRE | _GONE
+    ),
+    S.SUBMITTED: Stage(
+        "the site took the order and does not list it yet",
+        "queue_limit_s",
+        Overdue.STOP,
+        S.WITHDRAWN,
+        (_PRE - {S.SUBMITTED}) | _GONE,
+    ),
+    S.QUEUED: Stage(
+        "waits in the site's queue",
+        "queue_limit_s",
+        Overdue.STOP,
+        S.WITHDRAWN,
+        (_PRE - {S.SUBMITTED, S.QUEUED}) | _GONE,
+    ),
+    S.BOOTING: Stage(
+        "runs at the site, not in the pool yet",
+        "boot_limit_s",
+        Overdue.STOP,
+        S.NEVER_JOINED,
+        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.JOINED: Stage(
+        "in the pool, does not accept jobs yet (GPU check)",
+        "join_limit_s",
+        Overdue.STOP,
+        S.FAILED,
+        frozenset({S.QUEUED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.IDLE: Stage(
+        "accepts jobs, has none",
+        "idle_timeout_s",
+        Overdue.DRAIN,
+        S.MATCHED_NOTHING,
+        frozenset({S.QUEUED, S.JOINED, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.BUSY: Stage(
+        "has at least one job",
+        "walltime_s",
+        Overdue.STOP,
+        S.DONE,
+        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.DRAINING: Stage(
+        "takes no new jobs; leaves when it has none",
+        "drain_limit_s",
+        Overdue.STOP,
+        S.DONE,
+        frozenset({S.IDLE, S.BUSY, S.JOINED, S.STOPPING}) | _GONE,
+    ),
+    S.STOPPING: Stage("the site was asked to end it", "stop_limit_s", Overdue.INSIST, S.WITHDRAWN, _GONE),
+}
+"""The table. ``next`` is what may follow; anything may also stay as it is."""
+
+_BY_SLOT = {
+    SlotState.CHECKING: S.JOINED,
+    SlotState.IDLE: S.IDLE,
+    SlotState.BUSY: S.BUSY,
+    SlotState.DRAINING: S.DRAINING,
+}
+
+EXIT_NEVER_JOINED = 73
+"""Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
+
+
+# -------------------------------------------------------------------------------------------- what views tell
+
+
+def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
+    """What fresh views tell of every drone on record: only what is new."""
+    slots: Mapping[DroneId, Slot] = {}
+    if trust.overlay is None and snapshot.overlay.view is not None:
+        oldest = snapshot.now - snapshot.policy.slot_max_age_s
+        slots = {s.drone_id: s for s in snapshot.overlay.view.slots if s.heard_at >= oldest}
+    views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
+    moves = []
+    for drone in snapshot.drones.values():
+        site_policy = snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
+        move = observe(
+            drone,
+            views.get(drone.site),
+            slots.get(drone.id),
+            pool_fresh=trust.overlay is None,
+            policy=site_policy,
+            doubted=drone.site in trust.vanished,
+            now=snapshot.now,
+        )
+        if move is not None:
+            moves.append(move)
+    return moves
+
+
+def observe(
+    drone: Drone,
+    view: SiteView | None,
+    slot: Slot | None,
+    *,
+    pool_fresh: bool,
+    policy: SitePolicy,
+    doubted: bool,
+    now: float,
+) -> Move | None:
+    """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new."""
+    if view is not None:
+        remote = view.drones.get(drone.id)
+        if remote is not None and remote.end is not None:
+            return _ended(drone, remote.end, now)
+        seen, reason = (
+            _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
+        )
+    else:
+        seen, reason = drone, None
+    if not seen.state.ended:
+        if slot is not None:
+            seen, reason = _in_pool(seen, slot, reason, now)
+        elif pool_fresh and seen.joined_at and not seen.unslotted_at:
+            seen = replace(seen, unslotted_at=now)
+    if seen == drone:
+        return None
+    return Move(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
+
+
+def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
+    running = remote.state is RemoteState.RUNNING
+    started_at = drone.started_at or ((remote.started_at or now) if running else 0.0)
+    state = drone.state
+    match state:
+        case S.DRAINING | S.STOPPING | S.JOINED | S.IDLE | S.BUSY:
+            if remote.state is RemoteState.PENDING and state not in (S.DRAINING, S.STOPPING):
+                state = S.QUEUED  # preempted and put back into the queue by its site
+        case S.REQUESTED | S.SUBMITTED | S.QUEUED | S.BOOTING:
+            if running:
+                state = S.BOOTING
+            elif remote.state is RemoteState.PENDING:
+                state = S.QUEUED
+            elif state is S.REQUESTED:
+                state = S.SUBMITTED
+        case _:
+            pass
+    same = (
+        state is drone.state
+        and started_at == drone.started_at
+        and not drone.missing_at
+        and drone.site_reason == remote.reason
+        and (drone.remote_id == remote.remote_id or not remote.remote_id)
+        and drone.submitted_at
+    )
+    if same:
+        return drone, None
+    seen = replace(
+        drone,
+        state=state,
+        since=drone.since if state is drone.state else now,
+        remote_id=remote.remote_id or drone.remote_id,
+        submitted_at=drone.submitted_at or now,
+        started_at=started_at,
+        missing_at=0.0,
+        site_reason=remote.reason,
+    )
+    return seen, SeenAtSite(remote.state.value, remote.reason)
+
+
+def _unlisted(
+    drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
+) -> tuple[Drone, Reason | None]:
+    """Missing once, unknown and gone are three things. A listing older than the order says nothing of it."""
+    ordered_at = drone.submitted_at or drone.requested_at
+    if view.taken_at <= ordered_at:
+        return drone, None
+    if drone.state is S.REQUESTED:
+        waited = now - drone.requested_at
+        if waited <= policy.settle_s:
+            return drone, None
+        return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.settle_s)
+    if not drone.missing_at:
+        return replace(drone, missing_at=view.taken_at), NotInListing()
+    if slot is not None and slot.heard_at > drone.missing_at:
+        return drone, None  # the pool has heard from it since: the listing is wrong
+    limit = policy.settle_s if drone.state is S.SUBMITTED else policy.gone_after_s
+    if doubted or _missing_with_many(drone, view):
+        limit *= VANISH_FACTOR
+    missing = view.taken_at - drone.missing_at
+    if missing < limit:
+        return drone, None
+    return end(drone, drone.leaving or S.LOST, now), GoneFromSite(missing, limit)
+
+
+def _missing_with_many(drone: Drone, view: SiteView) -> bool:
+    """An empty listing stays doubtful for a drone that was not asked to leave, even when few are on record."""
+    return not view.drones and drone.leaving is None and drone.state in (S.IDLE, S.BUSY, S.JOINED)
+
+
+def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
+    state = _BY_SLOT[slot.state]
+    if drone.state in (S.STOPPING, S.DRAINING):
+        state = drone.state  # asked to leave: what its slot does meanwhile is no news
+    elif drone.state is S.QUEUED and drone.started_at:
+        state = drone.state  # put back by its site: an old slot ad must not bring it to life
+    worked = slot.jobs > 0 or slot.jobs_started > drone.jobs_started or slot.state is SlotState.BUSY
+    busy_at = drone.busy_at or (now if worked else 0.0)
+    idle_at = 0.0
+    if slot.jobs == 0 and slot.state is not SlotState.BUSY:
+        idle_at = drone.idle_at or slot.idle_since or now
+        if worked:
+            idle_at = slot.idle_since or now
+    leaving = drone.leaving
+    if state is S.DRAINING and leaving is None:
+        leaving = S.DONE if busy_at else S.MATCHED_NOTHING  # it leaves by itself: end of life, or its own time-out
+    changed = (
+        state is not drone.state
+        or not drone.joined_at
+        or drone.unslotted_at
+        or slot.jobs != drone.jobs
+        or slot.jobs_started != drone.jobs_started
+        or busy_at != drone.busy_at
+        or idle_at != drone.idle_at
+        or leaving is not drone.leaving
+        or slot.retires_at != drone.retires_at
+        or (slot.name and slot.name != drone.slot)
+    )
+    if not changed:
+        return drone, reason
+    seen = replace(
+        drone,
+        state=state,
+        since=drone.since if state is drone.state else now,
+        joined_at=drone.joined_at or now,
+        started_at=drone.started_at or now,
+        submitted_at=drone.submitted_at or now,
+        busy_at=busy_at,
+        idle_at=idle_at,
+        heard_at=slot.heard_at,
+        jobs=slot.jobs,
+        jobs_started=max(slot.jobs_started, drone.jobs_started),
+        leaving=leaving,
+        unslotted_at=0.0,
+        retires_at=slot.retires_at,
+        slot=slot.name or drone.slot,
+    )
+    if state is drone.state and reason is not None:
+        return seen, reason
+    return seen, SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+
+
+def _ended(drone: Drone, how: RemoteEnd, now: float) -> Move:
+    lived = max(0.0, (how.at or now) - drone.started_at) if drone.started_at else 0.0
+    reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started)
+    ended = end(drone, end_state(drone, how), now, how.message)
+    # It may have run and gone between two looks: that it ran at all is known now.
+    if not ended.started_at and how.kind is EndKind.EXITED:
+        ended = replace(ended, started_at=how.at or now)
+    return Move(ended, drone.state, reason)
+
+
+def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
+    """Which end a drone has, from what the site says and what was asked of it."""
+    worked = drone.busy_at > 0 or drone.jobs_started > 0
+    match how.kind:
+        case EndKind.PREEMPTED:
+            return S.PREEMPTED
+        case EndKind.FAULT:
+            return drone.leaving or S.FAILED
+        case EndKind.STOPPED:
+            return drone.leaving or (S.DONE if worked else S.WITHDRAWN)
+        case EndKind.EXITED:
+            if drone.leaving is not None:
+                return drone.leaving
+            if how.exit_code == EXIT_NEVER_JOINED and not drone.joined_at:
+                return S.NEVER_JOINED
+            if how.exit_code:
+                return S.FAILED
+            return S.DONE if worked else S.MATCHED_NOTHING
+
+
+def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
+    """The record of a drone that is gone. One that found work after all did not match nothing."""
+    if state is S.MATCHED_NOTHING and drone.busy_at:
+        state = S.DONE
+    return replace(
+        drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason
+    )
+
+
+# ---------------------------------------------------------------------------------------- what receipts tell
+
+
+def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
+    """What the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it."""
+    match receipt.answer:
+        case Answer.DONE:
+            after = replace(
+                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=receipt.remote_id or drone.remote_id
+            )
+            return Move(after, drone.state, Accepted(after.remote_id))
+        case Answer.REFUSED:
+            return Move(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
+        case Answer.UNSURE:
+            after = replace(drone, site_reason=_message(receipt))
+            return Move(after, drone.state, OutcomeUnknown(_message(receipt)))
+
+
+def settle_leave(drone: Drone, receipt: Receipt, now: float) -> Move | None:
+    """What the answer to a drain or stop means: only trouble is news. A refused drain is left to the site's stop."""
+    if receipt.answer is Answer.DONE:
+        return None
+    after = replace(drone, site_reason=_message(receipt))
+    if receipt.answer is Answer.REFUSED and drone.state is S.DRAINING:
+        after = replace(after, asked=after.asked + 1)
+    reason = _refused(receipt) if receipt.answer is Answer.REFUSED else OutcomeUnknown(_message(receipt))
+    return Move(after, drone.state, reason)
+
+
+def _message(receipt: Receipt) -> str:
+    return receipt.fault.message if receipt.fault else ""
+
+
+def _refused(receipt: Receipt) -> OrderRefused:
+    return OrderRefused(receipt.fault.kind.value if receipt.fault else "unknown", _message(receipt))

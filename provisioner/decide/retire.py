@@ -1,0 +1,230 @@
+"""Who must leave: operators' requests, what has outlived its state, idle drones, what nobody needs any more, strays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from provisioner.decide.demand import Ledger
+from provisioner.decide.fit import jobs_in
+from provisioner.decide.guard import OVERLAY
+from provisioner.decide.life import LIFE, Overdue
+from provisioner.decide.scene import Leaving, Scene
+from provisioner.model import (
+    Drain,
+    DrainMode,
+    Drone,
+    DroneState,
+    OperatorRequest,
+    Refusal,
+    RemoteState,
+    RequestKind,
+    SitePolicy,
+    Stop,
+    StopOrphan,
+)
+from provisioner.reasons import (
+    IdleTooLong,
+    NoRecord,
+    OperatorAsked,
+    OutOfPool,
+    Reason,
+    SeenAtSite,
+    StageTooLong,
+    TypeGone,
+    UnknownDrone,
+    Unneeded,
+)
+
+INSIST_KILL = 3
+"""A drone asked to stop this often is killed without notice."""
+WANTED_FACTOR = 3
+"""An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
+
+
+def retire(scene: Scene) -> Leaving:
+    """Who is asked to go, at most one request per drone; the first rule that applies gives the reason."""
+    asked = _Asked(scene)
+    done = tuple(_operator(scene, asked, r) for r in scene.snapshot.requests)
+    surplus = _surplus(scene)
+    for drone in scene.drones.values():
+        if drone.id in asked.named or not scene.touchable(drone):
+            continue
+        _one(scene, asked, drone, surplus)
+    return Leaving(tuple(asked.drains), tuple(asked.stops), _orphans(scene), tuple(asked.refusals), done)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked so far in this plan."""
+
+    scene: Scene
+    drains: list[Drain] = field(default_factory=list)
+    stops: list[Stop] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
+
+    def drain(self, drone: Drone, mode: DrainMode, reason: Reason, leaving: DroneState) -> None:
+        if self.scene.trust.overlay is not None:  # it could not be asked, nor could we see whether it is busy
+            return
+        now = self.scene.now
+        since = drone.since if drone.state is DroneState.DRAINING else now
+        after = replace(
+            drone, state=DroneState.DRAINING, since=since, leaving=leaving, asked_at=now, asked=0, slot=drone.slot
+        )
+        self.drains.append(Drain(after, drone.state, mode, reason))
+        self.named.add(drone.id)
+
+    def stop(self, drone: Drone, reason: Reason, leaving: DroneState, *, kill: bool = False) -> None:
+        now = self.scene.now
+        after = replace(
+            drone,
+            state=DroneState.STOPPING,
+            since=drone.since if drone.state is DroneState.STOPPING else now,
+            leaving=drone.leaving or leaving,
+            asked_at=now,
+            asked=drone.asked + 1 if drone.state is DroneState.STOPPING else 1,
+        )
+        self.stops.append(Stop(after, drone.state, reason, kill))
+        self.named.add(drone.id)
+
+
+def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> int:
+    reason = OperatorAsked(request.by, request.reason)
+    for drone_id in request.drone_ids:
+        drone = scene.drones.get(drone_id)
+        if drone is None:
+            asked.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
+        elif drone.id in asked.named:
+            continue
+        elif request.kind is RequestKind.KILL:
+            asked.stop(drone, reason, DroneState.WITHDRAWN, kill=True)
+        elif drone.joined_at and request.mode is not DrainMode.NONE:
+            asked.drain(drone, request.mode, reason, DroneState.WITHDRAWN)
+        elif not drone.joined_at:
+            asked.stop(drone, reason, DroneState.WITHDRAWN)
+    return request.id
+
+
+def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> None:
+    policy = scene.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
+    now = scene.now
+    worked = DroneState.DONE if drone.busy_at else DroneState.MATCHED_NOTHING
+    if drone.state is DroneState.QUEUED and drone.started_at:
+        return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    if drone.unslotted_at and scene.trust.overlay is None and drone.state is not DroneState.STOPPING:
+        away = now - max(drone.unslotted_at, _pool_seen_since(scene))
+        if away > policy.unslotted_limit_s:
+            return asked.stop(drone, OutOfPool(away, policy.unslotted_limit_s), DroneState.LOST)
+    if drone.type not in scene.types and drone.leaving is None:
+        if drone.joined_at:
+            return asked.drain(drone, DrainMode.PEACEFUL, TypeGone(drone.type), worked)
+        return asked.stop(drone, TypeGone(drone.type), DroneState.WITHDRAWN)
+    if drone.id in surplus:
+        return asked.stop(drone, Unneeded(drone.state.value), DroneState.WITHDRAWN)
+    if drone.state is DroneState.IDLE:
+        return _idle(scene, asked, drone, worked)
+    return _overdue(scene, asked, drone, policy)
+
+
+def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None:
+    limit = scene.snapshot.policy.idle_timeout_s
+    slot = scene.slots.get(drone.id)
+    if slot is None or scene.trust.overlay is not None:
+        return
+    idle = scene.now - max(drone.idle_at, drone.since)
+    if idle <= limit or (idle <= WANTED_FACTOR * limit and _wanted(scene, drone)):
+        return
+    asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit), worked)
+
+
+def _wanted(scene: Scene, drone: Drone) -> bool:
+    """Whether jobs wait that fit it: then the negotiator, not we, should act."""
+    slot = scene.slots[drone.id]
+    return any(
+        jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib)
+        for job in scene.classes
+        if any(kind.key == drone.type for kind in scene.fits[job.id])
+    )
+
+
+def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> None:
+    stage = LIFE[drone.state]
+    limit, since = _limit(scene, drone, policy)
+    spent = scene.now - since
+    if drone.state is DroneState.DRAINING and not drone.jobs and scene.trust.overlay is None:
+        # Empty, and still there: the drain was refused, lost or had no effect. The site's notice does it.
+        wait = 0.0 if drone.asked else policy.stop_limit_s
+        idle = scene.now - max(drone.since, drone.idle_at, _pool_seen_since(scene))
+        if idle >= wait:
+            return asked.stop(drone, StageTooLong(drone.state.value, idle, wait), drone.leaving or stage.ends_as)
+    if limit <= 0 or spent <= limit:
+        return None
+    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and scene.trust.overlay is not None:
+        return None  # it may have joined: nobody can see
+    reason = StageTooLong(drone.state.value, spent, limit)
+    match stage.then:
+        case Overdue.STOP:
+            asked.stop(drone, reason, stage.ends_as)
+        case Overdue.INSIST:
+            asked.stop(drone, reason, stage.ends_as, kill=drone.asked >= INSIST_KILL)
+        case Overdue.DRAIN | Overdue.FORGET:
+            pass  # idle drones go by _idle; a record without a drone ends by life.observe
+
+
+def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
+    """How long the drone's state may last, and since when that counts."""
+    match drone.state:
+        case DroneState.BUSY:
+            kind = scene.types.get(drone.type)
+            if kind is None or not kind.walltime_s:
+                return 0.0, drone.since
+            return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
+        case DroneState.STOPPING:
+            return policy.stop_limit_s, drone.asked_at
+        case DroneState.BOOTING | DroneState.JOINED:
+            # While the pool could not be seen nobody could join: that time does not count.
+            return float(getattr(policy, LIFE[drone.state].limit)), max(drone.since, _pool_seen_since(scene))
+        case _:
+            return float(getattr(policy, LIFE[drone.state].limit, 0.0)), drone.since
+
+
+def _pool_seen_since(scene: Scene) -> float:
+    breaker = scene.breakers.get(OVERLAY)
+    return breaker.since if breaker else 0.0
+
+
+def _surplus(scene: Scene) -> frozenset[str]:
+    """Drones that wait at a site and that no job needs any more. Fresh jobs count as need here: slower down than up."""
+    if scene.trust.overlay is not None:
+        return frozenset()
+    waiting = [
+        d
+        for d in scene.drones.values()
+        if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+        and d.leaving is None
+        and not d.started_at
+        and d.type in scene.types
+    ]
+    if not waiting:
+        return frozenset()
+    ledger = Ledger.of(scene)
+    for job in sorted(scene.classes, key=lambda c: (len(scene.fits[c.id]), c.id)):
+        ledger.take(job, job.waiting + job.fresh, iter([k.key for k in scene.fits[job.id]]))
+    surplus: list[str] = []
+    for key in {d.type for d in waiting}:
+        newest_first = sorted((d for d in waiting if d.type == key), key=lambda d: (-d.requested_at, d.id))
+        surplus.extend(d.id for d in newest_first[: ledger.untouched(scene.types[key])])
+    return frozenset(surplus)
+
+
+def _orphans(scene: Scene) -> tuple[StopOrphan, ...]:
+    """What carries our tag and is not on record as alive: a start whose answer came too late, a lost store."""
+    found = []
+    for site, count in scene.strays.items():
+        view = scene.trust.site_view(scene.snapshot, site)
+        if not count or view is None or scene.trust.sites.get(site) is not None:
+            continue
+        for drone_id, remote in view.drones.items():
+            if remote.state is not RemoteState.ENDED and drone_id not in scene.drones:
+                found.append(StopOrphan(site, drone_id, remote.remote_id, NoRecord()))
+    return tuple(found)

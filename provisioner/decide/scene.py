@@ -1,0 +1,151 @@
+"""One snapshot with what was derived from it: who lives, what is trusted, whether to act at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from provisioner.decide import fit
+from provisioner.decide.guard import Trust
+from provisioner.model import (
+    Breaker,
+    Drain,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    JobClass,
+    Move,
+    Plan,
+    Refusal,
+    RemoteState,
+    Slot,
+    Snapshot,
+    Start,
+    Stop,
+    StopOrphan,
+    TypeKey,
+)
+from provisioner.reasons import Reason, TooManyUnhealthy
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Who is asked to go."""
+
+    drains: tuple[Drain, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    orphans: tuple[StopOrphan, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    requests_done: tuple[int, ...] = ()
+
+    @property
+    def asks(self) -> tuple[Drain | Stop, ...]:
+        return (*self.drains, *self.stops)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Who is asked for, who is taken back into service, and what waits for which reason."""
+
+    starts: tuple[Start, ...] = ()
+    resumes: tuple[Drain, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A snapshot after its moves."""
+
+    snapshot: Snapshot
+    trust: Trust
+    breakers: Mapping[str, Breaker]
+    drones: Mapping[DroneId, Drone]
+    """Live ones, as they are after the moves."""
+    slots: Mapping[DroneId, Slot]
+    """Alive ones, from a fresh view; empty without one."""
+    types: Mapping[TypeKey, DroneType]
+    classes: tuple[JobClass, ...]
+    """With jobs that wait or are fresh; empty without a fresh view."""
+    fits: Mapping[str, Sequence[DroneType]]
+    """Class id to the drone types that can host its jobs."""
+    strays: Mapping[str, int]
+    """By site: drones in fresh listings that we have no live record of. They count against the caps until gone."""
+    brake: Reason | None
+
+    @classmethod
+    def of(
+        cls, snapshot: Snapshot, trust: Trust, moves: Sequence[Move], breakers: Mapping[str, Breaker]
+    ) -> Scene:
+        """Put the scene together."""
+        after = {m.drone.id: m.drone for m in moves}
+        drones = {i: after.get(i, d) for i, d in snapshot.drones.items()}
+        live = {i: d for i, d in drones.items() if not d.state.ended}
+        view = snapshot.overlay.view if trust.overlay is None else None
+        oldest = snapshot.now - snapshot.policy.slot_max_age_s
+        types = {t.key: t for t in snapshot.types}
+        classes = tuple(c for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
+        return cls(
+            snapshot=snapshot,
+            trust=trust,
+            breakers=breakers,
+            drones=live,
+            slots={s.drone_id: s for s in view.slots if s.heard_at >= oldest} if view else {},
+            types=types,
+            classes=classes,
+            fits=fit.table(classes, snapshot.types),
+            strays=_strays(snapshot, trust, live),
+            brake=_brake(snapshot, live),
+        )
+
+    @property
+    def now(self) -> float:
+        return self.snapshot.now
+
+    def touchable(self, drone: Drone) -> bool:
+        """Whether its site's view is good enough to ask anything of it there."""
+        return drone.site in self.trust.sites and self.trust.sites[drone.site] is None
+
+    def braked(self, plan: Plan) -> Plan:
+        """Record what was seen, do nothing: it is probably us."""
+        assert self.brake is not None
+        return replace(plan, refusals=(Refusal("all", len(self.drones), self.brake),))
+
+    def finished(self, plan: Plan, left: Leaving, placed: Placed) -> Plan:
+        """The whole plan. A drone that somebody asked for something in this tick is asked only once."""
+        gone = {a.drone.id for a in left.asks}
+        return replace(
+            plan,
+            starts=placed.starts,
+            drains=left.drains + tuple(d for d in placed.resumes if d.drone.id not in gone),
+            stops=left.stops,
+            orphans=left.orphans,
+            refusals=placed.refusals + left.refusals,
+            requests_done=left.requests_done,
+        )
+
+
+def _strays(snapshot: Snapshot, trust: Trust, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
+    count: dict[str, int] = {}
+    for name in snapshot.policy.sites:
+        view = trust.site_view(snapshot, name)
+        if view is not None:
+            count[name] = sum(
+                1 for i, r in view.drones.items() if r.state is not RemoteState.ENDED and i not in live
+            )
+    return count
+
+
+def _brake(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Reason | None:
+    """More trouble at once than drones can have of themselves (field notes, C 8)."""
+    policy = snapshot.policy
+    ill = sum(
+        1
+        for d in live.values()
+        if d.leaving is None
+        and (d.missing_at or d.unslotted_at)
+        and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
+    )
+    if ill >= policy.brake_min and ill > policy.brake_fraction * len(live):
+        return TooManyUnhealthy(ill, len(live), policy.brake_fraction)
+    return None

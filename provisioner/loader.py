@@ -1,0 +1,130 @@
+"""Adapters by entry point: found by name, loaded when wanted, with a plain word when that cannot be done."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from provisioner.sites import OverlayFactory, SiteFactory
+
+SITES = "provisioner.sites"
+OVERLAYS = "provisioner.overlays"
+_OWN_PACKAGE = "adapters"
+_WANTED = {SITES: ("look", "start", "stop"), OVERLAYS: ("look", "drain", "admission")}
+_KIND = {SITES: "site", OVERLAYS: "overlay"}
+
+
+class AdapterUnknown(LookupError):
+    """No installed package offers an adapter of that name. ``known``: the names that are offered."""
+
+    def __init__(self, group: str, name: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"no {_KIND[group]} adapter `{name}` is installed")
+        self.name = name
+        self.known = known
+
+
+class AdapterBroken(Exception):
+    """The adapter is installed but cannot be used: why, and what to do."""
+
+
+def site_adapters() -> tuple[str, ...]:
+    """Names of the installed site adapters, sorted."""
+    return _names(SITES)
+
+
+def overlay_adapters() -> tuple[str, ...]:
+    """Names of the installed overlay adapters, sorted."""
+    return _names(OVERLAYS)
+
+
+def site_adapter(name: str) -> SiteFactory:
+    """The class of site adapter ``name``. Raises AdapterUnknown, AdapterBroken."""
+    return cast(SiteFactory, _load(SITES, name))
+
+
+def overlay_adapter(name: str) -> OverlayFactory:
+    """The class of overlay adapter ``name``. Raises AdapterUnknown, AdapterBroken."""
+    return cast(OverlayFactory, _load(OVERLAYS, name))
+
+
+def is_shipped(group: str, name: str) -> bool:
+    """Whether adapter ``name`` comes with this distribution."""
+    return any(_is_own(point) for point in entry_points(group=group, name=name))
+
+
+def _names(group: str) -> tuple[str, ...]:
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def _load(group: str, name: str) -> Any:
+    places = sorted({point.value: point for point in entry_points(group=group, name=name)}.items())
+    match places:
+        case []:
+            raise AdapterUnknown(group, name, _names(group))
+        case [(_, point)]:
+            return _checked(group, point)
+        case _:
+            values = " and ".join(value for value, _ in places)
+            raise AdapterBroken(f"{_KIND[group]} adapter `{name}` is offered twice, by {values}: uninstall one of them")
+
+
+def _checked(group: str, point: EntryPoint) -> Any:
+    _refuse_shadow(point)
+    what = f"{_KIND[group]} adapter `{point.name}` ({point.value})"
+    try:
+        adapter = point.load()
+    except Exception as error:  # whatever a module may raise while it is imported
+        raise AdapterBroken(f"{what} cannot be imported: {_in_words(error)}") from error
+    config = getattr(adapter, "Config", None)
+    if not (isinstance(config, type) and issubclass(config, BaseModel)):
+        raise AdapterBroken(f"{what} has no `Config`, a pydantic model of its options")
+    if config.model_config.get("extra") != "forbid":
+        raise AdapterBroken(f'{what}: its `Config` lets unknown options pass; it needs extra="forbid"')
+    lacking = [method for method in _WANTED[group] if not callable(getattr(adapter, method, None))]
+    if lacking:
+        raise AdapterBroken(f"{what} lacks the methods {', '.join(lacking)}")
+    return adapter
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"Python module `{error.name}` is missing"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.module.partition(".")[0] == _OWN_PACKAGE
+
+
+def _refuse_shadow(point: EntryPoint) -> None:
+    """`adapters` is a common name: say so if Python would take another package of that name for ours."""
+    if not _is_own(point):
+        return
+    ours = Path(__file__).resolve().parent.parent / _OWN_PACKAGE
+    found = _places(_spec(_OWN_PACKAGE))
+    if ours not in found:
+        other = str(found[0]) if found else "nothing at all"
+        raise AdapterBroken(
+            f"adapter `{point.name}` lives in package `{_OWN_PACKAGE}` at {ours}, but Python finds {other} under that "
+            f"name: uninstall or rename the other package, or start Python in another directory"
+        )
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return find_spec(package)
+    except ValueError:  # a module that was put into sys.modules by hand has no spec
+        return getattr(sys.modules.get(package), "__spec__", None)
+
+
+def _places(spec: ModuleSpec | None) -> list[Path]:
+    if spec is None:
+        return []
+    places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
+    return places or ([Path(spec.origin)] if spec.origin else [])

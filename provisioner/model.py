@@ -1,0 +1,672 @@
+"""The nouns: job classes, drone types, drones, views, snapshots, actions and plans. Frozen values.
+
+Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at`` is seconds since the epoch, UTC),
+``gpu_milli`` (thousandths of one GPU, integer). Words follow ``docs/reference/glossary.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from provisioner.reasons import Reason
+
+DroneId = NewType("DroneId", str)
+"""Ours, chosen before the drone is asked for: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
+
+TypeKey = NewType("TypeKey", str)
+"""``<site>/<drone type>``: names a drone type across all sites."""
+
+WHOLE_GPU = 1000
+"""One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3 (field notes, B 27)."""
+
+
+def type_key(site: str, name: str) -> TypeKey:
+    """The key of drone type ``name`` of ``site``."""
+    return TypeKey(f"{site}/{name}")
+
+
+class Sharing(StrEnum):
+    """How the jobs of one drone share a GPU."""
+
+    EXCLUSIVE = "exclusive"
+    TIME_SLICED = "time-sliced"
+    MPS = "mps"
+    MIG = "mig"
+
+
+# --------------------------------------------------------------------------------------------- what sites can start
+
+
+@dataclass(frozen=True, slots=True)
+class DroneType:
+    """A shape that a site can start. ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU."""
+
+    site: str
+    name: str
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    vram_mib: int = 0
+    gpu_model: str = ""
+    capability: int = 0
+    """CUDA compute capability times 10: 8.0 is 80. 0: not a GPU, or not told."""
+    driver: int = 0
+    """Newest CUDA version the driver supports, HTCondor's form: 12.4 is 12040. 0: not told."""
+    arch: str = "X86_64"
+    walltime_s: float = 0.0
+    """How long the site lets it live; 0 is without limit."""
+    sharing: Sharing = Sharing.EXCLUSIVE
+    price: float = 1.0
+    """Relative cost of one GPU-hour; placement takes the cheapest fit first."""
+    max_drones: int | None = None
+    ad: Mapping[str, str] = field(default_factory=dict)
+    """Extra ClassAd attributes of the slot, as expressions, for the matching template."""
+
+    @property
+    def key(self) -> TypeKey:
+        return type_key(self.site, self.name)
+
+
+# ------------------------------------------------------------------------------------------------ the overlay's view
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a job class cannot run on a drone type: the first dimension that fails, what is wanted and what is there."""
+
+    dimension: str
+    wanted: str
+    offered: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobClass:
+    """Waiting and running jobs with identical requirements (an HTCondor autocluster)."""
+
+    id: str
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int = 0
+    vram_mib: int = 0
+    """Least VRAM per GPU."""
+    capability: int = 0
+    """Least CUDA compute capability times 10."""
+    driver: int = 0
+    """Least CUDA version supported by the driver."""
+    arch: str = ""
+    waiting: int = 0
+    """Idle jobs that the last negotiation cycle has left idle: only these are demand."""
+    fresh: int = 0
+    """Idle jobs that no negotiation cycle has seen yet."""
+    running: int = 0
+    held: int = 0
+    oldest_at: float = 0.0
+    """When the oldest idle job was submitted; 0 if none waits."""
+    owner: str = ""
+    """User or accounting group."""
+    priority: int = 0
+    walltime_s: float = 0.0
+    """What the job says that it needs (AllowedJobDuration, AllowedExecuteDuration, ...); 0 if it does not say."""
+    invalid: str = ""
+    """Set when the request itself can never be met by any slot: what is wrong and what to write instead."""
+    refuses: Mapping[TypeKey, Misfit] = field(default_factory=dict)
+    """Drone types that the jobs' own requirements refuse, or whose START would refuse them, as the overlay's own
+    matchmaker judges. Types not named here are judged by the numbers above alone."""
+    job_ids: str = ""
+    """Ids of the idle jobs as ranges, for people: ``204.0-204.99, 207.3``."""
+
+
+class SlotState(StrEnum):
+    """What a drone's slot does."""
+
+    CHECKING = "checking"
+    """In the pool but not accepting jobs yet."""
+    IDLE = "idle"
+    BUSY = "busy"
+    """At least one claim, even if the claim is idle (claimed/idle is not idle: field notes, B 40)."""
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One drone as the overlay sees it; what is left in it for further jobs."""
+
+    drone_id: DroneId
+    state: SlotState
+    heard_at: float
+    """Last sign of life on this host's clock. A slot is alive by this, never by being listed."""
+    free_gpu_milli: int = 0
+    free_cpus: int = 0
+    free_memory_mib: int = 0
+    free_disk_mib: int = 0
+    jobs: int = 0
+    """Jobs running now."""
+    jobs_started: int = 0
+    """Jobs started since the drone joined."""
+    idle_since: float = 0.0
+    """Since when no job runs; 0 if one runs or not told."""
+    retires_at: float = 0.0
+    """No new job after this; 0 without end."""
+    name: str = ""
+    """The overlay's name of it (``slot1@...``); untrusted text, for people only."""
+    gpu_model: str = ""
+    vram_mib: int = 0
+    capability: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayView:
+    """One consistent look at the overlay pool."""
+
+    taken_at: float
+    classes: tuple[JobClass, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    negotiated_at: float = 0.0
+    """End of the last negotiation cycle; 0 if there is no such thing here, or none yet."""
+    notices: tuple[str, ...] = ()
+    """Oddities worth telling a person (an ad without DroneId, an attribute out of range), a line each."""
+
+
+# -------------------------------------------------------------------------------------------------- a site's view
+
+
+class RemoteState(StrEnum):
+    """What the site says of a drone. Unknown counts as alive."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+    ENDED = "ended"
+
+
+class EndKind(StrEnum):
+    """How a site says that a drone ended."""
+
+    EXITED = "exited"
+    """By itself, with ``exit_code``."""
+    STOPPED = "stopped"
+    """On our request."""
+    PREEMPTED = "preempted"
+    """The site took its resources back."""
+    FAULT = "fault"
+    """The site could not run it: node fault, boot failure, held."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEnd:
+    """The end of a drone as the site tells it."""
+
+    kind: EndKind
+    at: float
+    exit_code: int | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDrone:
+    """One of our drones in a site's listing."""
+
+    drone_id: DroneId
+    state: RemoteState
+    remote_id: str = ""
+    type: str = ""
+    """Name of the drone type, where the site keeps it: lets an unrecorded drone be counted."""
+    started_at: float = 0.0
+    """When it began to run; 0 if not yet or not told."""
+    reason: str = ""
+    """The site's own word for why it waits."""
+    expected_start_at: float = 0.0
+    end: RemoteEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Owner jobs that wait for resources which our drones may hold."""
+
+    count: int
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    since: float
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteView:
+    """One listing of a site: everything of ours there, free capacity, the owner's claims."""
+
+    site: str
+    taken_at: float
+    drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
+    free: Mapping[str, int] | None = None
+    """How many drones of each type (by type name) could start right now; None where the site does not tell. The
+    counts are alternatives: they share the same hardware."""
+    claims: tuple[Claim, ...] = ()
+    downtime_at: float = 0.0
+    """Start of the next planned downtime; 0 if none is known."""
+    notices: tuple[str, ...] = ()
+
+
+# ----------------------------------------------------------------------------------------------------------- drones
+
+
+class DroneState(StrEnum):
+    """States of a drone's life; ``decide/life.py`` holds the table."""
+
+    REQUESTED = "requested"
+    SUBMITTED = "submitted"
+    QUEUED = "queued"
+    BOOTING = "booting"
+    JOINED = "joined"
+    IDLE = "idle"
+    BUSY = "busy"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    # ends
+    DONE = "done"
+    WITHDRAWN = "withdrawn"
+    PREEMPTED = "preempted"
+    FAILED = "failed"
+    LOST = "lost"
+    NEVER_JOINED = "never-joined"
+    MATCHED_NOTHING = "matched-nothing"
+
+    @property
+    def ended(self) -> bool:
+        return self in ENDS
+
+
+ENDS = frozenset(
+    {
+        DroneState.DONE,
+        DroneState.WITHDRAWN,
+        DroneState.PREEMPTED,
+        DroneState.FAILED,
+        DroneState.LOST,
+        DroneState.NEVER_JOINED,
+        DroneState.MATCHED_NOTHING,
+    }
+)
+
+
+class DrainMode(StrEnum):
+    """How a drone is asked to leave the overlay."""
+
+    NONE = "none"
+    """Let it run out: only take it out of the counting."""
+    PEACEFUL = "peaceful"
+    """No new jobs; running ones end by themselves."""
+    GRACEFUL = "graceful"
+    """No new jobs; running ones are asked to leave and get their vacate time."""
+    FAST = "fast"
+    """No new jobs; running ones are killed."""
+    RESUME = "resume"
+    """Take a draining drone back into service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drone:
+    """One pilot as we have it on record. Never built from a listing: the record comes first (intent before act)."""
+
+    id: DroneId
+    type: TypeKey
+    state: DroneState
+    since: float
+    """When it entered ``state``."""
+    requested_at: float
+    gpu_milli: int
+    """Of its type when it was asked for: the type may since have changed or gone."""
+    for_class: str = ""
+    """The job class that it was started for."""
+    remote_id: str = ""
+    submitted_at: float = 0.0
+    started_at: float = 0.0
+    joined_at: float = 0.0
+    busy_at: float = 0.0
+    """When it first had a job; 0 if never."""
+    idle_at: float = 0.0
+    """Since when it has had no job; 0 while busy or before it joined."""
+    heard_at: float = 0.0
+    jobs: int = 0
+    jobs_started: int = 0
+    missing_at: float = 0.0
+    """First fresh listing of the site without it; 0 while listed. Missing once is not gone."""
+    unslotted_at: float = 0.0
+    """First fresh look at the overlay without its slot after it had joined; 0 while there."""
+    leaving: DroneState | None = None
+    """The end that it will have once the site confirms that it is gone; set when we ask it to leave."""
+    asked_at: float = 0.0
+    """When it was last asked to drain or stop."""
+    asked: int = 0
+    """How often it was asked to stop."""
+    retires_at: float = 0.0
+    ended_at: float = 0.0
+    slot: str = ""
+    site_reason: str = ""
+
+    @property
+    def site(self) -> str:
+        return self.type.partition("/")[0]
+
+
+# -------------------------------------------------------------------------------------------------- faults and health
+
+
+class FaultKind(StrEnum):
+    """What kind of thing went wrong; each backs off differently (``decide/guard.py``)."""
+
+    DOWN = "down"
+    """The service does not answer."""
+    CAPACITY = "capacity"
+    """No room now."""
+    QUOTA = "quota"
+    DENIED = "denied"
+    """Credentials or authorisation: tell a human."""
+    THROTTLED = "throttled"
+    NODE = "node"
+    CONFIG = "config"
+    """The order itself is wrong for this site."""
+    DRONE = "drone"
+    """Drones of this type die young, never join or match nothing."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: FaultKind
+    message: str
+    at: float
+
+
+class BreakerState(StrEnum):
+    ACTIVE = "active"
+    DEGRADED = "degraded"
+    BANNED = "banned"
+    PROBING = "probing"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Circuit breaker of a site (scope ``<site>``) or of a drone type (scope ``<site>/<type>``), as data."""
+
+    scope: str
+    state: BreakerState = BreakerState.ACTIVE
+    since: float = 0.0
+    failures: int = 0
+    """In a row."""
+    until: float = 0.0
+    """While banned: when it may be probed."""
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SiteReading:
+    """The newest good view of a site, and what went wrong since."""
+
+    site: str
+    view: SiteView | None = None
+    fault: Fault | None = None
+    """Of the newest look; None if it succeeded."""
+    busy: bool = False
+    """Orders given to it earlier are still under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayReading:
+    view: OverlayView | None = None
+    fault: Fault | None = None
+
+
+# ------------------------------------------------------------------------------------------------------------- policy
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicy:
+    """What the operator wrote for one site. Limits count drones asked for and not confirmed gone."""
+
+    site: str
+    enabled: bool = True
+    """False: nothing new there; what runs may run out."""
+    max_drones: int = 10
+    max_gpu_milli: int | None = None
+    max_pending: int = 20
+    """Drones that have not joined yet."""
+    max_starts_per_tick: int = 10
+    price: float = 1.0
+    """Factor on the types' prices: the operator's preference between sites."""
+    queue_when_full: bool = False
+    """Ask for drones even where the site shows no free capacity."""
+    view_max_age_s: float = 120.0
+    look_deadline_s: float = 20.0
+    act_deadline_s: float = 60.0
+    settle_s: float = 120.0
+    """After this long a fresh listing without a requested drone means that the order never arrived."""
+    gone_after_s: float = 30.0
+    """A drone missing from fresh listings for this long, at least twice, is gone."""
+    queue_limit_s: float = 86400.0
+    boot_limit_s: float = 600.0
+    join_limit_s: float = 300.0
+    """Longest time in the pool without accepting jobs (the GPU check)."""
+    unslotted_limit_s: float = 300.0
+    """Longest time that a joined drone may be out of the pool while the site still runs it."""
+    drain_limit_s: float = 86400.0
+    stop_limit_s: float = 60.0
+    """After this long in `stopping` it is asked again."""
+    grace_s: float = 30.0
+    """What the site gives a drone between notice and kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the operator wrote for all sites together."""
+
+    idle_timeout_s: float = 600.0
+    """A drone without a job for this long leaves."""
+    max_drones: int = 1000
+    max_gpu_milli: int | None = None
+    overlay_max_age_s: float = 120.0
+    slot_max_age_s: float = 900.0
+    """A slot not heard from for this long does not count as alive."""
+    young_s: float = 60.0
+    """A drone that ends by itself within this time of its start, without a job, died young."""
+    brake_fraction: float = 0.2
+    """More unhealthy drones than this share at once: stop acting, it is probably us."""
+    brake_min: int = 5
+    sites: Mapping[str, SitePolicy] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------------------------ requests
+
+
+class RequestKind(StrEnum):
+    DRAIN = "drain"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """What an operator asked for on the command line; recorded first, carried out at the next tick."""
+
+    id: int
+    at: float
+    kind: RequestKind
+    drone_ids: tuple[DroneId, ...]
+    reason: str
+    by: str
+    mode: DrainMode = DrainMode.PEACEFUL
+
+
+# ------------------------------------------------------------------------------------------------------------ snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that a decision may depend on, at one time. Same snapshot, same plan."""
+
+    now: float
+    tick: int
+    id_prefix: str
+    """``<controller>-<store birth>``: new drone ids are this and a serial number."""
+    next_serial: int
+    policy: Policy
+    types: tuple[DroneType, ...]
+    overlay: OverlayReading
+    sites: Mapping[str, SiteReading]
+    drones: Mapping[DroneId, Drone]
+    """Recorded and not ended."""
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    requests: tuple[OperatorRequest, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What is now known of a drone: its new record, and why if its state changed."""
+
+    drone: Drone
+    was: DroneState | None
+    """State before; None for a drone that did not exist."""
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start one drone. ``drone`` is the intent to be recorded before the site is called."""
+
+    drone: Drone
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Ask the overlay to let a drone leave. ``drone`` is its record once asked."""
+
+    drone: Drone
+    was: DroneState
+    mode: DrainMode
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the site to end a drone (by its notice and grace). ``drone`` is its record once asked."""
+
+    drone: Drone
+    was: DroneState
+    reason: Reason
+    kill: bool = False
+    """Without notice: asked politely often enough, or the operator wants it so."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrphan:
+    """End something at a site that carries our tag and that we have no live record of."""
+
+    site: str
+    drone_id: DroneId
+    remote_id: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something not done, and why. ``subject``: ``class:<id>``, ``site:<name>``, ``type:<site/name>`` or ``all``."""
+
+    subject: str
+    count: int
+    """Jobs or drones concerned."""
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one tick will do, finished: acting makes no choices."""
+
+    tick: int
+    at: float
+    moves: tuple[Move, ...] = ()
+    starts: tuple[Start, ...] = ()
+    drains: tuple[Drain, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    orphans: tuple[StopOrphan, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    breakers: tuple[Breaker, ...] = ()
+    """Breakers that changed because of what was seen."""
+    requests_done: tuple[int, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[Drain | Stop, ...]:
+        """All that asks a drone on record to leave (or, ``DrainMode.RESUME``, to stay)."""
+        return (*self.drains, *self.stops)
+
+    @property
+    def asks(self) -> tuple[Start | Drain | Stop, ...]:
+        """All that concerns a drone on record or to be recorded."""
+        return (*self.starts, *self.drains, *self.stops)
+
+    @property
+    def acts(self) -> bool:
+        return bool(self.starts or self.drains or self.stops or self.orphans)
+
+
+# ----------------------------------------------------------------------------------------------- orders and receipts
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a drone needs to join the overlay: a start script, secret files, environment.
+
+    The script runs on a bare worker node with a POSIX shell. ``files`` are written, mode 0600, into the drone's own
+    directory before the script starts there; values may be secret and are never logged.
+    """
+
+    script: bytes
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """Start one drone of ``type`` under ``drone_id``; a second start under the same id is the same drone."""
+
+    drone_id: DroneId
+    type: DroneType
+    idle_timeout_s: float
+    """When the drone leaves by itself without the controller: later than the controller would ask it to."""
+    grace_s: float
+    admission: Admission | None = None
+    """None when the overlay is asked; set when the site is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOrder:
+    """End one drone; already gone is success. ``kill``: without notice."""
+
+    drone_id: DroneId
+    remote_id: str
+    kill: bool = False
+
+
+class Answer(StrEnum):
+    """What became of an order."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """Certainly not carried out."""
+    UNSURE = "unsure"
+    """May have happened: only a later listing settles it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    drone_id: DroneId
+    answer: Answer
+    remote_id: str = ""
+    fault: Fault | None = None

@@ -1,0 +1,344 @@
+"""Why something is done or not done: typed values with their numbers. Text is made at the edge (``provisioner.say``).
+
+Every class carries a constant ``kind``, its stable name in records, metrics and JSON. Tiers of refusals follow
+``docs/explanation/reasons.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# ------------------------------------------------------------------------------------------ what happened to a drone
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The site took the order."""
+
+    remote_id: str
+    kind: Literal["accepted"] = "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRefused:
+    """The site certainly did not carry the order out."""
+
+    fault: str
+    message: str
+    kind: Literal["order-refused"] = "order-refused"
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeUnknown:
+    """The order may have been carried out; a later listing settles it."""
+
+    message: str
+    kind: Literal["outcome-unknown"] = "outcome-unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAtSite:
+    """The site's listing shows it."""
+
+    site_state: str
+    site_reason: str = ""
+    kind: Literal["seen-at-site"] = "seen-at-site"
+
+
+@dataclass(frozen=True, slots=True)
+class SeenInPool:
+    """The overlay shows its slot."""
+
+    slot_state: str
+    jobs: int
+    after_s: float
+    """Since it was asked for."""
+    kind: Literal["seen-in-pool"] = "seen-in-pool"
+
+
+@dataclass(frozen=True, slots=True)
+class NotInListing:
+    """A fresh listing of the site lacks it: missing, not yet gone."""
+
+    kind: Literal["not-in-listing"] = "not-in-listing"
+
+
+@dataclass(frozen=True, slots=True)
+class NeverArrived:
+    """Fresh listings lack an order long after it was given."""
+
+    waited_s: float
+    limit_s: float
+    kind: Literal["never-arrived"] = "never-arrived"
+
+
+@dataclass(frozen=True, slots=True)
+class GoneFromSite:
+    """Fresh listings lack it for longer than the limit."""
+
+    missing_s: float
+    limit_s: float
+    kind: Literal["gone-from-site"] = "gone-from-site"
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAtSite:
+    """The site says that it ended."""
+
+    end: str
+    exit_code: int | None
+    message: str
+    lived_s: float
+    jobs_started: int
+    kind: Literal["ended-at-site"] = "ended-at-site"
+
+
+# ------------------------------------------------------------------------------------------------- why a drone leaves
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTooLong:
+    idle_s: float
+    limit_s: float
+    kind: Literal["idle-too-long"] = "idle-too-long"
+
+
+@dataclass(frozen=True, slots=True)
+class Unneeded:
+    """It has not started work and no waiting job needs it any more."""
+
+    state: str
+    kind: Literal["unneeded"] = "unneeded"
+
+
+@dataclass(frozen=True, slots=True)
+class StageTooLong:
+    """It is in one state for longer than that state may last."""
+
+    state: str
+    for_s: float
+    limit_s: float
+    kind: Literal["stage-too-long"] = "stage-too-long"
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfPool:
+    """Its slot has left the pool but the site still runs it."""
+
+    for_s: float
+    limit_s: float
+    kind: Literal["out-of-pool"] = "out-of-pool"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAsked:
+    by: str
+    text: str
+    kind: Literal["operator-asked"] = "operator-asked"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerClaim:
+    """The owner of the hardware waits for it."""
+
+    waiting: int
+    waited_s: float
+    kind: Literal["owner-claim"] = "owner-claim"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeGone:
+    """The configuration no longer has its drone type."""
+
+    type: str
+    kind: Literal["type-gone"] = "type-gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NoRecord:
+    """It carries our tag but we have no live record of it."""
+
+    recorded_end: str = ""
+    """How our record of it ended, if there ever was one."""
+    kind: Literal["no-record"] = "no-record"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAgain:
+    """A draining drone goes back into service because jobs wait that it can run."""
+
+    class_id: str
+    waiting: int
+    kind: Literal["wanted-again"] = "wanted-again"
+
+
+# ---------------------------------------------------------------------------------------------- why a drone is started
+
+
+@dataclass(frozen=True, slots=True)
+class JobsWait:
+    """Waiting jobs of a class exceed what existing drones will take."""
+
+    class_id: str
+    waiting: int
+    covered: int
+    """Of those, taken by free slots and drones on their way."""
+    starts: int
+    """Drones of this type started for the class in this plan."""
+    kind: Literal["jobs-wait"] = "jobs-wait"
+
+
+# ------------------------------------------------------------------------------------------- why something is not done
+
+
+@dataclass(frozen=True, slots=True)
+class BadRequest:
+    """The jobs ask for something that no slot can ever offer."""
+
+    message: str
+    kind: Literal["bad-request"] = "bad-request"
+
+
+@dataclass(frozen=True, slots=True)
+class NothingFits:
+    """No drone type fits; the nearest one, and the first dimension in which it fails."""
+
+    nearest: str
+    dimension: str
+    wanted: str
+    offered: str
+    kind: Literal["nothing-fits"] = "nothing-fits"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReached:
+    limit: str
+    """Name of the policy setting."""
+    scope: str
+    used: float
+    allowed: float
+    kind: Literal["limit-reached"] = "limit-reached"
+
+
+@dataclass(frozen=True, slots=True)
+class BackingOff:
+    scope: str
+    until: float
+    fault: str
+    message: str
+    kind: Literal["backing-off"] = "backing-off"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteFull:
+    """The site shows no free capacity for any type that fits."""
+
+    type: str
+    kind: Literal["site-full"] = "site-full"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDisabled:
+    site: str
+    kind: Literal["site-disabled"] = "site-disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class OnTheirWay:
+    """Free slots and drones on their way will take the jobs."""
+
+    jobs: int
+    drones: int
+    kind: Literal["on-their-way"] = "on-their-way"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitsNegotiation:
+    """No negotiation cycle has seen the jobs yet."""
+
+    fresh: int
+    kind: Literal["awaits-negotiation"] = "awaits-negotiation"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStale:
+    """A view is missing, failed or too old: leave alone what depends on it."""
+
+    view: str
+    age_s: float
+    """-1 if there never was one."""
+    limit_s: float
+    message: str
+    kind: Literal["view-stale"] = "view-stale"
+
+
+@dataclass(frozen=True, slots=True)
+class AllVanished:
+    """Every drone of a site vanished from its listing at once: believe it only after some time."""
+
+    site: str
+    drones: int
+    kind: Literal["all-vanished"] = "all-vanished"
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyUnhealthy:
+    """More drones look unhealthy at once than can be their own fault."""
+
+    unhealthy: int
+    drones: int
+    fraction: float
+    kind: Literal["too-many-unhealthy"] = "too-many-unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """After a back-off one drone is tried before more are."""
+
+    scope: str
+    kind: Literal["probing"] = "probing"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownDrone:
+    """An operator named a drone that is not on record as alive."""
+
+    drone_id: str
+    kind: Literal["unknown-drone"] = "unknown-drone"
+
+
+Reason = (
+    Accepted
+    | OrderRefused
+    | OutcomeUnknown
+    | SeenAtSite
+    | SeenInPool
+    | NotInListing
+    | NeverArrived
+    | GoneFromSite
+    | EndedAtSite
+    | IdleTooLong
+    | Unneeded
+    | StageTooLong
+    | OutOfPool
+    | OperatorAsked
+    | OwnerClaim
+    | TypeGone
+    | NoRecord
+    | WantedAgain
+    | JobsWait
+    | BadRequest
+    | NothingFits
+    | LimitReached
+    | BackingOff
+    | SiteFull
+    | SiteDisabled
+    | OnTheirWay
+    | AwaitsNegotiation
+    | ViewStale
+    | AllVanished
+    | TooManyUnhealthy
+    | Probing
+    | UnknownDrone
+)

@@ -1,0 +1,363 @@
+"""Words at the edge: one English line per reason with its numbers, words for states, times, ages and sizes.
+
+Pure: a line depends on the reason alone. Times are ISO-8601 in UTC, ages short (``3d4h``). Text that comes from a site
+or the pool is untrusted and passes :func:`clean`, so that no control sequence ever reaches a terminal.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import assert_never
+
+from provisioner import reasons as r
+from provisioner.model import BreakerState, DrainMode, DroneState
+from provisioner.reasons import Reason
+
+SHORT_TEXT = 200
+"""Longest piece of foreign text inside a line; JSON keeps the whole."""
+
+
+class Tier(StrEnum):
+    """What kind of answer a reason is; refusals are ordered from "change something" to "wait"."""
+
+    STEP = "step"
+    """Something became known of a drone."""
+    START = "start"
+    LEAVE = "leave"
+    CONFIGURATION = "configuration"
+    NOTHING_FITS = "nothing-fits"
+    LIMIT = "limit"
+    BACK_OFF = "back-off"
+    WAITING_SITE = "waiting-site"
+    WAITING_NEGOTIATION = "waiting-negotiation"
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def iso(at: float) -> str:
+    """``2026-01-31T12:00:00Z``; ``-`` for 0 (never) and for what is no time at all."""
+    if not at:
+        return "-"
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return "-"
+
+
+def age(seconds: float) -> str:
+    """A duration in its two largest units: ``45s``, ``12m5s``, ``3d4h``."""
+    if seconds != seconds or seconds in (float("inf"), float("-inf")):
+        return "-"
+    left = int(abs(seconds))
+    sign = "-" if seconds <= -1 else ""
+    parts = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append((unit, size, f"{count}{unit}"))
+    if not parts:
+        return "0s"
+    first = parts[0]
+    neighbour = {"d": "h", "h": "m", "m": "s"}.get(first[0])
+    return sign + first[2] + (parts[1][2] if len(parts) > 1 and parts[1][0] == neighbour else "")
+
+
+def ago(at: float, now: float) -> str:
+    """How long ago ``at`` was: short age, ``-`` for never."""
+    return age(now - at) if at else "-"
+
+
+def number(value: float) -> str:
+    """``40``, ``0.5``: no trailing zeros, no exponent for what people count."""
+    return f"{value:.3f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e15 else str(value)
+
+
+def seconds(value: float) -> str:
+    """``612 s``; from two hours on with the age: ``90000 s (1d1h)``."""
+    text = f"{number(round(value, 1))} s"
+    return text if abs(value) < 7200 else f"{text} ({age(value)})"
+
+
+def gpus(milli: int) -> str:
+    """Milli-GPU as GPUs: ``1``, ``0.2``."""
+    return number(milli / 1000)
+
+
+def size(mib: int) -> str:
+    """MiB as ``512 MiB`` or, from 1 GiB on, ``40 GiB``."""
+    return f"{mib} MiB" if abs(mib) < 1024 else f"{number(round(mib / 1024, 1))} GiB"
+
+
+def capability(tenths: int) -> str:
+    """CUDA compute capability: 80 is ``8.0``."""
+    return f"{tenths // 10}.{tenths % 10}" if tenths else "-"
+
+
+def driver(version: int) -> str:
+    """Newest CUDA version of a driver: 12040 is ``12.4``."""
+    return f"{version // 1000}.{version % 1000 // 10}" if version else "-"
+
+
+def count(number_of: int, noun: str, plural: str = "") -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
+
+
+def clean(text: str, most: int = 0) -> str:
+    """``text`` on one line without control, format or undecodable characters; cut to ``most`` characters if given."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(_visible(c) for c in text)
+    return text if not most or len(text) <= most else text[: most - 3] + "..."
+
+
+def _visible(char: str) -> str:
+    match unicodedata.category(char):
+        case "Cc" | "Zl" | "Zp":
+            return " " if char in "\n\r\t\u2028\u2029\x0b\x0c" else "\ufffd"
+        case "Cf" | "Cs" | "Co" | "Cn":
+            return "\ufffd"
+        case _:
+            return char
+
+
+def _told(text: str, joint: str = ": ") -> str:
+    """Foreign text as a tail of a sentence, if there is any."""
+    text = clean(text, SHORT_TEXT).strip()
+    return f"{joint}{text}" if text else ""
+
+
+def _q(text: str) -> str:
+    """A foreign name within a sentence."""
+    return clean(text, SHORT_TEXT).strip() or "?"
+
+
+# -------------------------------------------------------------------------------------------------------------- states
+
+
+def state_words(state: DroneState) -> str:
+    """What a drone's state means, for people."""
+    match state:
+        case DroneState.REQUESTED:
+            return "recorded and being asked for; the site has not confirmed it"
+        case DroneState.SUBMITTED:
+            return "the site took the order"
+        case DroneState.QUEUED:
+            return "waits at the site"
+        case DroneState.BOOTING:
+            return "the site runs it; it is not in the pool yet"
+        case DroneState.JOINED:
+            return "in the pool, checking its GPUs; takes no jobs yet"
+        case DroneState.IDLE:
+            return "in the pool, ready for jobs, none runs"
+        case DroneState.BUSY:
+            return "runs jobs"
+        case DroneState.DRAINING:
+            return "takes no new jobs; running ones may end"
+        case DroneState.STOPPING:
+            return "the site was asked to end it; not confirmed gone"
+        case DroneState.DONE:
+            return "ended: in order"
+        case DroneState.WITHDRAWN:
+            return "ended: taken back before it had work"
+        case DroneState.PREEMPTED:
+            return "ended: the site took its resources back"
+        case DroneState.FAILED:
+            return "ended: could not start or broke"
+        case DroneState.LOST:
+            return "ended: gone without a word"
+        case DroneState.NEVER_JOINED:
+            return "ended: the site ran it but it never came to the pool"
+        case DroneState.MATCHED_NOTHING:
+            return "ended: was in the pool but never had a job"
+        case _:
+            assert_never(state)
+
+
+def breaker_words(state: BreakerState) -> str:
+    """What the state of a circuit breaker means, for people."""
+    match state:
+        case BreakerState.ACTIVE:
+            return "works"
+        case BreakerState.DEGRADED:
+            return "failed lately, still used"
+        case BreakerState.BANNED:
+            return "not used until its time is up"
+        case BreakerState.PROBING:
+            return "one drone is tried"
+        case _:
+            assert_never(state)
+
+
+def mode_words(mode: DrainMode) -> str:
+    """What a drain mode does to running jobs, for people."""
+    match mode:
+        case DrainMode.NONE:
+            return "let it run out"
+        case DrainMode.PEACEFUL:
+            return "no new jobs, running ones end by themselves"
+        case DrainMode.GRACEFUL:
+            return "no new jobs, running ones are asked to leave"
+        case DrainMode.FAST:
+            return "no new jobs, running ones are killed"
+        case DrainMode.RESUME:
+            return "take it back into service"
+        case _:
+            assert_never(mode)
+
+
+# ------------------------------------------------------------------------------------------------------------- reasons
+
+
+def say(reason: Reason) -> str:
+    """One line for people, with the numbers of the reason; never longer than a few foreign texts of 200 characters."""
+    match reason:
+        # what happened to a drone
+        case r.Accepted(remote_id=remote):
+            return f"the site took the order{_told(remote, ' as ')}"
+        case r.OrderRefused(fault=fault, message=message):
+            return f"the site refused the order ({_q(fault)}){_told(message)}"
+        case r.OutcomeUnknown(message=message):
+            return f"nobody knows yet whether the order was carried out; the next listing tells{_told(message)}"
+        case r.SeenAtSite(site_state=state, site_reason=why):
+            return f"the site lists it as {_q(state)}{_told(why)}"
+        case r.SeenInPool(slot_state=state, jobs=jobs, after_s=after_s):
+            return f"in the pool, {_q(state)} with {count(jobs, 'job')}, {seconds(after_s)} after it was asked for"
+        case r.NotInListing():
+            return "missing from a fresh listing of the site; not yet taken for gone"
+        case r.NeverArrived(waited_s=waited_s, limit_s=limit_s):
+            return f"the order never arrived: not in the site's listings for {_over(waited_s, limit_s)}"
+        case r.GoneFromSite(missing_s=missing_s, limit_s=limit_s):
+            return f"gone from the site: missing from its listings for {_over(missing_s, limit_s)}"
+        case r.EndedAtSite():
+            return _ended(reason)
+        # why a drone leaves
+        case r.IdleTooLong(idle_s=idle_s, limit_s=limit_s):
+            return f"idle {_over(idle_s, limit_s)}"
+        case r.Unneeded(state=state):
+            return f"no waiting job needs it any more, and it was only {_q(state)}"
+        case r.StageTooLong(state=state, for_s=for_s, limit_s=limit_s):
+            return f"{_q(state)} for {_over(for_s, limit_s)}"
+        case r.OutOfPool(for_s=for_s, limit_s=limit_s):
+            return f"out of the pool for {_over(for_s, limit_s)} while the site still runs it"
+        case r.OperatorAsked(by=by, text=text):
+            return f"{_q(by)} asked{_told(text)}"
+        case r.OwnerClaim(waiting=waiting, waited_s=waited_s):
+            return f"the owner of the hardware needs it: {count(waiting, 'job')} of theirs, waiting {seconds(waited_s)}"
+        case r.TypeGone(type=kind):
+            return f"drone type {_q(kind)} is no longer in the configuration"
+        case r.NoRecord(recorded_end=end):
+            known = f"on record it ended as {_q(end)}" if end else "there is no record of it"
+            return f"carries our tag at the site, but {known}"
+        case r.WantedAgain(class_id=class_id, waiting=waiting):
+            return f"back into service: {count(waiting, 'job')} of class {_q(class_id)} wait that it can run"
+        # why a drone is started
+        case r.JobsWait(class_id=class_id, waiting=waiting, covered=covered, starts=starts):
+            return (
+                f"{count(waiting, 'job')} of class {_q(class_id)} wait, {covered} of them taken care of: "
+                f"{count(starts, 'drone')} of this type more"
+            )
+        # why something is not done
+        case r.BadRequest(message=message):
+            return f"no slot can ever offer what the jobs ask for{_told(message)}"
+        case r.NothingFits(nearest=nearest, dimension=dimension, wanted=wanted, offered=offered):
+            near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
+            return f"no drone type fits: {_q(dimension)} must be {_q(wanted)}; {near}"
+        case r.LimitReached(limit=limit, scope=scope, used=used, allowed=allowed):
+            return f"limit {_q(limit)} of {_q(scope)} is reached: {number(used)}/{number(allowed)}"
+        case r.BackingOff(scope=scope, until=until, fault=fault, message=message):
+            return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
+        case r.SiteFull(type=kind):
+            return f"the site shows no free place for {_q(kind)} or any other type that fits"
+        case r.SiteDisabled(site=site):
+            return f"site {_q(site)} is disabled in the configuration"
+        case r.OnTheirWay(jobs=jobs, drones=drones):
+            return f"{count(jobs, 'job')} will be taken by free slots and {count(drones, 'drone')} on the way"
+        case r.AwaitsNegotiation(fresh=fresh):
+            return f"{count(fresh, 'job')} so new that no negotiation cycle has seen them"
+        case r.ViewStale(view=view, age_s=age_s, limit_s=limit_s, message=message):
+            return f"the view of {_q(view)} {_how_stale(age_s, limit_s)}: what depends on it is left alone{_told(message)}"
+        case r.AllVanished(site=site, drones=drones):
+            return f"all {count(drones, 'drone')} vanished from the listing of {_q(site)} at once: not believed yet"
+        case r.TooManyUnhealthy(unhealthy=unhealthy, drones=drones, fraction=fraction):
+            return (
+                f"{unhealthy} of {count(drones, 'drone')} look unhealthy, more than {number(100 * fraction)} %: "
+                "nothing is done, the fault is probably ours"
+            )
+        case r.Probing(scope=scope):
+            return f"{_q(scope)} is tried with one drone before more are started"
+        case r.UnknownDrone(drone_id=drone_id):
+            return f"no live drone {_q(drone_id)} is on record"
+        case _:
+            assert_never(reason)
+
+
+def _over(value_s: float, limit_s: float) -> str:
+    """``612 s > 600 s``, and no lie where rounding would hide the difference."""
+    sign = ">" if value_s > limit_s else "<" if value_s < limit_s else "="
+    left, right = seconds(round(value_s)), seconds(round(limit_s))
+    if sign != "=" and left == right:
+        left, right = f"{value_s:.3f} s", f"{limit_s:.3f} s"
+    return f"{left} {sign} {right}"
+
+
+def _how_stale(age_s: float, limit_s: float) -> str:
+    if age_s < 0:
+        return "was never obtained"
+    if age_s > limit_s:
+        return f"is {_over(age_s, limit_s)} old"
+    return f"could not be renewed, the newest is {seconds(round(age_s))} old"
+
+
+def _ended(reason: r.EndedAtSite) -> str:
+    code = "" if reason.exit_code is None else f" with exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
+    lived = f" after {seconds(round(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
+    return f"the site says that it ended ({_q(reason.end)}){code}{lived}{_told(reason.message)}"
+
+
+EXIT_WORDS = {
+    64: "wrong call or missing input",
+    71: "GPU check failed",
+    72: "GPU check hung",
+    73: "could not join the pool",
+    74: "HTCondor programs missing or not starting",
+    75: "the pool was lost",
+}
+"""What the drone's own exit codes mean (the contract of the drone script)."""
+
+
+def _exit_words(code: int) -> str:
+    return f" ({EXIT_WORDS[code]})" if code in EXIT_WORDS else ""
+
+
+def tier(reason: Reason) -> Tier:
+    """What kind of answer the reason is."""
+    match reason:
+        case (
+            r.Accepted() | r.OrderRefused() | r.OutcomeUnknown() | r.SeenAtSite() | r.SeenInPool() | r.NotInListing()
+            | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain()
+        ):  # fmt: skip
+            return Tier.STEP
+        case r.JobsWait():
+            return Tier.START
+        case (
+            r.IdleTooLong() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked() | r.OwnerClaim()
+            | r.TypeGone() | r.NoRecord()
+        ):  # fmt: skip
+            return Tier.LEAVE
+        case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone():
+            return Tier.CONFIGURATION
+        case r.NothingFits():
+            return Tier.NOTHING_FITS
+        case r.LimitReached():
+            return Tier.LIMIT
+        case r.BackingOff() | r.Probing() | r.TooManyUnhealthy():
+            return Tier.BACK_OFF
+        case r.SiteFull() | r.OnTheirWay() | r.ViewStale() | r.AllVanished():
+            return Tier.WAITING_SITE
+        case r.AwaitsNegotiation():
+            return Tier.WAITING_NEGOTIATION
+        case _:
+            assert_never(reason)

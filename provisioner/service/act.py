@@ -1,0 +1,149 @@
+"""Carrying out a plan: one batch per site, each with a deadline; every order gets a receipt, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from provisioner.model import (
+    Answer,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Fault,
+    FaultKind,
+    Plan,
+    Policy,
+    Receipt,
+    StartOrder,
+    StopOrder,
+    TypeKey,
+)
+from provisioner.service.clock import Clock
+from provisioner.service.sense import fault_of
+from provisioner.sites import Overlay, Site, SiteDenied, SiteDown, SiteRefused
+
+log = structlog.get_logger()
+
+DRAIN_DEADLINE_S = 30.0
+ADMISSION_DEADLINE_S = 30.0
+OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
+"""A drone leaves by itself, without us, only well after we would have asked it to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """Ask one drone to leave the overlay."""
+
+    drone_id: DroneId
+    mode: DrainMode
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that one site, or the overlay (``site`` empty), is asked for in one tick."""
+
+    site: str
+    starts: tuple[StartOrder, ...] = ()
+    stops: tuple[StopOrder, ...] = ()
+    drains: tuple[DrainOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of a batch."""
+
+    site: str
+    starts: tuple[Receipt, ...] = ()
+    leaves: tuple[Receipt, ...] = ()
+
+
+def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[Batch]:
+    """A plan's actions, put together by whom they are asked of."""
+    own_timeout = policy.idle_timeout_s * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+    found: list[Batch] = []
+    if plan.drains:
+        found.append(Batch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
+    asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
+    for site in sorted(asked):
+        grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
+        found.append(
+            Batch(
+                site,
+                tuple(
+                    StartOrder(s.drone.id, types[s.drone.type], own_timeout, grace_s)
+                    for s in plan.starts
+                    if s.drone.site == site
+                ),
+                tuple(StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site)
+                + tuple(StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site),
+            )
+        )
+    return found
+
+
+async def carry_out(batch: Batch, site: Site | None, overlay: Overlay, clock: Clock, deadline_s: float) -> Answers:
+    """Do what a batch says. Stops come first: they make room. Never raises."""
+    if site is None:
+        receipts: list[Receipt] = []
+        for mode, why in dict.fromkeys((d.mode, d.why) for d in batch.drains):
+            ids = [d.drone_id for d in batch.drains if (d.mode, d.why) == (mode, why)]
+            receipts += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
+        return Answers("", leaves=tuple(receipts))
+    leaves: list[Receipt] = []
+    if batch.stops:
+        stop_ids = [o.drone_id for o in batch.stops]
+        leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), clock, deadline_s)
+    starts: list[Receipt] = []
+    if batch.starts:
+        admitted, starts = await _admit(batch.starts, overlay, clock)
+        if admitted:
+            start_ids = [o.drone_id for o in admitted]
+            starts += await _asked(start_ids, lambda: site.start(admitted), clock, deadline_s)
+    return Answers(batch.site, tuple(starts), tuple(leaves))
+
+
+async def _admit(
+    orders: Sequence[StartOrder], overlay: Overlay, clock: Clock
+) -> tuple[list[StartOrder], list[Receipt]]:
+    """Give every order what its drone needs to join, as late as possible; the site is not asked without it."""
+    admitted: list[StartOrder] = []
+    refused: list[Receipt] = []
+    for order in orders:
+        try:
+            async with asyncio.timeout(ADMISSION_DEADLINE_S):
+                admitted.append(replace(order, admission=await overlay.admission(order)))
+        except Exception as error:
+            fault = fault_of(error, clock.now())
+            log.warning("no-admission", drone=order.drone_id, message=fault.message)
+            refused.append(Receipt(order.drone_id, Answer.REFUSED, fault=fault))
+    return admitted, refused
+
+
+async def _asked(
+    ids: Sequence[DroneId], ask: Callable[[], Awaitable[Sequence[Receipt]]], clock: Clock, deadline_s: float
+) -> list[Receipt]:
+    """One receipt per id. Writes are not retried; what was not answered is unknown, never "not done"."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            answered = {r.drone_id: r for r in await ask()}
+    except (SiteDown, SiteRefused, SiteDenied) as error:
+        fault = fault_of(error, clock.now())
+        return [Receipt(i, Answer.REFUSED, fault=fault) for i in ids]
+    except Exception as error:
+        fault = fault_of(error, clock.now())
+        return [Receipt(i, Answer.UNSURE, fault=fault) for i in ids]
+    silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", clock.now())
+    return [answered.get(i) or Receipt(i, Answer.UNSURE, fault=silence) for i in ids]
+
+
+def still_waits(drone: Drone) -> bool:
+    """Whether a start's receipt still is news: a listing may have settled it first."""
+    return drone.state is DroneState.REQUESTED

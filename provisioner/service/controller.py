@@ -1,0 +1,252 @@
+"""The tick: sense, decide, check, record, act, record what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import structlog
+
+from provisioner.decide import decide, guard, life
+from provisioner.decide.check import check
+from provisioner.model import (
+    Breaker,
+    DroneState,
+    DroneType,
+    Move,
+    Plan,
+    Policy,
+    Snapshot,
+)
+from provisioner.service import act
+from provisioner.service.clock import Clock
+from provisioner.service.sense import PATIENCE_S, Senses, Watch
+from provisioner.sites import Overlay, Site
+from provisioner.store import Store, StoreBroken
+
+log = structlog.get_logger()
+
+CLOCK_STEP_S = 30.0
+"""A wall clock that is off by more is worth an event."""
+PRUNE_EVERY_S = 3600.0
+ON_THE_MOVE = frozenset(
+    {
+        *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
+        *(DroneState.DRAINING, DroneState.STOPPING),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What one tick did."""
+
+    plan: Plan
+    faults: tuple[str, ...] = ()
+    """What the checker found wrong: then nothing was acted on."""
+    recorded: bool = True
+    """False if the store could not take the plan: then nothing was acted on either."""
+
+
+@dataclass(slots=True)
+class Controller:
+    """The service. Enter it, then call :meth:`tick` or :meth:`run`.
+
+    ``tick_s`` is the longest pause between two ticks, ``tick_quick_s`` the pause while something is on the move.
+    """
+
+    name: str
+    policy: Policy
+    types: Sequence[DroneType]
+    overlay: Overlay
+    sites: Mapping[str, Site]
+    store: Store
+    clock: Clock
+    tick_s: float = 15.0
+    tick_quick_s: float = 2.0
+    between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a tick of :meth:`run`; whoever changes something takes it."""
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _senses: Senses | None = None
+    _acts: dict[str, asyncio.Task[act.Answers]] = field(default_factory=dict)
+    _pruned_at: float = 0.0
+    _stepped: bool = False
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        overlay = Watch("overlay", lambda: self.overlay.look(self.types), self.policy.overlay_max_age_s / 2)
+        self._senses = Senses(self._group, self.clock, overlay)
+        self._watch_sites()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Looks are broken off. Orders under way are waited for, or their outcome would be unknown."""
+        assert self._senses is not None
+        self._senses.close()
+        if error is None and self._acts:
+            await asyncio.wait(self._acts.values())
+            await self._settle()
+        for task in self._acts.values():
+            task.cancel()
+        await self._group.__aexit__(kind, error, None)
+
+    async def tick(self) -> TickReport:
+        """One turn of the loop."""
+        await self._settle()  # answers that took longer than the last tick
+        snapshot = await self._sense()
+        plan = decide(snapshot)
+        faults = check(snapshot, plan)
+        if faults:
+            plan = replace(plan, starts=(), drains=(), stops=(), orphans=())
+            await self.event("plan-refused", faults="; ".join(faults)[:2000])
+        try:
+            await self.store.record(plan, snapshot)
+        except StoreBroken as error:
+            log.error("not-recorded", message=str(error))
+            return TickReport(plan, faults, recorded=False)
+        await self._act(plan)
+        await self._settle()
+        _tell(plan)
+        return TickReport(plan, faults)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
+        while not stop.is_set():
+            async with self.between_ticks:
+                report = await self.tick()
+                await self._housekeeping()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause(report)):
+                    await stop.wait()
+
+    # ------------------------------------------------------------------------------------------------ the steps
+
+    async def _sense(self) -> Snapshot:
+        assert self._senses is not None
+        await self._senses.look(self.store.breakers)
+        readings = self._senses.site_readings()
+        for site in self._acts:  # its last orders are still under way: what it shows now is half the truth
+            if site in readings:
+                readings[site] = replace(readings[site], busy=True)
+        return Snapshot(
+            now=self.clock.now(),
+            tick=self.store.tick + 1,
+            id_prefix=f"{self.name}-{self.store.birth}",
+            next_serial=self.store.next_serial,
+            policy=self.policy,
+            types=tuple(self.types),
+            overlay=self._senses.overlay_reading(),
+            sites=readings,
+            drones=dict(self.store.drones),
+            breakers=dict(self.store.breakers),
+            requests=await self.store.requests(),
+        )
+
+    async def _act(self, plan: Plan) -> None:
+        types = {t.key: t for t in self.types}
+        for batch in act.batches(plan, types, self.policy):
+            site = self.sites.get(batch.site)
+            limits = self.policy.sites.get(batch.site)
+            deadline_s = limits.act_deadline_s if limits else act.DRAIN_DEADLINE_S
+            if batch.site and site is None:
+                continue  # a site that was removed with drones on record: nobody can be asked
+            work = act.carry_out(batch, site, self.overlay, self.clock, deadline_s)
+            self._acts[batch.site] = self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")
+        if self._acts:
+            await asyncio.wait(self._acts.values(), timeout=PATIENCE_S)
+
+    async def _settle(self) -> None:
+        """Record the answers that have come."""
+        done = {site: task.result() for site, task in self._acts.items() if task.done()}
+        for site, answers in done.items():
+            del self._acts[site]
+            moves, breakers = self._meaning(answers)
+            if moves or breakers:
+                await self.store.settle(self.store.tick, moves, breakers)
+
+    def _meaning(self, answers: act.Answers) -> tuple[list[Move], list[Breaker]]:
+        now, drones = self.clock.now(), self.store.drones
+        moves: list[Move | None] = []
+        for receipt in answers.starts:
+            drone = drones.get(receipt.drone_id)
+            if drone is not None and act.still_waits(drone):
+                moves.append(life.settle_start(drone, receipt, now))
+        for receipt in answers.leaves:
+            drone = drones.get(receipt.drone_id)
+            if drone is not None:
+                moves.append(life.settle_leave(drone, receipt, now))
+        types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
+        known = [r for r in answers.starts if r.drone_id in types]
+        breakers = guard.after_receipts(self.store.breakers, answers.site, types, known, now)
+        return [m for m in moves if m is not None], breakers
+
+    # ----------------------------------------------------------------------------------------------- around them
+
+    def apply(
+        self, policy: Policy, types: Sequence[DroneType], sites: Mapping[str, Site], tick_s: float, tick_quick_s: float
+    ) -> None:
+        """Take over a changed configuration between two ticks."""
+        self.policy, self.types, self.sites = policy, types, sites
+        self.tick_s, self.tick_quick_s = tick_s, tick_quick_s
+        self._watch_sites()
+
+    def _watch_sites(self) -> None:
+        assert self._senses is not None
+        before = self._senses.sites
+        self._senses.sites = {}
+        for name, site in self.sites.items():
+            limits = self.policy.sites[name]
+            watch = before.get(name)
+            if watch is None:
+                watch = Watch(name, site.look, limits.look_deadline_s)
+            watch.look, watch.deadline_s = site.look, limits.look_deadline_s
+            self._senses.sites[name] = watch
+        self._senses.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
+
+    def _pause(self, report: TickReport) -> float:
+        moving = any(d.state in ON_THE_MOVE for d in self.store.drones.values())
+        waiting = self._senses is not None and any(
+            c.fresh for c in (self._senses.overlay.view.classes if self._senses.overlay.view else ())
+        )
+        return self.tick_quick_s if report.plan.acts or moving or waiting else self.tick_s
+
+    async def _housekeeping(self) -> None:
+        now = self.clock.now()
+        drift = self.clock.drift_s()
+        if (abs(drift) > CLOCK_STEP_S) is not self._stepped:
+            self._stepped = not self._stepped
+            await self.event("clock-stepped" if self._stepped else "clock-caught-up", drift_s=round(drift, 1))
+        if now - self._pruned_at > PRUNE_EVERY_S:
+            self._pruned_at = now
+            try:
+                await self.store.prune(now)
+            except StoreBroken as error:
+                log.error("not-pruned", message=str(error))
+
+    async def event(self, name: str, **fields: str | int | float) -> None:
+        """Tell something that is not a drone's step: in the log and on record."""
+        log.info(name, **fields)
+        try:
+            await self.store.event(self.clock.now(), name, fields)
+        except StoreBroken as error:
+            log.error("not-recorded", message=str(error))
+
+
+def _tell(plan: Plan) -> None:
+    """One log line per action, and one per tick that did something."""
+    for start in plan.starts:
+        log.info("start", drone=start.drone.id, type=start.drone.type, for_class=start.drone.for_class)
+    for drain in plan.drains:
+        log.info("drain", drone=drain.drone.id, mode=drain.mode.value, why=drain.reason.kind)
+    for stop in plan.stops:
+        log.info("stop", drone=stop.drone.id, kill=stop.kill, why=stop.reason.kind)
+    for orphan in plan.orphans:
+        log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site)
+    for move in plan.moves:
+        if move.drone.state is not move.was:
+            log.info("move", drone=move.drone.id, was=str(move.was), state=str(move.drone.state), why=move.reason.kind)
+    if plan.acts or plan.moves:
+        log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))

@@ -1,0 +1,120 @@
+"""One look at the overlay and all sites at once: each with its own deadline, none able to hold up another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Fault,
+    FaultKind,
+    OverlayReading,
+    OverlayView,
+    SiteReading,
+    SiteView,
+)
+from provisioner.service.clock import Clock
+from provisioner.sites import SiteDown, SiteError
+
+log = structlog.get_logger()
+
+PATIENCE_S = 5.0
+"""How long a tick waits for looks; what takes longer goes on, and its answer serves a later tick."""
+ATTEMPTS = 2
+RETRY_AFTER_S = 0.2
+
+View = TypeVar("View", SiteView, OverlayView)
+
+
+def fault_of(error: BaseException, at: float) -> Fault:
+    """What went wrong, as data: the four errors by their kind, a deadline as a silence, all else as unknown."""
+    match error:
+        case SiteError():
+            return Fault(error.kind, str(error) or type(error).__name__, at)
+        case TimeoutError():
+            return Fault(FaultKind.DOWN, "no answer within its deadline", at)
+        case _:
+            return Fault(FaultKind.UNKNOWN, f"{type(error).__name__}: {error}", at)
+
+
+@dataclass(slots=True)
+class Watch(Generic[View]):
+    """The newest good view through one pair of eyes, and what went wrong since."""
+
+    name: str
+    look: Callable[[], Awaitable[View]]
+    deadline_s: float
+    view: View | None = None
+    fault: Fault | None = None
+    in_flight: asyncio.Task[None] | None = None
+
+    async def once(self, clock: Clock) -> None:
+        """Look; retried once if the service does not answer, within one deadline. Never raises."""
+        began = clock.now()
+        before = self.fault
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                async for attempt in AsyncRetrying(
+                    stop=stop_after_attempt(ATTEMPTS),
+                    wait=wait_fixed(RETRY_AFTER_S),
+                    retry=retry_if_exception_type(SiteDown),
+                    reraise=True,
+                ):
+                    with attempt:
+                        view = await self.look()
+        except Exception as error:
+            self.fault = fault_of(error, began)
+            if before is None or before.message != self.fault.message:
+                log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
+        else:
+            # The age counts from before the question: the answer says nothing of what happened since.
+            self.view, self.fault = replace(view, taken_at=min(view.taken_at or began, began)), None
+            if before is not None:
+                log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
+
+
+@dataclass(slots=True)
+class Senses:
+    """All watches. Tasks live in the given group, so none outlives the service."""
+
+    group: asyncio.TaskGroup
+    clock: Clock
+    overlay: Watch[OverlayView]
+    sites: dict[str, Watch[SiteView]] = field(default_factory=dict)
+
+    async def look(self, breakers: Mapping[str, Breaker]) -> None:
+        """Begin every look that is due, wait for them with patience. A banned site that did not answer rests."""
+        due: list[Watch[OverlayView] | Watch[SiteView]] = [self.overlay]
+        due += [w for name, w in self.sites.items() if not self._rests(w, breakers.get(name))]
+        for watch in due:
+            if watch.in_flight is None or watch.in_flight.done():
+                watch.in_flight = self.group.create_task(watch.once(self.clock), name=f"look:{watch.name}")
+        tasks = [w.in_flight for w in due if w.in_flight is not None]
+        await asyncio.wait(tasks, timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        """Break off what is in flight."""
+        for task in (self.overlay.in_flight, *(w.in_flight for w in self.sites.values())):
+            if task is not None:
+                task.cancel()
+
+    def _rests(self, watch: Watch[SiteView], breaker: Breaker | None) -> bool:
+        return (
+            breaker is not None
+            and breaker.state is BreakerState.BANNED
+            and watch.fault is not None
+            and self.clock.now() < breaker.until
+        )
+
+    def overlay_reading(self) -> OverlayReading:
+        return OverlayReading(self.overlay.view, self.overlay.fault)
+
+    def site_readings(self) -> dict[str, SiteReading]:
+        return {name: SiteReading(name, w.view, w.fault) for name, w in self.sites.items()}

@@ -1,0 +1,116 @@
+"""The seams: what a site and an overlay must offer, and the four errors they may raise.
+
+An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point (groups
+``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types)`` (site) or
+``cls(config, controller)`` (overlay), where ``config`` is an instance of the class attribute ``Config``, a pydantic
+model with ``extra="forbid"``. ``async with`` connects and disconnects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+from provisioner.model import (
+    Admission,
+    DrainMode,
+    DroneId,
+    DroneType,
+    FaultKind,
+    OverlayView,
+    Receipt,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
+
+
+class SiteError(Exception):
+    """Base of the four errors that cross a seam. ``kind`` decides how the controller backs off."""
+
+    kind = FaultKind.UNKNOWN
+
+    def __init__(self, message: str, kind: FaultKind | None = None) -> None:
+        super().__init__(message)
+        if kind is not None:
+            self.kind = kind
+
+
+class SiteDown(SiteError):
+    """It does not answer, and nothing was done: try later."""
+
+    kind = FaultKind.DOWN
+
+
+class SiteRefused(SiteError):
+    """It answered no to these orders (quota, capacity, bad request), and nothing was done."""
+
+    kind = FaultKind.CAPACITY
+
+
+class SiteDenied(SiteError):
+    """It does not accept our credentials: tell a human."""
+
+    kind = FaultKind.DENIED
+
+
+class Unsure(SiteError):
+    """It may have happened."""
+
+    kind = FaultKind.UNKNOWN
+
+
+class Site(Protocol):
+    """A place where drones can run."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def look(self) -> SiteView:
+        """One listing of everything that carries this controller's tag, ended drones included for as long as the
+        site remembers them, with free capacity where the site tells. A listing that may be partial is an error."""
+        ...
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[Receipt]:
+        """Start drones, one receipt per order. Idempotent under the drone id. Raising concerns the whole batch."""
+        ...
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
+        """End drones with notice and grace (at once with ``kill``); returns when asked for, not when gone.
+        Already gone is ``Answer.DONE``."""
+        ...
+
+
+class Overlay(Protocol):
+    """The pool where jobs wait and drones join."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def look(self, types: Sequence[DroneType]) -> OverlayView:
+        """Job classes (with the ``types`` that their own requirements refuse) and slots, taken at one time."""
+        ...
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
+        """Ask drones to leave the pool (or, ``DrainMode.RESUME``, to stay), one receipt each."""
+        ...
+
+    async def admission(self, order: StartOrder) -> Admission:
+        """What the drone needs to join, minted as late as possible."""
+        ...
+
+
+class SiteFactory(Protocol):
+    """A site adapter as the loader sees it."""
+
+    Config: type[Any]
+
+    def __call__(self, name: str, config: Any, types: Sequence[DroneType], controller: str) -> Site: ...
+
+
+class OverlayFactory(Protocol):
+    Config: type[Any]
+
+    def __call__(self, config: Any, controller: str) -> Overlay: ...

@@ -1,0 +1,207 @@
+"""What views and receipts make of a drone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.decide.life import LIFE, end_state, observe, settle_leave, settle_start
+from provisioner.model import (
+    ENDS,
+    Answer,
+    DroneState,
+    EndKind,
+    Fault,
+    FaultKind,
+    Receipt,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
+    SlotState,
+)
+from provisioner.reasons import EndedAtSite, GoneFromSite, NeverArrived, OutcomeUnknown
+from tests.decide.scenes import NOW, drone, plan_of, remote_of, slot_of, snapshot
+
+S = DroneState
+LIMITS = SitePolicy("topas")
+
+
+def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> None:
+    assert set(LIFE) == set(S) - ENDS
+    for state, stage in LIFE.items():
+        assert stage.meaning and state not in stage.next
+        assert stage.next & ENDS, f"{state} has no end"
+        assert stage.ends_as in ENDS
+
+
+def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> None:
+    young, old = drone("kit-ab12-1", S.REQUESTED, age_s=100), drone("kit-ab12-1", S.REQUESTED, age_s=121)
+    assert plan_of(snapshot(drones=[young])).moves == ()
+    (move,) = plan_of(snapshot(drones=[old])).moves
+    assert (move.drone.state, move.reason) == (S.FAILED, NeverArrived(121, 120))
+
+
+def test_missing_once_is_not_gone() -> None:
+    there = drone("kit-ab12-1", S.BOOTING)
+    (first,) = plan_of(snapshot(drones=[there], remotes=[])).moves
+    assert first.drone.missing_at == NOW - 1
+    assert first.drone.state is S.BOOTING
+    (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=[])).moves
+    assert (gone.drone.state, gone.reason) == (S.LOST, GoneFromSite(59, 30))
+
+
+def test_a_drone_that_comes_back_was_never_gone() -> None:
+    there = drone("kit-ab12-1", S.BOOTING, missing_at=NOW - 60)
+    (move,) = plan_of(snapshot(drones=[there])).moves
+    assert (move.drone.state, move.drone.missing_at) == (S.BOOTING, 0.0)
+
+
+def test_a_listing_without_it_is_wrong_if_the_pool_hears_from_it() -> None:
+    there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 60)
+    assert plan_of(snapshot(drones=[there], remotes=[])).moves == ()
+
+
+def test_an_empty_listing_of_many_is_not_believed() -> None:
+    there = [drone(f"kit-ab12-{i}", S.BUSY, missing_at=NOW - 60) for i in range(4)]
+    plan = plan_of(snapshot(drones=there, remotes=[], slots=[]))
+    assert not any(m.drone.state.ended for m in plan.moves)
+
+
+def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
+    new = drone("kit-ab12-1", S.SUBMITTED, age_s=10)
+    plan = plan_of(snapshot(drones=[new], remotes=[], site_age_s=20))
+    assert plan.moves == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "remote", "becomes"),
+    [
+        (S.REQUESTED, RemoteState.PENDING, S.QUEUED),
+        (S.REQUESTED, RemoteState.RUNNING, S.BOOTING),
+        (S.REQUESTED, RemoteState.UNKNOWN, S.SUBMITTED),
+        (S.SUBMITTED, RemoteState.PENDING, S.QUEUED),
+        (S.QUEUED, RemoteState.RUNNING, S.BOOTING),
+        (S.QUEUED, RemoteState.UNKNOWN, S.QUEUED),
+        (S.BOOTING, RemoteState.UNKNOWN, S.BOOTING),
+        (S.STOPPING, RemoteState.RUNNING, S.STOPPING),
+    ],
+)
+def test_listings_move_a_drone_on_and_an_unknown_state_is_alive(state: S, remote: RemoteState, becomes: S) -> None:
+    before = drone("kit-ab12-1", state)
+    listed = replace(remote_of(before), state=remote)
+    move = observe(
+        before,
+        SiteView("topas", NOW - 1, {before.id: listed}),
+        None,
+        pool_fresh=True,
+        policy=LIMITS,
+        doubted=False,
+        now=NOW,
+    )
+    assert (move.drone.state if move else before.state) is becomes
+
+
+@pytest.mark.parametrize(
+    ("slot_state", "becomes"),
+    [(SlotState.CHECKING, S.JOINED), (SlotState.IDLE, S.IDLE), (SlotState.BUSY, S.BUSY), (SlotState.DRAINING, S.DRAINING)],
+)
+def test_a_slot_makes_a_booting_drone_join(slot_state: SlotState, becomes: S) -> None:
+    booting = drone("kit-ab12-1", S.BOOTING)
+    jobs = 1 if slot_state is SlotState.BUSY else 0
+    slot = replace(slot_of(booting), state=slot_state, jobs=jobs, jobs_started=jobs)
+    (move,) = plan_of(snapshot(drones=[booting], slots=[slot])).moves
+    assert move.drone.state is becomes
+    assert move.drone.joined_at == NOW
+
+
+def test_a_slot_not_heard_from_is_not_alive() -> None:
+    booting = drone("kit-ab12-1", S.BOOTING)
+    assert plan_of(snapshot(drones=[booting], slots=[slot_of(booting, heard_at=NOW - 901)])).moves == ()
+
+
+ENDINGS = [
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 0), S.MATCHED_NOTHING),
+    ({"busy_at": NOW - 50, "jobs_started": 1}, RemoteEnd(EndKind.EXITED, NOW, 0), S.DONE),
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 71, "gpu check failed"), S.FAILED),
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 73), S.NEVER_JOINED),
+    ({"leaving": S.NEVER_JOINED}, RemoteEnd(EndKind.STOPPED, NOW), S.NEVER_JOINED),
+    ({"leaving": S.WITHDRAWN}, RemoteEnd(EndKind.EXITED, NOW, 143), S.WITHDRAWN),
+    ({"leaving": S.DONE}, RemoteEnd(EndKind.PREEMPTED, NOW), S.PREEMPTED),
+    ({}, RemoteEnd(EndKind.FAULT, NOW, None, "node fault"), S.FAILED),
+    ({}, RemoteEnd(EndKind.STOPPED, NOW), S.WITHDRAWN),
+]
+
+
+@pytest.mark.parametrize(("more", "how", "becomes"), ENDINGS)
+def test_each_kind_of_end(more: dict[str, object], how: RemoteEnd, becomes: S) -> None:
+    assert end_state(drone("kit-ab12-1", S.BOOTING, **more), how) is becomes
+
+
+def test_the_end_is_recorded_with_what_the_site_said() -> None:
+    there = drone("kit-ab12-1", S.BOOTING, age_s=2)
+    remote = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"))
+    plan = plan_of(snapshot(drones=[there], remotes=[remote]))
+    (move,) = plan.moves
+    assert move.reason == EndedAtSite("exited", 71, "no GPU", 2.0, 0)
+    assert move.drone.ended_at == NOW
+    assert [b.scope for b in plan.breakers if b.fault] == ["topas/a100"], "a type whose drones die young is slowed"
+
+
+def test_a_drone_that_found_work_after_all_did_not_match_nothing() -> None:
+    late = drone("kit-ab12-1", S.DRAINING, leaving=S.MATCHED_NOTHING, busy_at=NOW - 5)
+    remote = replace(remote_of(late), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 0))
+    (move,) = plan_of(snapshot(drones=[late], remotes=[remote])).moves
+    assert move.drone.state is S.DONE
+
+
+def test_receipts_of_a_start() -> None:
+    asked = drone("kit-ab12-1", S.REQUESTED)
+    fault = Fault(FaultKind.QUOTA, "quota of 4 exceeded", NOW)
+    accepted = settle_start(asked, Receipt(asked.id, Answer.DONE, "4711"), NOW)
+    refused = settle_start(asked, Receipt(asked.id, Answer.REFUSED, fault=fault), NOW)
+    unsure = settle_start(asked, Receipt(asked.id, Answer.UNSURE, fault=fault), NOW)
+    assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
+    assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
+    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
+    assert settle_leave(asked, Receipt(asked.id, Answer.DONE), NOW) is None
+
+
+states = st.sampled_from([s for s in S if s not in ENDS])
+remotes = st.sampled_from([None, *RemoteState])
+slots = st.sampled_from([None, *SlotState])
+
+
+@given(states, remotes, slots, st.booleans(), st.booleans(), st.floats(0, 1e5))
+def test_no_view_whatever_makes_a_step_that_the_table_does_not_know(
+    state: S, remote: RemoteState | None, slot: SlotState | None, pool: bool, listed: bool, age_s: float
+) -> None:
+    before = drone("kit-ab12-1", state, age_s=age_s, leaving=S.DONE if state in (S.DRAINING, S.STOPPING) else None)
+    end = RemoteEnd(EndKind.EXITED, NOW, 0) if remote is RemoteState.ENDED else None
+    view = SiteView("topas", NOW - 1, {before.id: RemoteDrone(before.id, remote, end=end)} if remote else {})
+    seen = Slot(before.id, slot, NOW - 1, jobs=int(slot is SlotState.BUSY)) if slot else None
+    move = observe(
+        before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW
+    )
+    if move is not None and move.drone.state is not state:
+        assert move.drone.state in LIFE[state].next
+        assert move.drone.since == NOW
+
+
+def test_the_table_lets_nothing_live_for_ever() -> None:
+    """From every live state an end is within reach even if only time passes."""
+    for state in LIFE:
+        reach, frontier = {state}, [state]
+        while frontier:
+            for nxt in LIFE[frontier.pop()].next - reach:
+                reach.add(nxt)
+                if nxt in LIFE:
+                    frontier.append(nxt)
+        assert reach & ENDS
+    assert all(stage.limit for stage in itertools.chain(LIFE.values()))

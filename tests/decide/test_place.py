@@ -1,0 +1,226 @@
+"""What is started, where, and why not more."""
+
+from __future__ import annotations
+
+import pytest
+
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    Misfit,
+    Policy,
+    RemoteDrone,
+    RemoteState,
+)
+from provisioner.reasons import (
+    AwaitsNegotiation,
+    BackingOff,
+    BadRequest,
+    JobsWait,
+    LimitReached,
+    NothingFits,
+    OnTheirWay,
+    Probing,
+    SiteDisabled,
+    SiteFull,
+    ViewStale,
+)
+from tests.decide.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, plan_of, slot_of, snapshot, started, why
+
+
+def test_no_jobs_no_drones() -> None:
+    assert plan_of(snapshot()).starts == ()
+
+
+def test_three_waiting_jobs_get_three_drones_of_the_cheapest_type_that_fits() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], types=(A100, V100)))
+    assert started(plan) == [V100.key] * 3
+    assert [s.drone.id for s in plan.starts] == ["kit-ab12-42", "kit-ab12-43", "kit-ab12-44"]
+    assert plan.starts[0].reason == JobsWait("small", waiting=3, covered=0, starts=3)
+
+
+def test_a_job_that_needs_the_memory_of_an_a100_gets_one() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1, vram_mib=35000)], types=(A100, V100)))
+    assert started(plan) == [A100.key]
+
+
+def test_small_jobs_share_one_drone() -> None:
+    fifth = jobs(waiting=5, gpu_milli=200, cpus=1, memory_mib=2048)
+    assert started(plan_of(snapshot(classes=[fifth]))) == [A100.key]
+
+
+def test_the_binding_dimension_decides_how_many_jobs_a_drone_holds() -> None:
+    # Eight fit by GPU share, two by RAM: ten jobs need five drones, not two.
+    greedy = jobs(waiting=10, gpu_milli=125, cpus=1, memory_mib=10000)
+    assert len(plan_of(snapshot(classes=[greedy])).starts) == 5
+
+
+def test_left_over_room_of_a_new_drone_serves_the_next_class() -> None:
+    one = jobs(waiting=1, gpu_milli=500, cpus=4, memory_mib=8000)
+    other = jobs(waiting=1, gpu_milli=400, cpus=4, memory_mib=8000, id="other")
+    assert len(plan_of(snapshot(classes=[one, other])).starts) == 1
+
+
+def test_a_share_lies_on_one_device() -> None:
+    # Two GPUs hold two jobs of 0.6, not three.
+    share = jobs(waiting=3, gpu_milli=600, cpus=1, memory_mib=100)
+    assert len(plan_of(snapshot(classes=[share], types=(QUAD,))).starts) == 1
+    share = jobs(waiting=5, gpu_milli=600, cpus=1, memory_mib=100)
+    assert len(plan_of(snapshot(classes=[share], types=(QUAD,))).starts) == 2
+
+
+@pytest.mark.parametrize(
+    "state", [DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING, DroneState.IDLE]
+)
+def test_jobs_that_a_drone_on_its_way_will_take_start_nothing(state: DroneState) -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[drone("kit-ab12-1", state)]))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [OnTheirWay(1, 0 if state is DroneState.IDLE else 1)]
+
+
+@pytest.mark.parametrize("state", [DroneState.BUSY, DroneState.DRAINING, DroneState.STOPPING])
+def test_drones_that_are_full_or_leave_are_no_supply(state: DroneState) -> None:
+    leaving = None if state is DroneState.BUSY else DroneState.DONE
+    there = drone("kit-ab12-1", state, leaving=leaving, asked_at=NOW - 1, jobs=1)
+    assert len(plan_of(snapshot(classes=[jobs(waiting=1)], drones=[there])).starts) == 1
+
+
+def test_supply_must_live_long_enough_for_the_job() -> None:
+    old = drone("kit-ab12-1", DroneState.IDLE)
+    slots = [slot_of(old, retires_at=NOW + 600)]
+    short, long = jobs(waiting=1, walltime_s=300.0), jobs(waiting=1, walltime_s=3600.0)
+    assert plan_of(snapshot(classes=[short], drones=[old], slots=slots)).starts == ()
+    assert len(plan_of(snapshot(classes=[long], drones=[old], slots=slots)).starts) == 1
+
+
+def test_a_cpu_left_over_is_no_room_for_a_gpu_job() -> None:
+    busy = drone("kit-ab12-1", DroneState.BUSY)
+    slots = [slot_of(busy, free_cpus=3, free_memory_mib=9000)]
+    assert len(plan_of(snapshot(classes=[jobs(waiting=1, cpus=1, memory_mib=100)], drones=[busy], slots=slots)).starts)
+
+
+def test_only_jobs_that_lost_a_negotiation_cycle_are_demand() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=0, fresh=4)]))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [AwaitsNegotiation(4)]
+
+
+def test_nothing_fits_names_the_nearest_type_and_the_first_failing_dimension() -> None:
+    huge = jobs(waiting=2, vram_mib=80000)
+    plan = plan_of(snapshot(classes=[huge], types=(V100, A100)))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [NothingFits("topas/a100", "vram", "80000 MiB", "40960 MiB")]
+
+
+def test_what_the_jobs_own_requirements_refuse_is_not_started() -> None:
+    picky = jobs(waiting=1, refuses={A100.key: Misfit("requirements", "HasCVMFS", "undefined")})
+    plan = plan_of(snapshot(classes=[picky]))
+    assert why(plan, "class:small") == [NothingFits("topas/a100", "requirements", "HasCVMFS", "undefined")]
+
+
+def test_an_impossible_request_is_a_configuration_error_of_the_job() -> None:
+    odd = jobs(waiting=1, invalid="RequestGPUs = 0.5: ask for 1")
+    assert why(plan_of(snapshot(classes=[odd])), "class:small") == [BadRequest("RequestGPUs = 0.5: ask for 1")]
+
+
+def test_a_request_for_a_billion_gpus_starts_nothing() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1, gpu_milli=10**12)], types=(A100, QUAD)))
+    assert why(plan, "class:small") == [NothingFits("horeka/quad", "gpus", "1e+09", "4")]
+
+
+def test_no_configured_type_at_all() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], types=()))
+    assert why(plan, "class:small") == [NothingFits("", "type", "any", "no drone type is configured")]
+
+
+LIMITS = [
+    ({"max_starts_per_tick": 2}, Policy(), LimitReached("max_starts_per_tick", "topas", 0, 2)),
+    ({"max_pending": 3}, Policy(), LimitReached("max_pending", "topas", 1, 3)),
+    ({"max_drones": 4}, Policy(), LimitReached("max_drones", "topas", 2, 4)),
+    ({"max_gpu_milli": 4000}, Policy(), LimitReached("max_gpus", "topas", 2, 4)),
+    ({}, Policy(max_drones=4), LimitReached("max_drones", "all sites", 2, 4)),
+    ({}, Policy(max_gpu_milli=4500), LimitReached("max_gpus", "all sites", 2, 4.5)),
+]
+
+
+@pytest.mark.parametrize(("limits", "policy", "reason"), LIMITS)
+def test_each_limit_holds_and_is_named(limits: dict[str, object], policy: Policy, reason: LimitReached) -> None:
+    there = [drone("kit-ab12-1", DroneState.BUSY), drone("kit-ab12-2", DroneState.BOOTING)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=9)], drones=there, limits=limits, policy=policy))
+    assert len(plan.starts) == 2
+    assert reason in why(plan, "class:small")
+
+
+def test_strays_count_against_the_cap_until_they_are_gone() -> None:
+    stray = RemoteDrone(DroneId("kit-zzzz-9"), RemoteState.UNKNOWN, "r9")
+    plan = plan_of(snapshot(classes=[jobs(waiting=5)], remotes=[stray], limits={"max_drones": 3}))
+    assert len(plan.starts) == 2
+
+
+def test_nothing_is_queued_where_nothing_is_free() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=2)], free={"a100": 0}))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [SiteFull("topas/a100")]
+
+
+def test_unless_the_operator_wants_it_queued() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=2)], free={"a100": 0}, limits={"queue_when_full": True}))
+    assert len(plan.starts) == 2
+
+
+def test_free_places_of_two_types_are_the_same_hardware() -> None:
+    a, v = jobs(waiting=4, vram_mib=35000), jobs(waiting=4, id="other")
+    plan = plan_of(snapshot(classes=[a, v], types=(A100, V100), free={"a100": 4, "v100": 4}))
+    assert len(plan.starts) == 4
+
+
+def test_a_free_site_comes_before_a_cheaper_full_one() -> None:
+    snap = snapshot(classes=[jobs(waiting=1)], types=(A100, QUAD), free={"a100": 0, "quad": 1})
+    assert started(plan_of(snap)) == [QUAD.key]
+
+
+def test_a_disabled_site_starts_nothing() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], limits={"enabled": False}))
+    assert why(plan, "class:small") == [SiteDisabled("topas")]
+
+
+def test_a_site_without_a_fresh_view_is_left_alone() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], site_fault=DOWN))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [ViewStale("site:topas", 1.0, 120.0, "connection refused")]
+
+
+def test_an_old_view_of_the_overlay_starts_nothing() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], overlay_age_s=500.0))
+    assert not plan.acts
+    assert why(plan, "all") == [ViewStale("overlay", 500.0, 120.0, "too old")]
+
+
+def test_a_banned_type_waits_and_says_until_when() -> None:
+    fault = Fault(FaultKind.DRONE, "exit 1 after 2 s", NOW - 30)
+    banned = Breaker("topas/a100", BreakerState.BANNED, NOW - 30, 3, NOW + 30, fault)
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[banned]))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [BackingOff("topas/a100", NOW + 30, "drone", "exit 1 after 2 s")]
+
+
+def test_after_the_ban_one_drone_is_tried() -> None:
+    fault = Fault(FaultKind.DRONE, "exit 1", NOW - 90)
+    over = Breaker("topas/a100", BreakerState.BANNED, NOW - 90, 3, NOW - 1, fault)
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[over]))
+    assert len(plan.starts) == 1
+    assert Probing("topas/a100") in why(plan, "class:small")
+    trying = drone("kit-ab12-1", DroneState.BOOTING)
+    assert plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[over], drones=[trying])).starts == ()
+
+
+def test_hard_classes_are_placed_before_easy_ones_take_their_drones() -> None:
+    easy = jobs(waiting=2, id="a-easy")
+    hard = jobs(waiting=1, id="z-hard", vram_mib=35000)
+    there = [drone("kit-ab12-1", DroneState.BOOTING, A100)]
+    plan = plan_of(snapshot(classes=[easy, hard], types=(A100, V100), drones=there))
+    assert started(plan) == [V100.key, V100.key]

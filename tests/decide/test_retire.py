@@ -1,0 +1,206 @@
+"""Who leaves, and who is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DrainMode,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    Policy,
+    RemoteDrone,
+    RemoteState,
+    RequestKind,
+    SlotState,
+)
+from provisioner.reasons import (
+    IdleTooLong,
+    NoRecord,
+    OperatorAsked,
+    OutOfPool,
+    SeenAtSite,
+    StageTooLong,
+    TooManyUnhealthy,
+    TypeGone,
+    UnknownDrone,
+    Unneeded,
+    WantedAgain,
+)
+from tests.decide.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, slot_of, snapshot, why
+
+S = DroneState
+
+
+def test_an_idle_drone_leaves_after_its_time_out() -> None:
+    plan = plan_of(snapshot(drones=[drone("kit-ab12-1", S.IDLE, age_s=612)]))
+    (drain,) = plan.drains
+    assert drain.reason == IdleTooLong(612, 600)
+    assert drain.mode is DrainMode.PEACEFUL
+    assert (drain.drone.state, drain.drone.leaving) == (S.DRAINING, S.MATCHED_NOTHING)
+
+
+def test_and_not_before() -> None:
+    assert not plan_of(snapshot(drones=[drone("kit-ab12-1", S.IDLE, age_s=590)])).acts
+
+
+def test_an_idle_drone_that_a_waiting_job_fits_is_kept_for_the_negotiator_but_not_for_ever() -> None:
+    young, old = drone("kit-ab12-1", S.IDLE, age_s=700), drone("kit-ab12-1", S.IDLE, age_s=1900)
+    assert plan_of(snapshot(classes=[jobs(waiting=1)], drones=[young])).drains == ()
+    assert len(plan_of(snapshot(classes=[jobs(waiting=1)], drones=[old])).drains) == 1
+
+
+def test_a_busy_drone_never_leaves_for_being_idle() -> None:
+    assert not plan_of(snapshot(drones=[drone("kit-ab12-1", S.BUSY, age_s=99999)])).acts
+
+
+def test_a_claimed_slot_without_a_running_job_is_busy() -> None:
+    there = drone("kit-ab12-1", S.BUSY, age_s=9999, jobs=0)
+    slots = [slot_of(there, state=SlotState.BUSY, jobs=0)]
+    assert not plan_of(snapshot(drones=[there], slots=slots)).acts
+
+
+OVERDUE = [
+    (S.QUEUED, 86401, S.WITHDRAWN, {}),
+    (S.BOOTING, 601, S.NEVER_JOINED, {}),
+    (S.JOINED, 301, S.FAILED, {}),
+    (S.STOPPING, 99, S.WITHDRAWN, {"asked": 1}),
+]
+
+
+@pytest.mark.parametrize(("state", "age_s", "ends_as", "more"), OVERDUE)
+def test_each_state_has_an_end(state: S, age_s: float, ends_as: S, more: dict[str, object]) -> None:
+    late = drone("kit-ab12-1", state, age_s=age_s, asked_at=NOW - age_s if state is S.STOPPING else 0.0, **more)
+    slots = [slot_of(late, state=SlotState.CHECKING)] if state is S.JOINED else []
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[late], slots=slots))
+    (stop,) = plan.stops
+    assert isinstance(stop.reason, StageTooLong)
+    assert stop.reason.state == state.value
+    assert (stop.drone.state, stop.drone.leaving) == (S.STOPPING, ends_as)
+
+
+def test_a_drone_that_does_not_heed_three_notices_is_killed() -> None:
+    deaf = drone("kit-ab12-1", S.STOPPING, age_s=300, asked=3, asked_at=NOW - 61)
+    (stop,) = plan_of(snapshot(drones=[deaf])).stops
+    assert stop.kill
+    assert stop.drone.asked == 4
+
+
+def test_while_the_pool_is_out_of_sight_nobody_is_blamed_for_not_joining() -> None:
+    late = drone("kit-ab12-1", S.BOOTING, age_s=9999)
+    assert not plan_of(snapshot(drones=[late], overlay_fault=DOWN)).acts
+    back = Breaker("overlay", BreakerState.ACTIVE, since=NOW - 30)
+    assert not plan_of(snapshot(drones=[late], breakers=[back], slots=[])).acts
+
+
+def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more() -> None:
+    waiting = [drone(f"kit-ab12-{i}", S.QUEUED, age_s=100 - i) for i in range(4)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=waiting))
+    assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
+    assert plan.stops[0].reason == Unneeded("queued")
+    assert plan.stops[0].drone.leaving is S.WITHDRAWN
+
+
+def test_fresh_jobs_keep_queued_drones_though_they_start_none() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=0, fresh=1)], drones=[drone("kit-ab12-1", S.QUEUED)]))
+    assert not plan.acts
+
+
+def test_nothing_leaves_a_site_that_cannot_be_seen() -> None:
+    idle = drone("kit-ab12-1", S.IDLE, age_s=9999)
+    assert not plan_of(snapshot(drones=[idle], site_fault=DOWN)).acts
+
+
+def test_nothing_leaves_while_the_overlay_cannot_be_seen() -> None:
+    idle, queued = drone("kit-ab12-1", S.IDLE, age_s=9999), drone("kit-ab12-2", S.QUEUED)
+    assert not plan_of(snapshot(drones=[idle, queued], overlay_fault=DOWN)).acts
+
+
+def test_a_drone_that_fell_out_of_the_pool_is_ended_after_its_limit() -> None:
+    away = drone("kit-ab12-1", S.IDLE, age_s=2000, unslotted_at=NOW - 301)
+    (stop,) = plan_of(snapshot(drones=[away], slots=[])).stops
+    assert stop.reason == OutOfPool(301, 300)
+    assert stop.drone.leaving is S.LOST
+
+
+def test_a_preempted_drone_that_its_site_put_back_into_the_queue_does_not_start_again() -> None:
+    back = drone("kit-ab12-1", S.BUSY, age_s=500)
+    pending = RemoteDrone(back.id, RemoteState.PENDING, "r1", reason="preempted")
+    (stop,) = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[back], remotes=[pending], slots=[])).stops
+    assert stop.drone.leaving is S.PREEMPTED
+    assert stop.reason == SeenAtSite("pending", "preempted")
+
+
+def test_a_drone_of_a_type_that_is_no_longer_configured_drains() -> None:
+    old = drone("kit-ab12-1", S.BUSY, V100)
+    (drain,) = plan_of(snapshot(drones=[old], types=(A100,))).drains
+    assert drain.reason == TypeGone("topas/v100")
+
+
+def test_an_empty_drone_that_did_not_follow_its_drain_is_stopped_by_its_site() -> None:
+    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 70, age_s=70, joined_at=NOW - 500)
+    (stop,) = plan_of(snapshot(drones=[stuck])).stops
+    assert stop.drone.leaving is S.DONE
+
+
+def test_a_refused_drain_of_an_idle_drone_becomes_a_stop_at_once() -> None:
+    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 2, age_s=2, asked=1, joined_at=NOW - 500)
+    assert len(plan_of(snapshot(drones=[stuck])).stops) == 1
+
+
+def test_a_draining_drone_goes_back_into_service_when_jobs_wait_that_it_can_run() -> None:
+    half = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 5, age_s=5, joined_at=NOW - 500, jobs=1)
+    slot = slot_of(half, state=SlotState.DRAINING, jobs=1, free_gpu_milli=500)
+    small = jobs(waiting=1, gpu_milli=500, cpus=1, memory_mib=1000)
+    plan = plan_of(snapshot(classes=[small], drones=[half], slots=[slot]))
+    (drain,) = plan.drains
+    assert (drain.mode, drain.reason) == (DrainMode.RESUME, WantedAgain("small", 1))
+    assert plan.starts == ()
+
+
+def ask(kind: RequestKind, *ids: str, mode: DrainMode = DrainMode.PEACEFUL) -> OperatorRequest:
+    return OperatorRequest(5, NOW - 1, kind, tuple(map(DroneId, ids)), "broken fan", "anna", mode)
+
+
+def test_an_operator_may_drain_a_busy_drone_and_kill_one() -> None:
+    there = [drone("kit-ab12-1", S.BUSY), drone("kit-ab12-2", S.BUSY)]
+    requests = [ask(RequestKind.DRAIN, "kit-ab12-1", mode=DrainMode.GRACEFUL), ask(RequestKind.KILL, "kit-ab12-2")]
+    plan = plan_of(snapshot(drones=there, requests=requests))
+    assert [(d.drone.id, d.mode) for d in plan.drains] == [("kit-ab12-1", DrainMode.GRACEFUL)]
+    assert [(s.drone.id, s.kill) for s in plan.stops] == [("kit-ab12-2", True)]
+    assert plan.drains[0].reason == OperatorAsked("anna", "broken fan")
+    assert plan.requests_done == (5, 5)
+
+
+def test_an_operator_who_names_an_unknown_drone_is_told() -> None:
+    plan = plan_of(snapshot(requests=[ask(RequestKind.DRAIN, "kit-ab12-99")]))
+    assert why(plan, "drone:kit-ab12-99") == [UnknownDrone("kit-ab12-99")]
+
+
+def test_what_carries_our_tag_without_a_record_is_stopped() -> None:
+    stray = RemoteDrone(DroneId("kit-old1-3"), RemoteState.RUNNING, "r3")
+    (orphan,) = plan_of(snapshot(remotes=[stray])).orphans
+    assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", NoRecord())
+
+
+def test_too_much_trouble_at_once_is_probably_ours() -> None:
+    ill = [drone(f"kit-ab12-{i}", S.BUSY, unslotted_at=NOW - 400) for i in range(5)]
+    well = [drone(f"kit-ab12-{i}", S.BUSY) for i in range(5, 20)]
+    snap = snapshot(classes=[jobs(waiting=3)], drones=[*ill, *well], slots=[slot_of(d) for d in well])
+    plan = plan_of(snap)
+    assert not plan.acts
+    assert why(plan, "all") == [TooManyUnhealthy(5, 20, 0.2)]
+    calm = replace(snap, policy=replace(snap.policy, brake_fraction=0.5))
+    assert len(plan_of(calm).stops) == 5
+
+
+def test_slower_down_than_up_within_one_tick_nothing_is_started_and_stopped_alike() -> None:
+    idle = drone("kit-ab12-1", S.IDLE, age_s=9999)
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[idle], policy=Policy(idle_timeout_s=60)))
+    assert len(plan.drains) == 1
+    assert plan.starts == ()
