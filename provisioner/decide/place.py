@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from provisioner.decide import fit
-from provisioner.decide.demand import ENDLESS, Ledger, empty
+from provisioner.decide.demand import ENDLESS, UNTOLD_MIB, Ledger, empty
 from provisioner.decide.fit import jobs_in
 from provisioner.decide.scene import Placed, Scene
 from provisioner.model import (
+    WHOLE_GPU,
     BreakerState,
     Drain,
     DrainMode,
@@ -46,6 +47,8 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
     if scene.trust.overlay is not None:
         return Placed(refusals=(Refusal("all", 0, scene.trust.overlay),))
     room = Room.of(scene)
+    rank = _rank(scene)
+    draining = _resumable(scene)
     starts: list[Start] = []
     resumes: list[Drain] = []
     refusals: list[Refusal] = []
@@ -59,11 +62,13 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
         if not job.waiting:
             continue
         taken = ledger.take(job, job.waiting, iter([k.key for k in kinds]))
-        back = _resume(scene, job, kinds, job.waiting - taken.jobs, {d.drone.id for d in resumes})
-        resumes.extend(back)
-        covered = taken.jobs + sum(_holds(job, scene.types[d.drone.type]) for d in back)
+        covered = taken.jobs
+        if draining and covered < job.waiting:
+            back = _resume(scene, job, kinds, job.waiting - covered, draining)
+            resumes.extend(back)
+            covered += sum(_holds(job, scene.types[d.drone.type]) for d in back)
         why_not: Reason | None = None
-        for kind in _cheapest_first(scene, job, kinds):
+        for kind in _cheapest_first(job, kinds, rank):
             lack = job.waiting - covered
             if lack <= 0:
                 break
@@ -95,24 +100,44 @@ def _hardest_first(scene: Scene) -> list[JobClass]:
     )
 
 
-def _cheapest_first(scene: Scene, job: JobClass, kinds: Sequence[DroneType]) -> list[DroneType]:
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What of a drone type's cost does not depend on the job."""
+
+    full: bool
+    price: float
+    """Of the whole drone for an hour, with the operator's preference between sites."""
+    waste: tuple[int, int, str]
+    """VRAM, capability: what a job that does not need them would leave unused; then the key, for a total order."""
+
+
+def _rank(scene: Scene) -> Mapping[TypeKey, Rank]:
+    policy, sites = scene.snapshot.policy.sites, scene.snapshot.sites
+    ranks = {}
+    for kind in scene.snapshot.types:
+        site, reading = policy.get(kind.site), sites.get(kind.site)
+        free = reading.view.free if reading and reading.view else None
+        ranks[kind.key] = Rank(
+            full=free is not None and free.get(kind.name, 0) <= 0,
+            price=kind.price * (site.price if site else 1.0) * kind.gpu_milli,
+            waste=(kind.vram_mib, kind.capability, kind.key),
+        )
+    return ranks
+
+
+def _cheapest_first(job: JobClass, kinds: Sequence[DroneType], rank: Mapping[TypeKey, Rank]) -> list[DroneType]:
     """By price for one job of the class, then by how little VRAM and capability is left unused. Sites that show free
     GPUs (or do not tell) come before those where the drone would queue."""
-    policy = scene.snapshot.policy
 
-    def cost(kind: DroneType) -> tuple[bool, float, int, int, str]:
-        site = policy.sites.get(kind.site)
-        price = kind.price * (site.price if site else 1.0) * kind.gpu_milli / max(1, _holds(job, kind))
-        reading = scene.snapshot.sites.get(kind.site)
-        free = reading.view.free if reading and reading.view else None
-        return (free is not None and free.get(kind.name, 0) <= 0, price, kind.vram_mib, kind.capability, kind.key)
+    def cost(kind: DroneType) -> tuple[bool, float, tuple[int, int, str]]:
+        fixed = rank[kind.key]
+        return fixed.full, fixed.price / max(1, _holds(job, kind)), fixed.waste
 
     return sorted(kinds, key=cost)
 
 
 def _holds(job: JobClass, kind: DroneType) -> int:
-    whole = empty(kind, 1, ENDLESS)
-    return jobs_in(job, whole.gpu_milli, whole.cpus, whole.memory_mib, whole.disk_mib)
+    return jobs_in(job, kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB)
 
 
 def _never(job: JobClass, types: Sequence[DroneType]) -> Reason:
@@ -151,30 +176,32 @@ def _ends_at(scene: Scene, kind: DroneType) -> float:
     return scene.now + kind.walltime_s if kind.walltime_s else ENDLESS
 
 
+def _resumable(scene: Scene) -> dict[DroneId, Drone]:
+    """Draining drones that still run something and leave only for want of work: never those that an operator or an
+    owner asked to go."""
+    return {
+        d.id: d
+        for d in scene.drones.values()
+        if d.state is DroneState.DRAINING
+        and d.leaving in (DroneState.DONE, DroneState.MATCHED_NOTHING)
+        and d.asked_at
+        and d.jobs
+        and d.id in scene.slots
+        and scene.touchable(d)
+    }
+
+
 def _resume(
-    scene: Scene, job: JobClass, kinds: Sequence[DroneType], lack: int, already: set[DroneId]
+    scene: Scene, job: JobClass, kinds: Sequence[DroneType], lack: int, draining: dict[DroneId, Drone]
 ) -> list[Drain]:
-    """Draining drones that still run something and have room for the class go back into service: cheaper than any
-    start. Only those that leave for want of work, never those that an operator or an owner asked to go."""
+    """Draining drones with room for the class go back into service (and out of ``draining``): cheaper than a start."""
     found: list[Drain] = []
     keys = {k.key for k in kinds}
-    for drone in scene.drones.values():
-        if lack <= 0:
-            break
-        slot = scene.slots.get(drone.id)
-        if (
-            drone.state is not DroneState.DRAINING
-            or drone.leaving not in (DroneState.DONE, DroneState.MATCHED_NOTHING)
-            or not drone.asked_at
-            or drone.type not in keys
-            or drone.id in already
-            or not scene.touchable(drone)
-            or slot is None
-            or not drone.jobs
-        ):
-            continue
+    for drone in list(draining.values()):
+        slot = scene.slots[drone.id]
         room = jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib)
-        if room:
+        if lack > 0 and room and drone.type in keys:
+            del draining[drone.id]
             back = replace(drone, state=DroneState.BUSY, since=scene.now, leaving=None, asked_at=0.0, asked=0)
             found.append(Drain(back, drone.state, DrainMode.RESUME, WantedAgain(job.id, job.waiting)))
             lack -= room
@@ -193,6 +220,8 @@ class Room:
     started: dict[str, int] = field(default_factory=dict)
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: what the site shows as free, less what is asked of it now."""
+    spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
+    """Types of which no more may be started, and why."""
 
     @classmethod
     def of(cls, scene: Scene) -> Room:
@@ -241,44 +270,49 @@ class Room:
         self._occupy(kind.site, kind.name, count)
 
     def for_type(self, kind: DroneType) -> tuple[int, Reason | None]:
-        """How many of a type may be started now, and which limit says so."""
-        allowed: tuple[int, Reason | None] = (1 << 30, None)
-        for count, reason in self._limits(kind):
-            if count < allowed[0]:
-                allowed = (max(0, count), reason)
-        return allowed
+        """How many of a type may be started now, and which limit says so. Room only shrinks: none left is for good."""
+        key = kind.key
+        if key in self.spent:
+            return 0, self.spent[key]
+        count, reason = self._for_type(kind)
+        if count == 0:
+            self.spent[key] = reason
+        return count, reason
 
-    def _limits(self, kind: DroneType) -> list[tuple[int, Reason | None]]:
+    def _for_type(self, kind: DroneType) -> tuple[int, Reason | None]:
         policy = self.scene.snapshot.policy
         site = policy.sites.get(kind.site)
         if site is None or not site.enabled:
-            return [(0, SiteDisabled(kind.site))]
+            return 0, SiteDisabled(kind.site)
         doubt = self.scene.trust.sites.get(kind.site)
-        found: list[tuple[int, Reason | None]] = [] if doubt is None else [(0, doubt)]
-        found += [g for scope in (kind.site, kind.key) if (g := self._breaker(scope)) is not None]
-        found += [
-            self._cap("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick),
-            self._cap("max_pending", kind.site, self.pending, site.max_pending),
-            self._cap("max_drones", kind.key, self.drones, kind.max_drones),
-            self._cap("max_drones", kind.site, self.drones, site.max_drones),
-            self._cap("max_drones", "", self.drones, policy.max_drones),
-            self._cap("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, kind.gpu_milli),
-            self._cap("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, kind.gpu_milli),
-        ]
-        free = self.free.get(kind.site)
-        if free is not None and not site.queue_when_full:
-            found.append((int(free.get(kind.name, 0.0)), SiteFull(kind.key)))
+        if doubt is not None:
+            return 0, doubt
+        key, gpu_milli = kind.key, kind.gpu_milli
+        caps = (
+            ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
+            ("max_pending", kind.site, self.pending, site.max_pending, 1),
+            ("max_drones", key, self.drones, kind.max_drones, 1),
+            ("max_drones", kind.site, self.drones, site.max_drones, 1),
+            ("max_drones", "", self.drones, policy.max_drones, 1),
+            ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, gpu_milli),
+            ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, gpu_milli),
+        )
+        found: tuple[int, Reason | None] = (1 << 30, None)
+        for limit, scope, counts, most, each in caps:
+            if most is not None:
+                used = counts.get(scope, 0)
+                count = max(0, (most - used) // each)
+                if count < found[0]:
+                    unit = WHOLE_GPU if limit == "max_gpus" else 1
+                    found = count, LimitReached(limit, scope or "all sites", used / unit, most / unit)
+        if not site.queue_when_full and kind.site in self.free:
+            free = int(self.free[kind.site].get(kind.name, 0.0))
+            if free < found[0]:
+                found = free, SiteFull(key)
+        for breaker in (self._breaker(kind.site), self._breaker(key)):
+            if breaker is not None and breaker[0] < found[0]:
+                found = breaker
         return found
-
-    def _cap(
-        self, limit: str, scope: str, counts: Mapping[str, int], allowed: int | None, each: int = 1
-    ) -> tuple[int, Reason | None]:
-        if allowed is None:
-            return 1 << 30, None
-        used = counts.get(scope, 0)
-        unit = 1000 if limit == "max_gpus" else 1
-        reason = LimitReached(limit, scope or "all sites", used / unit, allowed / unit)
-        return (allowed - used) // max(1, each), reason
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
         breaker = self.scene.breakers.get(scope)
@@ -288,9 +322,9 @@ class Room:
             case BreakerState.ACTIVE:
                 return None
             case BreakerState.DEGRADED:
-                return 1 - self.started.get(scope, 0), Probing(scope)
+                return max(0, 1 - self.started.get(scope, 0)), Probing(scope)
             case BreakerState.PROBING:
-                return 1 - self.pending.get(scope, 0), Probing(scope)
+                return max(0, 1 - self.pending.get(scope, 0)), Probing(scope)
             case BreakerState.BANNED:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")
