@@ -1,0 +1,208 @@
+"""The record: drones and their history, plans with reasons, breakers, operator requests, events, the newest views.
+
+Two sides. :class:`Store` is the controller's: it writes, and one controller at a time holds it. :class:`Reader` is the
+operator's: it reads beside a running controller or without one, and its only write is an operator's request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from provisioner.model import (
+    Breaker,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Move,
+    OperatorRequest,
+    OverlayReading,
+    Plan,
+    Policy,
+    RequestKind,
+    SiteReading,
+    Snapshot,
+)
+from provisioner.reasons import Reason
+
+
+class StoreError(Exception):
+    """The record cannot be used; the message says why and what to do."""
+
+
+class StoreHeld(StoreError):
+    """Another controller holds the store; the message says which process, where, since when."""
+
+
+class StoreBroken(StoreError):
+    """The store is corrupted, of a newer schema, or cannot be written; the message names the repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step in a drone's life."""
+
+    drone_id: DroneId
+    at: float
+    was: DroneState | None
+    state: DroneState
+    reason: Reason
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth a line that is not a drone's step: a reload, a clock step, a view lost and found."""
+
+    id: int
+    at: float
+    name: str
+    fields: Mapping[str, str | int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds the store."""
+
+    pid: int
+    host: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """What the controller saw and knew at its newest tick."""
+
+    tick: int
+    at: float
+    policy: Policy
+    types: tuple[DroneType, ...]
+    overlay: OverlayReading
+    sites: Mapping[str, SiteReading]
+
+
+class Store(Protocol):
+    """The controller's side. Entering opens and locks it (:class:`StoreHeld`, :class:`StoreBroken`).
+
+    The live drones and breakers are kept in memory as well: the properties cost nothing, and change only when a write
+    has been committed.
+    """
+
+    @property
+    def birth(self) -> str:
+        """Four random characters ``[a-z0-9]``, chosen when the store was made: keeps ids of a lost store apart."""
+        ...
+
+    @property
+    def drones(self) -> Mapping[DroneId, Drone]:
+        """Recorded and not ended."""
+        ...
+
+    @property
+    def breakers(self) -> Mapping[str, Breaker]: ...
+
+    @property
+    def next_serial(self) -> int:
+        """The first serial number never used in a drone id, whatever crashed in between."""
+        ...
+
+    @property
+    def tick(self) -> int:
+        """Number of the last recorded tick; 0 in a new store."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def requests(self) -> tuple[OperatorRequest, ...]:
+        """Operators' requests that no plan has taken up yet."""
+        ...
+
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Commit a plan before it is acted on, in one transaction and durably: moves, intents, drains, stops,
+        breakers, requests taken up, refusals, and the snapshot's views. Raises :class:`StoreBroken` if it cannot (a
+        full disk): then nothing of it is recorded and nothing may be acted on."""
+        ...
+
+    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+        """Commit what came of a plan: receipts as moves, breakers changed by them."""
+        ...
+
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None: ...
+
+    async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
+        """How drones on record ended, of those asked for that did."""
+        ...
+
+    async def prune(self, now: float) -> None:
+        """Forget what is older than the retention limit: ended drones with their history, plans, events."""
+        ...
+
+
+class Reader(Protocol):
+    """The operator's side: synchronous, quick, never blocks the controller."""
+
+    def holder(self) -> Holder | None:
+        """The controller that runs now, if one does."""
+        ...
+
+    def drones(
+        self,
+        *,
+        ended: bool | None = False,
+        sites: Sequence[str] = (),
+        states: Sequence[DroneState] = (),
+        types: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> list[Drone]:
+        """Drones by request time, newest last. ``ended``: False only live ones, True only ended ones, None both."""
+        ...
+
+    def drone(self, drone_id: DroneId) -> Drone | None: ...
+
+    def find(self, any_id: str) -> list[DroneId]:
+        """Drones that an id of any kind means: our drone id (or a unique prefix or its serial), the site's remote id,
+        the overlay's slot name."""
+        ...
+
+    def history(self, drone_id: DroneId) -> list[Transition]: ...
+
+    def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
+        """Newest last. ``acting``: only those that did something."""
+        ...
+
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]: ...
+
+    def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
+        """Steps of all drones with their sequence numbers, for following."""
+        ...
+
+    def views(self) -> Views | None: ...
+
+    def breakers(self) -> Mapping[str, Breaker]: ...
+
+    def snapshot(self, tick: int | None = None) -> Snapshot | None:
+        """The snapshot of a recorded acting tick, as long as it is kept; None: as the next tick would begin, put
+        together from the newest views and the drones on record."""
+        ...
+
+    def kept_snapshots(self) -> list[int]: ...
+
+    def ask(
+        self,
+        kind: RequestKind,
+        drone_ids: Sequence[DroneId],
+        *,
+        reason: str,
+        by: str,
+        at: float,
+        mode: DrainMode = DrainMode.PEACEFUL,
+    ) -> int:
+        """Record an operator's request for the controller's next tick; its number."""
+        ...
+
+    def request_done(self, request: int) -> bool: ...

@@ -1,0 +1,102 @@
+"""Circuit breakers and doubt, as data."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.decide.guard import BACKOFF, OVERLAY, after_receipts, failed, recovered
+from provisioner.model import Answer, Breaker, BreakerState, DroneId, DroneState, Fault, FaultKind, Receipt
+from provisioner.reasons import AllVanished
+from tests.decide.scenes import A100, DOWN, NOW, drone, jobs, plan_of, slot_of, snapshot, why
+
+B = BreakerState
+
+
+def fault(kind: FaultKind = FaultKind.DOWN, at: float = NOW) -> Fault:
+    return Fault(kind, f"a {kind} fault", at)
+
+
+def test_a_site_that_fails_is_degraded_then_banned_then_probed_then_active() -> None:
+    breaker = Breaker("topas")
+    seen = []
+    for _ in range(3):
+        breaker = failed(breaker, fault(), NOW)
+        seen.append(breaker.state)
+    assert seen == [B.DEGRADED, B.DEGRADED, B.BANNED]
+    assert breaker.until == NOW + 10
+    plan = plan_of(snapshot(breakers=[Breaker("topas", B.BANNED, NOW - 20, 3, NOW - 10, fault())], site_fault=DOWN))
+    (after,) = plan.breakers
+    assert after.state is B.BANNED and after.until > NOW, "a probe that fails is banned again, for longer"
+    assert recovered(breaker, NOW) == Breaker("topas", B.ACTIVE, NOW)
+
+
+def test_a_banned_breaker_leads_only_to_probing() -> None:
+    over = Breaker("topas/a100", B.BANNED, NOW - 90, 3, NOW - 1, fault(FaultKind.DRONE))
+    (after,) = plan_of(snapshot(breakers=[over])).breakers
+    assert after.state is B.PROBING
+
+
+@given(st.sampled_from(list(FaultKind)), st.integers(1, 200))
+def test_pauses_grow_and_stay_within_their_cap(kind: FaultKind, times: int) -> None:
+    breaker, pauses = Breaker("x"), []
+    for _ in range(times):
+        breaker = failed(breaker, fault(kind), NOW)
+        pauses.append(breaker.until - NOW if breaker.state is B.BANNED else 0.0)
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= BACKOFF[kind].cap_s
+
+
+def test_the_same_failed_look_is_counted_once() -> None:
+    snap = snapshot(site_fault=DOWN)
+    (first,) = plan_of(snap).breakers
+    assert first.failures == 1
+    assert plan_of(snapshot(site_fault=DOWN, breakers=[first])).breakers == ()
+
+
+def test_the_overlay_is_never_banned_there_is_no_other() -> None:
+    worn = Breaker(OVERLAY, B.DEGRADED, NOW - 99, 50, 0.0, fault(at=NOW - 15))
+    (after,) = plan_of(snapshot(overlay_fault=DOWN, breakers=[worn])).breakers
+    assert (after.state, after.failures) == (B.DEGRADED, 51)
+
+
+def test_quota_and_capacity_concern_the_type_and_credentials_the_site() -> None:
+    ids = [DroneId("kit-ab12-1"), DroneId("kit-ab12-2")]
+    types = {i: "topas/a100" for i in ids}
+    full = [Receipt(i, Answer.REFUSED, fault=fault(FaultKind.QUOTA)) for i in ids]
+    (breaker,) = after_receipts({}, "topas", types, full, NOW)
+    assert (breaker.scope, breaker.state, breaker.failures) == ("topas/a100", B.BANNED, 1)
+    denied = [Receipt(i, Answer.REFUSED, fault=fault(FaultKind.DENIED)) for i in ids]
+    (breaker,) = after_receipts({}, "topas", types, denied, NOW)
+    assert (breaker.scope, breaker.state) == ("topas", B.BANNED)
+
+
+def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> None:
+    one = [Receipt(DroneId("kit-ab12-1"), Answer.DONE, "1")]
+    types = {DroneId("kit-ab12-1"): "topas/a100"}
+    quota = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(FaultKind.QUOTA))}
+    dying = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(FaultKind.DRONE))}
+    assert [b.state for b in after_receipts(quota, "topas", types, one, NOW)] == [B.ACTIVE]
+    assert after_receipts(dying, "topas", types, one, NOW) == []
+
+
+def test_a_listing_that_works_does_not_clear_refused_credentials() -> None:
+    banned = Breaker("topas", B.BANNED, NOW - 5, 1, NOW + 100, fault(FaultKind.DENIED))
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=[banned]))
+    assert plan.breakers == ()
+    assert plan.starts == ()
+
+
+def test_when_all_drones_of_a_site_vanish_at_once_the_site_is_left_alone() -> None:
+    there = [drone(f"kit-ab12-{i}", DroneState.BOOTING) for i in range(3)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=9)], drones=there, remotes=[]))
+    assert not plan.acts
+    assert why(plan, "site:topas") == [AllVanished("topas", 3)]
+
+
+def test_a_drone_that_works_clears_its_types_blame() -> None:
+    blamed = Breaker("topas/a100", B.PROBING, NOW - 5, 4, 0, fault(FaultKind.DRONE))
+    trying = drone("kit-ab12-1", DroneState.IDLE)
+    slot = slot_of(drone("kit-ab12-1", DroneState.BUSY))
+    (after,) = plan_of(snapshot(drones=[trying], slots=[slot], breakers=[blamed])).breakers
+    assert (after.scope, after.state) == (A100.key, B.ACTIVE)
