@@ -20,6 +20,7 @@ from provisioner.config.reading import load
 from provisioner.config.reload import changes
 from provisioner.service.clock import SteadyClock
 from provisioner.service.controller import Controller
+from provisioner.service.lag import LagProbe
 from provisioner.sites import Site, SiteError
 from provisioner.store.sql import SqlStore
 
@@ -80,11 +81,16 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
         if once:
             report = await controller.tick()
             return 0 if report.recorded and not report.faults else 1
+        probe = LagProbe()
         async with asyncio.TaskGroup() as group:
-            reloads = group.create_task(_reloads(path, root, controller, adapters, hangup))
+            beside = [
+                group.create_task(_reloads(path, root, controller, adapters, hangup)),
+                group.create_task(probe.run()),
+            ]
             await controller.run(stop)
-            reloads.cancel()
-        log.info("stopping", drones=len(store.drones))
+            for task in beside:
+                task.cancel()
+        log.info("stopping", drones=len(store.drones), worst_lag_ms=round(probe.worst_s * 1000))
     return 0
 
 

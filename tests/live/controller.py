@@ -1,0 +1,189 @@
+"""A real controller for the live tests: the command that an operator runs, as a process, with its own record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.live.lab import QUICK_DRONE, Pool, end, processes_with
+
+CONTROLLER = """\
+controller: lab
+store:
+  path: provisioner.db
+overlay:
+  adapter: htcondor
+  options:
+    collector: {collector}
+    trust_domain: {domain}
+    token: {{file: admin.token}}
+    drone_token: {{file: drone.token}}
+    drain_tool: {drain_tool}
+    condor_prefix: {prefix}
+    deadline: 5s
+    client_config: |
+      NETWORK_INTERFACE = 127.0.0.1
+      ENABLE_IPV6 = False
+      NO_DNS = True
+      DEFAULT_DOMAIN_NAME = test
+    drone_config: |
+{drone_config}
+sites: [site-*.yaml]
+policy:
+  tick: 1s
+  tick_quick: 500ms
+  idle_timeout: {idle_s}s
+  overlay_max_age: 12s
+"""
+
+SITE = """\
+site: {name}
+adapter: local
+limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
+timeouts: {{settle: 20s, gone_after: 5s, boot: 3min, grace: 10s, stop: 30s}}
+types:
+  {kind}:
+    gpus: 1
+    gpu_model: {model}
+    vram: {vram} MiB
+    capability: {capability}
+    cpus: 2
+    memory: 512 MiB
+    disk: 2 GiB
+options:
+  root: drones-{name}
+  cpus: 1000
+  memory: 1000 GiB
+  disk: 1000 GiB
+  gpus: [{{count: 64, model: {model}, vram: {vram} MiB, capability: {capability}}}]
+  simulate_gpus: "{simulate},64"
+  keep_ended: 1h
+"""
+
+
+@dataclass(frozen=True)
+class LabSite:
+    """A ``local`` site of one drone type with simulated GPUs, as ``condor_gpu_discovery -simulate`` knows them."""
+
+    name: str
+    kind: str
+    model: str
+    vram: int
+    capability: float
+    simulate: int
+    most: int = 12
+
+
+BIG = LabSite("big", "a100", "A100-SXM4-40GB", 47661, 8.0, 4)
+SMALL = LabSite("small", "v100", "Tesla V100-PCIE-16GB", 24220, 7.0, 2)
+
+
+@dataclass
+class LabController:
+    """``provisioner run`` against a real pool; its answers as an operator gets them."""
+
+    pool: Pool
+    directory: Path
+    sites: Sequence[LabSite] = (BIG, SMALL)
+    idle_s: int = 6
+    process: subprocess.Popen[bytes] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "provisioner.yaml"
+
+    def write(self) -> None:
+        """Its configuration, with tokens of its own."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for identity, name in (("admin", "admin.token"), ("drone", "drone.token")):
+            file = self.directory / name
+            file.touch(mode=0o600)
+            authz = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER") if identity == "drone" else ()
+            file.write_text(self.pool.token(identity, authz) + "\n")
+        prefix = self.pool.condor.prefix
+        self.config.write_text(
+            CONTROLLER.format(
+                collector=self.pool.collector,
+                domain=self.pool.domain,
+                drain_tool=prefix / "usr/bin/condor_drain",
+                prefix=prefix,
+                idle_s=self.idle_s,
+                drone_config="".join(f"      {line}\n" for line in QUICK_DRONE.strip().splitlines()),
+            )
+        )
+        for site in self.sites:
+            (self.directory / f"site-{site.name}.yaml").write_text(SITE.format(**vars(site)))
+
+    def start(self, *, write: bool = True) -> LabController:
+        if write:
+            self.write()
+        assert self.call("check", str(self.config)).returncode == 0, self.call("check", str(self.config)).stderr
+        log = (self.directory / "controller.log").open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.config)],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **self.env},
+            start_new_session=True,
+        )
+        log.close()
+        return self
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One call of the operator's command."""
+        return subprocess.run(
+            [sys.executable, "-m", "provisioner.cli", *words],
+            cwd=self.directory,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env={**os.environ, "PROVISIONER_CONFIG": str(self.config), **self.env},
+        )
+
+    def json(self, *words: str) -> Any:
+        done = self.call(*words, "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def drones(self, *words: str) -> list[dict[str, Any]]:
+        """Drones on record, past ones included."""
+        found: list[dict[str, Any]] = self.json("drones", "--all", *words)["items"]
+        return found
+
+    def states(self) -> Counter[str]:
+        return Counter(d["state"] for d in self.drones())
+
+    def live(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.json("drones")["items"]
+        return found
+
+    def processes(self) -> dict[int, str]:
+        """Everything on this host that carries an id of this controller."""
+        return processes_with("PROVISIONER_DRONE_ID=lab-")
+
+    def log(self) -> str:
+        return (self.directory / "controller.log").read_text(errors="replace")
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            end(self.process, signal.SIGTERM, 30)
+
+    def clean_up(self) -> None:
+        """Whatever a failed test left, by pid."""
+        self.stop()
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
