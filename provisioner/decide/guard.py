@@ -198,6 +198,8 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
         bad = {
             DroneState.FAILED: bool(drone.started_at) and not drone.busy_at,
             DroneState.NEVER_JOINED: True,
+            # Taken by the site and never seen again, or gone before it did anything.
+            DroneState.LOST: not drone.busy_at,
             # Matching nothing is the type's fault only if the jobs that it came for still wait.
             DroneState.MATCHED_NOTHING: drone.for_class in waiting,
         }.get(drone.state, False)

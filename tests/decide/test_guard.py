@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,3 +101,17 @@ def test_a_drone_that_works_clears_its_types_blame() -> None:
     slot = slot_of(drone("kit-ab12-1", DroneState.BUSY))
     (after,) = plan_of(snapshot(drones=[trying], slots=[slot], breakers=[blamed])).breakers
     assert (after.scope, after.state) == (A100.key, B.ACTIVE)
+
+
+@pytest.mark.parametrize(
+    ("state", "more"),
+    [
+        (DroneState.BOOTING, {"missing_at": NOW - 60}),
+        (DroneState.SUBMITTED, {"missing_at": NOW - 200}),
+    ],
+)
+def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: DroneState, more: dict[str, object]) -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=5)], drones=[drone("kit-ab12-1", state, **more)], remotes=[]))
+    assert [m.drone.state for m in plan.moves] == [DroneState.LOST]
+    assert [b.scope for b in plan.breakers] == ["topas/a100"]
+    assert len(plan.starts) == 1, "one is tried, not five"
