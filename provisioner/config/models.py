@@ -1,0 +1,374 @@
+"""The controller file and the site file as pydantic models: every key with its unit, default, meaning and an example.
+
+Options of adapters are left as they are here; each adapter's own ``Config`` judges them.
+The reference and the JSON Schemas are generated from these classes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from provisioner.config.units import (
+    Capability,
+    ConfigPath,
+    CudaVersion,
+    Duration,
+    Gpus,
+    Name,
+    PositiveDuration,
+    Size,
+    format_duration,
+)
+from provisioner.model import WHOLE_GPU, Policy, Sharing, SitePolicy
+
+_POLICY = Policy()
+_SITE = SitePolicy(site="")
+_LONGEST_CONTROLLER_NAME = 32
+"""A drone's id begins with it and is a DNS label of 63."""
+
+
+def mistake_at(key: str, message: str) -> PydanticCustomError:
+    """A mistake found by comparing keys of one mapping, to be shown at ``key``."""
+    return PydanticCustomError("mistake_at", "{message}", {"message": message, "at": key})
+
+
+class Section(BaseModel):
+    """A mapping with known keys only."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# ---------------------------------------------------------------------------------------------------- controller file
+
+
+class StoreSection(Section):
+    """Where the record is kept, and for how long."""
+
+    path: ConfigPath = Field(
+        description="SQLite file of the record; its directory is made if need be. One controller at a time uses it.",
+        examples=["var/provisioner.db"],
+    )
+    keep: PositiveDuration = Field(
+        default=30 * 86400.0,
+        description="Ended drones, plans and events older than this are forgotten.",
+        examples=["30d"],
+    )
+    snapshots: int = Field(
+        default=50,
+        ge=0,
+        le=100_000,
+        description="Full snapshots kept, of the newest ticks that acted (for `provisioner replay`).",
+        examples=[50],
+    )
+
+
+class OverlaySection(Section):
+    """The pool where jobs wait and drones join."""
+
+    adapter: str = Field(description="Name of the overlay adapter.", examples=["htcondor"])
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the adapter, see below.", examples=[{}]
+    )
+
+
+class PolicySection(Section):
+    """What holds for all sites together."""
+
+    tick: PositiveDuration = Field(
+        default=15.0, description="Longest pause between two looks at the world.", examples=["15s"]
+    )
+    tick_quick: PositiveDuration = Field(
+        default=2.0, description="Pause while something is on its way; at most `tick`.", examples=["2s"]
+    )
+    idle_timeout: PositiveDuration = Field(
+        default=_POLICY.idle_timeout_s,
+        description="A drone without a job for this long leaves; at least `tick`.",
+        examples=["10min"],
+    )
+    max_drones: int = Field(
+        default=_POLICY.max_drones,
+        ge=0,
+        le=1_000_000,
+        description="Most drones at one time, at all sites together; 0 starts nothing.",
+        examples=[1000],
+    )
+    max_gpus: Gpus | None = Field(
+        default=None, description="Most GPUs at one time, at all sites together.", examples=[500]
+    )
+    overlay_max_age: PositiveDuration = Field(
+        default=_POLICY.overlay_max_age_s,
+        description="Nothing is decided on a view of the pool older than this; at least `tick`.",
+        examples=["2min"],
+    )
+    slot_max_age: PositiveDuration = Field(
+        default=_POLICY.slot_max_age_s,
+        description="A slot not heard from for this long does not count as alive.",
+        examples=["15min"],
+    )
+    young: Duration = Field(
+        default=_POLICY.young_s,
+        description="A drone that ends by itself within this time, without a job, died young: its type backs off.",
+        examples=["1min"],
+    )
+    brake_fraction: float = Field(
+        default=_POLICY.brake_fraction,
+        gt=0,
+        le=1,
+        description="If more than this share of all drones look unhealthy at once, nothing is started or stopped.",
+        examples=[0.2],
+    )
+    brake_min: int = Field(
+        default=_POLICY.brake_min,
+        ge=1,
+        description="Fewer unhealthy drones than this never stop the controller.",
+        examples=[5],
+    )
+
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        tick = format_duration(self.tick)
+        if self.tick_quick > self.tick:
+            raise mistake_at("tick_quick", f"is longer than `tick` ({tick}): write at most `{tick}`")
+        if self.idle_timeout < self.tick:
+            raise mistake_at("idle_timeout", f"is shorter than `tick`: drones would leave unseen; at least `{tick}`")
+        if self.overlay_max_age < self.tick:
+            raise mistake_at("overlay_max_age", f"is shorter than `tick`: views would be too old; at least `{tick}`")
+        return self
+
+
+def _short_name(name: str) -> str:
+    if len(name) > _LONGEST_CONTROLLER_NAME:
+        raise ValueError(f"has {len(name)} characters: at most {_LONGEST_CONTROLLER_NAME}, it begins each drone's id")
+    return name
+
+
+class ControllerFile(Section):
+    """The controller file: one controller, its record, its pool, its sites and the policy for all of them."""
+
+    controller: Annotated[Name, AfterValidator(_short_name)] = Field(
+        description="Name of this controller. It begins every drone's id: two controllers never share one.",
+        examples=["kit"],
+    )
+    store: StoreSection = Field(description="Where the record is kept.", examples=[{"path": "var/provisioner.db"}])
+    overlay: OverlaySection = Field(
+        description="The pool where jobs wait and drones join.", examples=[{"adapter": "htcondor"}]
+    )
+    sites: list[str] = Field(
+        min_length=1,
+        description="Site files: paths or patterns (`*`, `**`), from this file's directory.",
+        examples=[["site_configs/*.yaml"]],
+    )
+    policy: PolicySection = Field(
+        default_factory=PolicySection, description="What holds for all sites together.", examples=[{"tick": "15s"}]
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- site file
+
+
+class LimitsSection(Section):
+    """How much may be at the site. Counted are drones asked for and not confirmed gone."""
+
+    max_drones: int = Field(
+        default=_SITE.max_drones,
+        ge=0,
+        le=1_000_000,
+        description="Most drones at one time; 0 starts nothing.",
+        examples=[4],
+    )
+    max_gpus: Gpus | None = Field(default=None, description="Most GPUs at one time.", examples=[4])
+    max_pending: int = Field(
+        default=_SITE.max_pending,
+        ge=1,
+        description="Most drones that have been asked for and not yet joined the pool.",
+        examples=[4],
+    )
+    max_starts_per_tick: int = Field(
+        default=_SITE.max_starts_per_tick, ge=1, description="Most drones asked for in one tick.", examples=[4]
+    )
+
+
+class TimeoutsSection(Section):
+    """How long things may take at the site before something is done about it."""
+
+    view_max_age: PositiveDuration = Field(
+        default=_SITE.view_max_age_s,
+        description="A listing of the site older than this is not acted on; longer than `look_deadline`.",
+        examples=["2min"],
+    )
+    look_deadline: PositiveDuration = Field(
+        default=_SITE.look_deadline_s, description="Longest time for one listing of the site.", examples=["20s"]
+    )
+    act_deadline: PositiveDuration = Field(
+        default=_SITE.act_deadline_s, description="Longest time for one batch of starts or stops.", examples=["60s"]
+    )
+    settle: PositiveDuration = Field(
+        default=_SITE.settle_s,
+        description="After this long a fresh listing without a requested drone means that the order never arrived; "
+        "at least `act_deadline`.",
+        examples=["2min"],
+    )
+    gone_after: PositiveDuration = Field(
+        default=_SITE.gone_after_s,
+        description="A drone missing from fresh listings for this long, at least twice, is gone.",
+        examples=["30s"],
+    )
+    queue: PositiveDuration = Field(
+        default=_SITE.queue_limit_s, description="Longest wait in the site's own queue.", examples=["24h"]
+    )
+    boot: PositiveDuration = Field(
+        default=_SITE.boot_limit_s, description="Longest time from running at the site to joined.", examples=["10min"]
+    )
+    join: PositiveDuration = Field(
+        default=_SITE.join_limit_s,
+        description="Longest time in the pool without accepting jobs (the GPU check).",
+        examples=["5min"],
+    )
+    unslotted: PositiveDuration = Field(
+        default=_SITE.unslotted_limit_s,
+        description="Longest time that a joined drone may be out of the pool while the site still runs it.",
+        examples=["5min"],
+    )
+    drain: PositiveDuration = Field(
+        default=_SITE.drain_limit_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]
+    )
+    stop: PositiveDuration = Field(
+        default=_SITE.stop_limit_s,
+        description="After this long a drone that was to stop is asked again.",
+        examples=["1min"],
+    )
+    grace: Duration = Field(
+        default=_SITE.grace_s, description="What the site gives a drone between notice and kill.", examples=["30s"]
+    )
+
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        if self.settle < self.act_deadline:
+            least = format_duration(self.act_deadline)
+            raise mistake_at(
+                "settle", f"is shorter than `act_deadline`: orders under way would be given up; at least `{least}`"
+            )
+        if self.view_max_age <= self.look_deadline:
+            least = format_duration(self.look_deadline)
+            raise mistake_at(
+                "view_max_age", f"must be longer than `look_deadline` ({least}): a view may take that long"
+            )
+        return self
+
+
+_ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OURS = {"droneid", "dronesite", "dronetype"}
+
+
+def _slot_ad(ad: dict[str, str]) -> dict[str, str]:
+    seen: dict[str, str] = {}
+    for name, expression in ad.items():
+        if not _ATTRIBUTE.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is not a ClassAd attribute name: letters, digits and `_` only")
+        if name.lower() in _OURS:
+            raise mistake_at(name, f"`{name}` is set by the provisioner itself: remove it")
+        if name.lower() in seen:
+            raise mistake_at(name, f"`{name}` and `{seen[name.lower()]}` are the same attribute: remove one of them")
+        if not expression.strip() or not expression.isprintable():
+            raise mistake_at(name, 'a ClassAd expression on one line is wanted: write `"true"` or `"\\"text\\""`')
+        seen[name.lower()] = name
+    return ad
+
+
+class TypeSection(Section):
+    """A drone type: a shape that the site can start."""
+
+    gpus: Gpus = Field(
+        description="GPUs of one drone: a whole number, or a share of one in steps of 0.001.", examples=[1]
+    )
+    gpu_model: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$",
+        description="Model of the GPUs as the driver names it, without `NVIDIA`.",
+        examples=["A100-SXM4-40GB"],
+    )
+    vram: Size = Field(default=0, description="Memory of each GPU.", examples=["40 GiB"])
+    capability: Capability = Field(default=0, description="CUDA compute capability of the GPUs.", examples=[8.0])
+    driver: CudaVersion = Field(
+        default=0, description="Newest CUDA version that the driver supports, in quotes.", examples=["12.4"]
+    )
+    arch: Literal["X86_64", "aarch64", "ppc64le"] = Field(
+        default="X86_64", description="CPU architecture.", examples=["X86_64"]
+    )
+    cpus: int = Field(ge=1, le=100_000, description="CPU cores of one drone.", examples=[8])
+    memory: Size = Field(description="Memory of one drone.", examples=["20 GiB"])
+    disk: Size = Field(description="Scratch disk of one drone.", examples=["50 GiB"])
+    walltime: PositiveDuration | None = Field(
+        default=None,
+        description="How long the site lets a drone live; without it, without limit. Longer than `timeouts.grace`.",
+        examples=["24h"],
+    )
+    sharing: Sharing = Field(
+        default=Sharing.EXCLUSIVE, description="How the jobs of one drone share a GPU.", examples=["exclusive"]
+    )
+    price: float = Field(
+        default=1.0,
+        ge=0,
+        le=1e9,
+        description="Relative cost of one GPU-hour; the cheapest type that fits is taken first.",
+        examples=[1.0],
+    )
+    max_drones: int | None = Field(
+        default=None, ge=0, description="Most drones of this type at one time; 0 starts none.", examples=[2]
+    )
+    ad: Annotated[dict[str, str], AfterValidator(_slot_ad)] = Field(
+        default_factory=dict,
+        description="Further ClassAd attributes of the drone's slot, as expressions in quotes, for matching.",
+        examples=[{"HasCVMFS": "true"}],
+    )
+
+    @model_validator(mode="after")
+    def _can_exist(self) -> Self:
+        if self.gpus == 0:
+            raise mistake_at("gpus", "a drone has GPUs: write `1`, or a share such as `0.5`")
+        if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
+            raise mistake_at("gpus", "more than one GPU is a whole number: write `1`, `2`, ... or a share below 1")
+        for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
+            if size_mib == 0:
+                raise mistake_at(key, f"a drone needs some: write `{key}: 20 GiB`")
+        return self
+
+
+class SiteFile(Section):
+    """A site file: one place where drones run, the shapes that it can start, and its limits."""
+
+    site: Name = Field(description="Name of the site.", examples=["local"])
+    adapter: str = Field(description="Name of the site adapter.", examples=["local"])
+    enabled: bool = Field(
+        default=_SITE.enabled, description="`false`: nothing new there; what runs may run out.", examples=[True]
+    )
+    limits: LimitsSection = Field(
+        default_factory=LimitsSection, description="How much may be there.", examples=[{"max_drones": 4}]
+    )
+    price: float = Field(
+        default=_SITE.price,
+        ge=0,
+        le=1e9,
+        description="Factor on the prices of the site's types: the operator's preference between sites.",
+        examples=[1.0],
+    )
+    queue_when_full: bool = Field(
+        default=_SITE.queue_when_full,
+        description="Ask for drones even where the site shows no free capacity.",
+        examples=[False],
+    )
+    timeouts: TimeoutsSection = Field(
+        default_factory=TimeoutsSection, description="How long things may take there.", examples=[{"boot": "10min"}]
+    )
+    types: dict[Name, TypeSection] = Field(
+        min_length=1,
+        description="Drone types by name.",
+        examples=[{"a100": {"gpus": 1, "cpus": 8, "memory": "20 GiB", "disk": "50 GiB"}}],
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the adapter, see below.", examples=[{}]
+    )

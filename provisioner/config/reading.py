@@ -1,0 +1,295 @@
+"""From files to :class:`Settings`: every file is read and judged to its end before anything is refused."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from provisioner.config import ConfigErrors, OverlaySpec, Problem, Settings, SiteSpec, StoreSpec, together
+from provisioner.config import strict_yaml as yaml
+from provisioner.config.explain import complain, missing_mapping
+from provisioner.config.models import ControllerFile, SiteFile, TypeSection
+from provisioner.config.nearest import choices
+from provisioner.config.strict_yaml import Document, Steps
+from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter, site_adapter
+from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.sites import OverlayFactory, SiteFactory
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load(path: Path, *, root: Path | None = None) -> Settings:
+    """The configuration that begins at controller file ``path``.
+
+    Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
+    taken from there instead (record, queue, drones and secrets of a trial run in a directory of its own).
+
+    Raises:
+        ConfigErrors: with every mistake in every file, in order.
+    """
+    reading = _Reading(root)
+    settings = reading.controller(path, yaml.read(path))
+    problems = reading.problems()
+    if settings is None or problems:
+        raise ConfigErrors(problems)
+    return settings
+
+
+def check(path: Path, *, root: Path | None = None) -> list[Problem]:
+    """Every mistake in the configuration at ``path``: a controller file with all its sites, or one site file alone."""
+    reading = _Reading(root)
+    document = yaml.read(path)
+    if _is_site_file(document):
+        reading.site(path, document)
+    else:
+        reading.controller(path, document)
+    return reading.problems()
+
+
+_CONTROLLER_KEYS = set(ControllerFile.model_fields)
+_SITE_KEYS = set(SiteFile.model_fields)
+
+
+def _is_site_file(document: Document) -> bool:
+    keys = set(document.tree)
+    return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
+
+
+@dataclass(slots=True)
+class _Site:
+    """One site file as far as it could be understood."""
+
+    path: Path
+    document: Document
+    model: SiteFile | None = None
+    options: BaseModel | None = None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pass over a controller file and its site files."""
+
+    root: Path | None
+    documents: list[Document] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def problems(self) -> list[Problem]:
+        return [
+            problem
+            for document in self.documents
+            for problem in sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col))
+        ]
+
+    # ------------------------------------------------------------------------------------------------------- files
+
+    def controller(self, path: Path, document: Document) -> Settings | None:
+        self.documents.append(document)
+        if not document.is_mapping:
+            return None
+        if _is_site_file(document):
+            document.complain(
+                document.key_spot(("site",)),
+                "this is a site file: name the controller file that lists it",
+            )
+            return None
+        model = self.judged(document, ControllerFile, path)
+        overlay = self.options(document, ("overlay",), overlay_adapter, path)
+        sites = [self.site(found, yaml.read(found)) for found in self.site_files(path, document)]
+        together.distinct_names([site.document for site in sites])
+        together.distinct_places([(s.document, s.model.adapter, s.options) for s in sites if s.model and s.options])
+        if model is None:
+            return None
+        if overlay is not None:
+            together.apart(document, model.store.path, overlay)
+        for site in sites:
+            if site.model is not None:
+                together.types_fit_policy(site.document, site.model, model.policy)
+                self.warnings += together.beyond_policy(site.document, site.model, model.policy)
+        if self.problems() or overlay is None:
+            return None
+        return self.settings(path, model, overlay, sites)
+
+    def site(self, path: Path, document: Document) -> _Site:
+        self.documents.append(document)
+        site = _Site(path, document)
+        if not document.is_mapping:
+            return site
+        if not _is_site_file(document) and set(document.tree) & _CONTROLLER_KEYS:
+            document.complain(
+                document.key_spot(("controller",)), "this is a controller file, not a site file: keep it out of `sites`"
+            )
+            return site
+        site.model = self.judged(document, SiteFile, path)
+        site.options = self.options(document, (), site_adapter, path)
+        if site.model is not None:
+            together.types_can_run(document, site.model)
+        return site
+
+    def site_files(self, path: Path, document: Document) -> list[Path]:
+        """The files that ``sites`` names, each once, the controller file itself left out."""
+        found: dict[Path, None] = {}
+        patterns = document.tree.get("sites")
+        for n, pattern in enumerate(patterns if isinstance(patterns, list) else []):
+            if not isinstance(pattern, str):
+                continue
+            matches = _matches(pattern, path.parent)
+            if not matches:
+                document.complain_at(("sites", n), f"`{pattern}`: no file matches, seen from {path.parent.absolute()}")
+            sites = [match for match in matches if not _same_file(match, path)]
+            if matches and not sites:
+                document.complain_at(("sites", n), f"`{pattern}` matches this file only")
+            found.update(dict.fromkeys(sites))
+        return list(found)
+
+    # --------------------------------------------------------------------------------------------------- judging
+
+    def judged(self, document: Document, model: type[M], path: Path) -> M | None:
+        return _judged(document, model, (), document.tree, self.context(path))
+
+    def context(self, path: Path) -> dict[str, Path]:
+        return {"root": (self.root or path.parent).absolute()}
+
+    def options(
+        self,
+        document: Document,
+        at: Steps,
+        adapter: Callable[[str], SiteFactory | OverlayFactory],
+        path: Path,
+    ) -> BaseModel | None:
+        """The options beside the key ``adapter`` at ``at``, judged by the adapter's own model."""
+        section = document.tree if not at else document.tree.get(str(at[0]))
+        name = section.get("adapter") if isinstance(section, dict) else None
+        if not isinstance(section, dict) or not isinstance(name, str):
+            return None
+        try:
+            config: type[BaseModel] = adapter(name).Config
+        except AdapterUnknown as error:
+            document.complain_at((*at, "adapter"), f"{error}: {choices(name, error.known)}")
+            return None
+        except AdapterBroken as error:
+            document.complain_at((*at, "adapter"), str(error))
+            return None
+        if "options" not in section and any(field.is_required() for field in config.model_fields.values()):
+            document.complain(document.key_spot((*at, "adapter")), missing_mapping("options", config))
+            return None
+        given, where = section.get("options", {}), (*at, "options")
+        if not isinstance(given, dict):
+            return None
+        options = _judged(document, config, where, given, self.context(path))
+        if options is not None:
+            self.warnings += together.unreadable_secrets(document, where, options)
+        return options
+
+    # -------------------------------------------------------------------------------------------------- settings
+
+    def settings(self, path: Path, model: ControllerFile, overlay: BaseModel, sites: list[_Site]) -> Settings:
+        specs = tuple(_site_spec(site) for site in sites)
+        written = model.policy
+        return Settings(
+            path=path.absolute(),
+            controller=model.controller,
+            store=StoreSpec(path=model.store.path, keep_s=model.store.keep, snapshots=model.store.snapshots),
+            overlay=OverlaySpec(adapter=model.overlay.adapter, options=overlay),
+            sites=specs,
+            policy=Policy(
+                idle_timeout_s=written.idle_timeout,
+                max_drones=written.max_drones,
+                max_gpu_milli=written.max_gpus,
+                overlay_max_age_s=written.overlay_max_age,
+                slot_max_age_s=written.slot_max_age,
+                young_s=written.young,
+                brake_fraction=written.brake_fraction,
+                brake_min=written.brake_min,
+                sites={spec.name: spec.policy for spec in specs},
+            ),
+            tick_s=written.tick,
+            tick_quick_s=written.tick_quick,
+            warnings=tuple(self.warnings),
+        )
+
+
+def _judged(document: Document, model: type[M], at: Steps, tree: object, context: dict[str, Path]) -> M | None:
+    try:
+        return model.model_validate_json(json.dumps(tree), strict=True, context=context)
+    except ValidationError as error:
+        complain(document, error, model, at)
+    except Exception as error:  # an adapter's own validator may raise anything: that is its fault, and said so
+        document.complain(document.key_spot(at), f"the adapter failed on its options: {type(error).__name__}: {error}")
+    return None
+
+
+def _site_spec(site: _Site) -> SiteSpec:
+    assert site.model is not None and site.options is not None
+    model, timeouts = site.model, site.model.timeouts
+    return SiteSpec(
+        name=model.site,
+        adapter=model.adapter,
+        options=site.options,
+        types=tuple(_drone_type(model.site, name, written) for name, written in model.types.items()),
+        policy=SitePolicy(
+            site=model.site,
+            enabled=model.enabled,
+            max_drones=model.limits.max_drones,
+            max_gpu_milli=model.limits.max_gpus,
+            max_pending=model.limits.max_pending,
+            max_starts_per_tick=model.limits.max_starts_per_tick,
+            price=model.price,
+            queue_when_full=model.queue_when_full,
+            view_max_age_s=timeouts.view_max_age,
+            look_deadline_s=timeouts.look_deadline,
+            act_deadline_s=timeouts.act_deadline,
+            settle_s=timeouts.settle,
+            gone_after_s=timeouts.gone_after,
+            queue_limit_s=timeouts.queue,
+            boot_limit_s=timeouts.boot,
+            join_limit_s=timeouts.join,
+            unslotted_limit_s=timeouts.unslotted,
+            drain_limit_s=timeouts.drain,
+            stop_limit_s=timeouts.stop,
+            grace_s=timeouts.grace,
+        ),
+        path=site.path.absolute(),
+    )
+
+
+def _drone_type(site: str, name: str, written: TypeSection) -> DroneType:
+    return DroneType(
+        site=site,
+        name=name,
+        gpu_milli=written.gpus,
+        cpus=written.cpus,
+        memory_mib=written.memory,
+        disk_mib=written.disk,
+        vram_mib=written.vram,
+        gpu_model=written.gpu_model,
+        capability=written.capability,
+        driver=written.driver,
+        arch=written.arch,
+        walltime_s=written.walltime or 0.0,
+        sharing=written.sharing,
+        price=written.price,
+        max_drones=written.max_drones,
+        ad=dict(written.ad),
+    )
+
+
+def _matches(pattern: str, directory: Path) -> list[Path]:
+    if "\0" in pattern:
+        return []
+    return sorted(
+        directory / match for match in glob.glob(os.path.expanduser(pattern), root_dir=directory, recursive=True)
+    )
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -1,0 +1,125 @@
+"""What only shows when several values, sections or files are seen together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from provisioner.config import Problem
+from provisioner.config.models import PolicySection, SiteFile
+from provisioner.config.strict_yaml import Document, Steps
+from provisioner.config.units import Secret, SecretUnreadable, format_duration, format_gpus
+
+
+def distinct_names(documents: Sequence[Document]) -> None:
+    """Each site has a name of its own."""
+    first: dict[str, Document] = {}
+    for document in documents:
+        name = document.tree.get("site")
+        if not isinstance(name, str):
+            continue
+        if name in first:
+            other = first[name]
+            where = f"{other.file}:{other.value_spot(('site',)).line}"
+            document.complain_at(("site",), f"site `{name}` is in {where} already: rename one of them")
+        first.setdefault(name, document)
+
+
+def distinct_places(sites: Sequence[tuple[Document, str, BaseModel]]) -> None:
+    """No two sites keep their drones in one place: each would take the other's for strays, and stop them.
+
+    ``sites``: document, adapter and its options. An adapter marks the options that say where its drones are with
+    ``json_schema_extra={"places_drones": True}``; two sites are one place if all of these are the same.
+    """
+    first: dict[tuple[object, ...], Document] = {}
+    for document, adapter, options in sites:
+        keys = placing_options(type(options))
+        if not keys:
+            continue
+        place = (adapter, *(repr(getattr(options, key)) for key in keys))
+        if place in first:
+            message = f"`{keys[0]}` is that of {first[place].file} too: give each site a place of its own"
+            document.complain_at(("options", keys[0]), message)
+        first.setdefault(place, document)
+
+
+def placing_options(config: type[BaseModel]) -> list[str]:
+    """Names of the options that the adapter marks as saying where its drones are."""
+    return [
+        name
+        for name, field in config.model_fields.items()
+        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("places_drones")
+    ]
+
+
+def types_can_run(document: Document, site: SiteFile) -> None:
+    """No type is beyond the limits of its own site."""
+    cap_milli, grace_s = site.limits.max_gpus, site.timeouts.grace
+    for name, shape in site.types.items():
+        if cap_milli is not None and shape.gpus > cap_milli:
+            document.complain_at(
+                ("types", name, "gpus"),
+                f"`gpus`: one drone has more than `limits.max_gpus` of the site ({format_gpus(cap_milli)}) and could "
+                f"never start: raise the limit to `{format_gpus(shape.gpus)}`",
+            )
+        if shape.walltime is not None and shape.walltime <= grace_s:
+            document.complain_at(
+                ("types", name, "walltime"),
+                f"`walltime` is not longer than `timeouts.grace` ({format_duration(grace_s)}): a drone would leave at "
+                f"once; lengthen it",
+            )
+
+
+def types_fit_policy(document: Document, site: SiteFile, policy: PolicySection) -> None:
+    """No type is beyond the limits for all sites."""
+    for name, shape in site.types.items():
+        if policy.max_gpus is not None and shape.gpus > policy.max_gpus:
+            document.complain_at(
+                ("types", name, "gpus"),
+                f"`gpus`: one drone has more than `policy.max_gpus` for all sites ({format_gpus(policy.max_gpus)}) and "
+                f"could never start: raise that to `{format_gpus(shape.gpus)}`",
+            )
+
+
+def apart(document: Document, store: Path, overlay: BaseModel) -> None:
+    """The record is a file of its own."""
+    if os.path.isdir(store):  # false for what may not be looked at, where Path.is_dir raises
+        document.complain_at(("store", "path"), f"`path`: {store} is a directory: name a file in it")
+    for name, value in overlay:
+        if isinstance(value, Path) and value == store:
+            document.complain_at(
+                ("overlay", "options", name), f"`{name}` is the same file as `store.path`: give it one of its own"
+            )
+
+
+def beyond_policy(document: Document, site: SiteFile, policy: PolicySection) -> Iterator[Problem]:
+    """Limits that never come to bear since a smaller one does: no harm, but hardly meant."""
+    limits, all_sites = site.limits, "is above the policy's for all sites"
+    if limits.max_drones > policy.max_drones:
+        yield _warning(document, ("limits", "max_drones"), f"`max_drones` {all_sites} ({policy.max_drones})")
+    if policy.max_gpus is not None and limits.max_gpus is not None and limits.max_gpus > policy.max_gpus:
+        yield _warning(document, ("limits", "max_gpus"), f"`max_gpus` {all_sites} ({format_gpus(policy.max_gpus)})")
+    for name, shape in site.types.items():
+        if shape.max_drones is not None and shape.max_drones > limits.max_drones:
+            at = ("types", name, "max_drones")
+            yield _warning(document, at, f"`max_drones` of the type is above the site's ({limits.max_drones})")
+
+
+def unreadable_secrets(document: Document, at: Steps, options: BaseModel) -> Iterator[Problem]:
+    """Secrets that cannot be read here and now; the controller may run as another user, so this is a warning."""
+    for name, value in options:
+        if isinstance(value, Secret):
+            try:
+                value.read()
+            except SecretUnreadable as error:
+                yield _warning(document, (*at, name), f"`{name}`: {error}")
+        elif isinstance(value, BaseModel):
+            yield from unreadable_secrets(document, (*at, name), value)
+
+
+def _warning(document: Document, at: Steps, message: str) -> Problem:
+    spot = document.value_spot(at)
+    return Problem(document.file, spot.line, spot.col, f"warning: {message}")

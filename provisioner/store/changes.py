@@ -1,0 +1,96 @@
+"""What a plan or its receipts change on record, worked out once for every kind of store; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, Plan
+from provisioner.reasons import Reason
+from provisioner.store import Transition
+
+_Written = tuple[Drone, DroneState | None, Reason]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The last record of each drone concerned, and the steps that led there, in order."""
+
+    drones: Mapping[DroneId, Drone]
+    steps: tuple[Transition, ...]
+    breakers: tuple[Breaker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """What a store keeps in memory of its record: replaced whole after a commit, never changed in place."""
+
+    tick: int = 0
+    next_serial: int = 1
+    drones: Mapping[DroneId, Drone] = field(default_factory=dict)
+    """Recorded and not ended."""
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+
+
+def planned(plan: Plan) -> Change:
+    """What has to be on record before ``plan`` is acted on."""
+    written: list[_Written] = [(move.drone, move.was, move.reason) for move in plan.moves]
+    written += [(start.drone, None, start.reason) for start in plan.starts]
+    written += [(drain.drone, drain.was, drain.reason) for drain in plan.drains]
+    written += [(stop.drone, stop.was, stop.reason) for stop in plan.stops]
+    return _change(written, plan.breakers, plan.tick)
+
+
+def settled(tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> Change:
+    """What the receipts of tick ``tick`` change."""
+    return _change([(move.drone, move.was, move.reason) for move in moves], breakers, tick)
+
+
+def _change(written: Iterable[_Written], breakers: Sequence[Breaker], tick: int) -> Change:
+    drones: dict[DroneId, Drone] = {}
+    steps: list[Transition] = []
+    for drone, was, reason in written:
+        drones[drone.id] = drone
+        if was is not drone.state:
+            steps.append(Transition(drone.id, drone.since, was, drone.state, reason, tick))
+    return Change(drones, tuple(steps), tuple(breakers))
+
+
+def after(mirror: Mirror, change: Change, tick: int) -> Mirror:
+    """The mirror once ``change`` is committed. Old mirrors stay as they were: snapshots refer to them."""
+    drones = mirror.drones
+    if change.drones:
+        drones = {**drones, **change.drones}
+        for drone_id, drone in change.drones.items():
+            if drone.state.ended:
+                del drones[drone_id]
+    breakers = mirror.breakers
+    if change.breakers:
+        breakers = {**breakers, **{breaker.scope: breaker for breaker in change.breakers}}
+    return Mirror(
+        tick=max(tick, mirror.tick),
+        next_serial=next_serial(mirror.next_serial, change.drones),
+        drones=drones,
+        breakers=breakers,
+    )
+
+
+def next_serial(least: int, drone_ids: Iterable[DroneId]) -> int:
+    """The first serial number beyond ``least`` and beyond those of ``drone_ids``."""
+    return max((least, *(serial + 1 for drone_id in drone_ids if (serial := serial_of(drone_id)) is not None)))
+
+
+def serial_of(drone_id: str) -> int | None:
+    """The serial number at the end of a drone id; None if it has none."""
+    digits = drone_id.rpartition("-")[2]
+    return int(digits) if len(digits) <= 18 and digits.isascii() and digits.isdecimal() else None
+
+
+def news(plan: Plan) -> Plan:
+    """What a plan says that is worth keeping: without moves that only refresh a drone's record."""
+    return replace(plan, moves=tuple(move for move in plan.moves if move.was is not move.drone.state))
+
+
+def repeats(plan: Plan, before: Plan | None) -> bool:
+    """Whether ``plan``, one tick later, says what ``before`` said. What acts is never a repetition."""
+    return before is not None and not plan.acts and replace(plan, tick=before.tick, at=before.at) == before

@@ -1,0 +1,298 @@
+"""The record in memory, both sides: for simulations and tests. Keeps the very values, so it costs next to nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Self
+
+from provisioner.model import (
+    Breaker,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    Move,
+    OperatorRequest,
+    Plan,
+    RequestKind,
+    Snapshot,
+)
+from provisioner.store import Event, Holder, StoreHeld, Transition, Views
+from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, serial_of, settled
+from provisioner.store.ids import FIND_LIMIT, plausible, serial_meant, slots_meant
+
+
+@dataclass(slots=True)
+class _Record:
+    """What a store file would hold."""
+
+    mirror: Mirror = field(default_factory=Mirror)
+    drones: dict[DroneId, Drone] = field(default_factory=dict)
+    """Ended ones too."""
+    steps: list[tuple[int, Transition]] = field(default_factory=list)
+    lives: dict[DroneId, list[Transition]] = field(default_factory=dict)
+    """The steps of each drone."""
+    last_step: int = 0
+    plans: list[Plan] = field(default_factory=list)
+    newest: Snapshot | None = None
+    newest_at: float = 0.0
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    asked: dict[int, OperatorRequest] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    last_request: int = 0
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=100_000))
+    last_event: int = 0
+
+    def pending(self) -> tuple[OperatorRequest, ...]:
+        return tuple(request for number, request in self.asked.items() if number not in self.done)
+
+    def prune(self, before: float) -> None:
+        for drone_id in [d.id for d in self.drones.values() if d.state.ended and d.ended_at < before]:
+            del self.drones[drone_id]
+            self.lives.pop(drone_id, None)
+        self.steps = [(number, step) for number, step in self.steps if self._keeps(step, before)]
+        self.lives = {drone_id: [s for s in life if self._keeps(s, before)] for drone_id, life in self.lives.items()}
+        self.plans = [plan for plan in self.plans if plan.at >= before]
+        self.events = deque((event for event in self.events if event.at >= before), self.events.maxlen)
+        for number in [n for n in self.done if n in self.asked and self.asked[n].at < before]:
+            del self.asked[number]
+            self.done.remove(number)
+
+    def _keeps(self, step: Transition, before: float) -> bool:
+        """The first step of a drone on record stays, however old."""
+        return step.drone_id in self.drones and (step.at >= before or step.was is None)
+
+
+class MemoryStore:
+    """:class:`provisioner.store.Store` without a file. It may be entered again after it was left, as a restart would.
+
+    ``birth`` is fixed, not drawn: the same run gives the same ids.
+    """
+
+    def __init__(self, controller: str, keep_s: float, snapshots: int, *, birth: str = "mem0") -> None:
+        self._controller = controller
+        self._keep_s = keep_s
+        self._snapshots = snapshots
+        self._birth = birth
+        self._record = _Record()
+        self._holder: Holder | None = None
+        self._said: Plan | None = None
+
+    def reader(self) -> MemoryReader:
+        """The operator's side of the same record."""
+        return MemoryReader(self._record, f"{self._controller}-{self._birth}", lambda: self._holder)
+
+    @property
+    def birth(self) -> str:
+        return self._birth
+
+    @property
+    def tick(self) -> int:
+        return self._record.mirror.tick
+
+    @property
+    def next_serial(self) -> int:
+        return self._record.mirror.next_serial
+
+    @property
+    def drones(self) -> Mapping[DroneId, Drone]:
+        return self._record.mirror.drones
+
+    @property
+    def breakers(self) -> Mapping[str, Breaker]:
+        return self._record.mirror.breakers
+
+    async def __aenter__(self) -> Self:
+        if self._holder is not None:
+            raise StoreHeld(f"the store in memory is held by pid {self._holder.pid} on {self._holder.host}")
+        self._said = None
+        self._holder = Holder(os.getpid(), socket.gethostname(), time.time())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._holder = None
+
+    async def requests(self) -> tuple[OperatorRequest, ...]:
+        return self._record.pending()
+
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        record = self._record
+        self._apply(planned(plan), plan.tick)
+        said = news(plan)
+        if record.plans and repeats(said, self._said):
+            record.plans[-1] = said
+        else:
+            record.plans.append(said)
+        self._said = said
+        record.newest, record.newest_at = snapshot, plan.at
+        record.done.update(number for number in plan.requests_done if number in record.asked)
+        if plan.acts and self._snapshots > 0:
+            record.snapshots[plan.tick] = snapshot
+            while len(record.snapshots) > self._snapshots:
+                del record.snapshots[min(record.snapshots)]
+
+    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+        self._apply(settled(tick, moves, breakers), self.tick)
+
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        self._record.last_event += 1
+        self._record.events.append(Event(self._record.last_event, at, name, dict(fields)))
+
+    async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
+        known = self._record.drones
+        return {each: known[each].state for each in drone_ids if each in known and known[each].state.ended}
+
+    async def prune(self, now: float) -> None:
+        self._record.prune(now - self._keep_s)
+
+    def _apply(self, change: Change, tick: int) -> None:
+        record = self._record
+        record.mirror = after(record.mirror, change, tick)
+        record.drones.update(change.drones)
+        for step in change.steps:
+            record.last_step += 1
+            record.steps.append((record.last_step, step))
+            record.lives.setdefault(step.drone_id, []).append(step)
+
+
+class MemoryReader:
+    """:class:`provisioner.store.Reader` of a :class:`MemoryStore`."""
+
+    def __init__(self, record: _Record, id_prefix: str, holder: Callable[[], Holder | None]) -> None:
+        self._record = record
+        self._id_prefix = id_prefix
+        self._holder = holder
+
+    def holder(self) -> Holder | None:
+        return self._holder()
+
+    def drones(
+        self,
+        *,
+        ended: bool | None = False,
+        sites: Sequence[str] = (),
+        states: Sequence[DroneState] = (),
+        types: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> list[Drone]:
+        found = [
+            drone
+            for drone in (self._record.mirror.drones if ended is False else self._record.drones).values()
+            if (ended is None or drone.state.ended is ended)
+            and (not sites or drone.site in sites)
+            and (not states or drone.state in states)
+            and (not types or drone.type in types or drone.type.partition("/")[2] in types)
+        ]
+        found.sort(key=_age)
+        return found if limit is None else found[max(0, len(found) - limit) :]
+
+    def drone(self, drone_id: DroneId) -> Drone | None:
+        return self._record.drones.get(drone_id)
+
+    def find(self, any_id: str) -> list[DroneId]:
+        known = self._record.drones
+        if not plausible(any_id):
+            return []
+        if any_id in known:
+            return [DroneId(any_id)]
+        serial, slots = serial_meant(any_id), slots_meant(any_id)
+        found = [
+            drone
+            for drone in known.values()
+            if drone.remote_id == any_id
+            or drone.slot in slots
+            or (serial is not None and serial_of(drone.id) == serial)
+        ] or [drone for drone in known.values() if any_id.isascii() and drone.id.startswith(any_id)]
+        found = [drone for drone in found if not drone.state.ended] or found
+        found.sort(key=_age, reverse=True)
+        return [drone.id for drone in found[:FIND_LIMIT]]
+
+    def history(self, drone_id: DroneId) -> list[Transition]:
+        return list(self._record.lives.get(drone_id, ()))
+
+    def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
+        found: list[Plan] = []
+        for plan in reversed(self._record.plans):
+            if len(found) == limit:
+                break
+            if plan.at >= since and (plan.acts or not acting):
+                found.append(plan)
+        found.reverse()
+        return found
+
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        return [event for event in self._record.events if event.id > after][:limit]
+
+    def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
+        steps = self._record.steps
+        first = bisect_right(steps, after, key=lambda numbered: numbered[0])
+        found: list[tuple[int, Transition]] = []
+        for number, step in islice(steps, first, None):
+            if len(found) == limit:
+                break
+            if step.at >= since:
+                found.append((number, step))
+        return found
+
+    def views(self) -> Views | None:
+        seen = self._record.newest
+        if seen is None:
+            return None
+        return Views(
+            self._record.mirror.tick, self._record.newest_at, seen.policy, seen.types, seen.overlay, dict(seen.sites)
+        )
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        return self._record.mirror.breakers
+
+    def snapshot(self, tick: int | None = None) -> Snapshot | None:
+        record = self._record
+        if tick is not None:
+            return record.snapshots.get(tick)
+        if record.newest is None:
+            return None
+        return replace(
+            record.newest,
+            now=record.newest_at,
+            tick=record.mirror.tick + 1,
+            id_prefix=self._id_prefix,
+            next_serial=record.mirror.next_serial,
+            drones=dict(record.mirror.drones),
+            breakers=dict(record.mirror.breakers),
+            requests=record.pending(),
+        )
+
+    def kept_snapshots(self) -> list[int]:
+        return sorted(self._record.snapshots)
+
+    def ask(
+        self,
+        kind: RequestKind,
+        drone_ids: Sequence[DroneId],
+        *,
+        reason: str,
+        by: str,
+        at: float,
+        mode: DrainMode = DrainMode.PEACEFUL,
+    ) -> int:
+        record = self._record
+        record.last_request += 1
+        request = OperatorRequest(record.last_request, at, kind, tuple(drone_ids), reason, by, mode)
+        record.asked[request.id] = request
+        return request.id
+
+    def request_done(self, request: int) -> bool:
+        record = self._record
+        return 0 < request <= record.last_request and (request in record.done or request not in record.asked)
+
+
+def _age(drone: Drone) -> tuple[float, int, str]:
+    serial = serial_of(drone.id)
+    return drone.requested_at, -1 if serial is None else serial, drone.id

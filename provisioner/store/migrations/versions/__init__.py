@@ -1,0 +1,1 @@
+"""One module per schema revision, in the order of :data:`provisioner.store.migrations.REVISIONS`."""

@@ -1,0 +1,100 @@
+"""The newest views, cut into pieces that change at different rates, so that only what changed is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from provisioner import codec
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    OverlayReading,
+    Policy,
+    RemoteDrone,
+    SiteReading,
+    Slot,
+    Snapshot,
+)
+from provisioner.store import Views
+
+POLICY, TYPES, OVERLAY, SLOTS, SITE, REMOTE = "policy", "types", "overlay", "slots", "site", "remote"
+
+_KINDS: dict[str, Any] = {
+    POLICY: Policy,
+    TYPES: tuple[DroneType, ...],
+    OVERLAY: OverlayReading,
+    SLOTS: tuple[Slot, ...],
+    SITE: SiteReading,
+    REMOTE: dict[DroneId, RemoteDrone],
+}
+
+
+class PieceKey(NamedTuple):
+    kind: str
+    name: str = ""
+    """Of the site; empty for what belongs to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    value: object
+    taken_at: float = 0.0
+    """Of the view; kept apart from ``value`` because it changes when nothing else does."""
+
+
+def pieces_of(snapshot: Snapshot) -> dict[PieceKey, Piece]:
+    """The views of ``snapshot``: the bulk (slots, remote drones) apart from the rest."""
+    overlay = snapshot.overlay
+    pieces = {
+        PieceKey(POLICY): Piece(snapshot.policy),
+        PieceKey(TYPES): Piece(snapshot.types),
+    }
+    if overlay.view is None:
+        pieces[PieceKey(OVERLAY)] = Piece(overlay)
+    else:
+        bare = replace(overlay, view=replace(overlay.view, slots=(), taken_at=0.0))
+        pieces[PieceKey(OVERLAY)] = Piece(bare, overlay.view.taken_at)
+        pieces[PieceKey(SLOTS)] = Piece(overlay.view.slots)
+    for name, reading in snapshot.sites.items():
+        if reading.view is None:
+            pieces[PieceKey(SITE, name)] = Piece(reading)
+        else:
+            bare_site = replace(reading, view=replace(reading.view, drones={}, taken_at=0.0))
+            pieces[PieceKey(SITE, name)] = Piece(bare_site, reading.view.taken_at)
+            pieces[PieceKey(REMOTE, name)] = Piece(reading.view.drones)
+    return pieces
+
+
+def encode(key: PieceKey, piece: Piece) -> bytes:
+    return codec.to_json(piece.value, _KINDS[key.kind]).encode()
+
+
+def decode(key: PieceKey, body: bytes) -> Any:
+    return codec.from_json(_KINDS[key.kind], body)
+
+
+def views_of(tick: int, at: float, pieces: Mapping[PieceKey, Piece]) -> Views:
+    """The views put together again."""
+    overlay: Any = pieces[PieceKey(OVERLAY)]
+    reading: OverlayReading = overlay.value
+    if reading.view is not None:
+        slots: Any = pieces[PieceKey(SLOTS)].value
+        reading = replace(reading, view=replace(reading.view, slots=slots, taken_at=overlay.taken_at))
+    policy: Any = pieces[PieceKey(POLICY)].value
+    types: Any = pieces[PieceKey(TYPES)].value
+    return Views(tick, at, policy, types, reading, _sites_of(pieces))
+
+
+def _sites_of(pieces: Mapping[PieceKey, Piece]) -> dict[str, SiteReading]:
+    sites: dict[str, SiteReading] = {}
+    for key, piece in pieces.items():
+        if key.kind != SITE:
+            continue
+        reading: Any = piece.value
+        if reading.view is not None:
+            remote: Any = pieces[PieceKey(REMOTE, key.name)].value
+            reading = replace(reading, view=replace(reading.view, drones=remote, taken_at=piece.taken_at))
+        sites[key.name] = reading
+    return sites

@@ -1,0 +1,262 @@
+"""The record in SQL, written: one connection, one transaction per call, blocking."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, delete, exc, func, or_, select, update
+from sqlalchemy import insert as plain_insert
+from sqlalchemy.dialects.sqlite import insert
+
+from provisioner import codec
+from provisioner.model import Breaker, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
+from provisioner.store import Transition
+from provisioner.store.asked import REQUEST_COLUMNS, request_of
+from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, settled
+from provisioner.store.faults import broken, unfit
+from provisioner.store.opening import open_store
+from provisioner.store.pieces import Piece, PieceKey, encode, pieces_of
+from provisioner.store.rows import FIELDS, drones_of, row_of
+from provisioner.store.tables import (
+    breakers,
+    drones,
+    events,
+    heard,
+    meta,
+    plans,
+    requests,
+    snapshots,
+    transitions,
+    views,
+)
+
+_BATCH = 500
+"""Rows deleted, or asked for, in one statement."""
+_BATCHES = 40
+"""Batches of one kind in one pruning: the rest waits for the next."""
+MAX_EVENTS = 100_000
+"""Events kept at most, however young."""
+
+
+class Writer:
+    """Opens the store, made or migrated where needed. Raises :class:`StoreBroken`; so does every method.
+
+    ``mirror`` is what is committed: it is replaced after a commit and stays as it was when a write fails.
+    """
+
+    def __init__(self, path: Path, controller: str, snapshots_kept: int, birth: str | None) -> None:
+        self._path = path
+        self._snapshots_kept = snapshots_kept
+        self._said: Plan | None = None
+        self._pieces: dict[PieceKey, Piece] | None = None
+        self._connection = open_store(path, controller, birth)
+        with self._transaction() as sql:
+            known: dict[str, str] = {key: value for key, value in sql.execute(select(meta.c.key, meta.c.value))}
+            self.birth: str = known["birth"]
+            self.mirror = _load(sql, known)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # ------------------------------------------------------------------------------------------------------- ticks
+
+    def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        change = planned(plan)
+        mirror = after(self.mirror, change, plan.tick)
+        said = news(plan)
+        pieces = pieces_of(snapshot)
+        with self._transaction() as sql:
+            self._write(sql, change)
+            self._write_plan(sql, said)
+            self._write_views(sql, pieces)
+            if plan.requests_done:
+                taken = update(requests).where(requests.c.id.in_(plan.requests_done), requests.c.done_tick.is_(None))
+                sql.execute(taken.values(done_tick=plan.tick))
+            if plan.acts and self._snapshots_kept > 0:
+                _write_snapshot(sql, snapshot, plan.tick, self._snapshots_kept)
+            _write_meta(sql, tick=str(mirror.tick), at=repr(plan.at), next_serial=str(mirror.next_serial))
+        self.mirror, self._pieces, self._said = mirror, pieces, said
+
+    def settle(self, tick: int, moves: Sequence[Move], changed: Sequence[Breaker]) -> None:
+        change = settled(tick, moves, changed)
+        if not (change.drones or change.breakers):
+            return
+        mirror = after(self.mirror, change, self.mirror.tick)
+        with self._transaction() as sql:
+            self._write(sql, change)
+            _write_meta(sql, next_serial=str(mirror.next_serial))
+        self.mirror = mirror
+
+    def _write(self, sql: Connection, change: Change) -> None:
+        rows, beats = self._changed_rows(change)
+        _upsert(sql, drones, rows)
+        _upsert(sql, heard, beats)
+        if change.steps:
+            sql.execute(plain_insert(transitions), [_step_row(step) for step in change.steps])
+        _upsert(sql, breakers, [{"scope": each.scope, "body": codec.to_json(each)} for each in change.breakers])
+
+    def _changed_rows(self, change: Change) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+        """Rows for ``drones`` and ``heard``: only of drones whose record is not already so."""
+        rows: list[dict[str, object]] = []
+        beats: list[dict[str, object]] = []
+        live = self.mirror.drones
+        for drone_id, drone in change.drones.items():
+            before = live.get(drone_id)
+            if before == drone:
+                continue
+            if before is None or before.heard_at != drone.heard_at:
+                beats.append({"drone_id": drone_id, "heard_at": drone.heard_at})
+            row = row_of(drone)
+            if before is None or row != row_of(before):
+                rows.append(row)
+        return rows, beats
+
+    def _write_plan(self, sql: Connection, said: Plan) -> None:
+        if repeats(said, self._said):
+            newest = select(func.max(plans.c.seq)).scalar_subquery()
+            again = update(plans).where(plans.c.seq == newest).values(last_tick=said.tick, last_at=said.at)
+            if sql.execute(again).rowcount:
+                return
+        row = {
+            "tick": said.tick,
+            "at": said.at,
+            "last_tick": said.tick,
+            "last_at": said.at,
+            "acting": said.acts,
+            "body": zlib.compress(codec.to_json(said).encode()),
+        }
+        sql.execute(plain_insert(plans), row)
+
+    def _write_views(self, sql: Connection, pieces: Mapping[PieceKey, Piece]) -> None:
+        """The pieces that are not already so; after opening all of them."""
+        old = self._pieces
+        if old is None:
+            sql.execute(delete(views))
+        for key in (old or {}).keys() - pieces.keys():
+            sql.execute(delete(views).where(views.c.kind == key.kind, views.c.name == key.name))
+        for key, piece in pieces.items():
+            before = (old or {}).get(key)
+            if before == piece:
+                continue
+            row: dict[str, object] = {"kind": key.kind, "name": key.name, "taken_at": piece.taken_at}
+            if before is not None and before.value == piece.value:
+                same = and_(views.c.kind == key.kind, views.c.name == key.name)
+                sql.execute(update(views).where(same).values(taken_at=piece.taken_at))
+            else:
+                _upsert(sql, views, [row | {"body": zlib.compress(encode(key, piece), 1)}])
+
+    # ------------------------------------------------------------------------------------------------ asked and told
+
+    def requests(self) -> tuple[OperatorRequest, ...]:
+        with self._transaction() as sql:
+            columns = [requests.c[name] for name in REQUEST_COLUMNS]
+            pending = select(*columns).where(requests.c.done_tick.is_(None)).order_by(requests.c.id)
+            return tuple(request_of(row) for row in sql.execute(pending))
+
+    def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        with self._transaction() as sql:
+            sql.execute(plain_insert(events), {"at": at, "name": name, "fields": json.dumps(dict(fields))})
+
+    def ended(self, drone_ids: Sequence[DroneId]) -> dict[DroneId, DroneState]:
+        found: dict[DroneId, DroneState] = {}
+        with self._transaction() as sql:
+            for start in range(0, len(drone_ids), _BATCH):
+                some = drone_ids[start : start + _BATCH]
+                ends = select(drones.c.id, drones.c.state).where(drones.c.id.in_(some), drones.c.live.is_(False))
+                found |= {DroneId(drone_id): DroneState(state) for drone_id, state in sql.execute(ends)}
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ pruning
+
+    def prune(self, before: float) -> None:
+        """Forget what ended, was said or was done before ``before``, a batch per transaction."""
+        for _ in range(_BATCHES):
+            if not self._prune_drones(before):
+                break
+        # the first step of a drone on record stays, however old
+        self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None)))
+        self._prune(plans, "seq", plans.c.last_at < before)
+        self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before))
+        with self._transaction() as sql:
+            newest = sql.execute(select(func.max(events.c.id))).scalar() or 0
+        self._prune(events, "id", or_(events.c.at < before, events.c.id <= newest - MAX_EVENTS))
+
+    def _prune_drones(self, before: float) -> bool:
+        """Whether there may be more."""
+        old = select(drones.c.id).where(drones.c.live.is_(False), drones.c.ended_at < before).limit(_BATCH)
+        with self._transaction() as sql:
+            gone = list(sql.execute(old).scalars())
+            if gone:
+                sql.execute(delete(transitions).where(transitions.c.drone_id.in_(gone)))
+                sql.execute(delete(heard).where(heard.c.drone_id.in_(gone)))
+                sql.execute(delete(drones).where(drones.c.id.in_(gone)))
+        return len(gone) == _BATCH
+
+    def _prune(self, table: Table, key: str, old: Any) -> None:
+        column = table.c[key]
+        batch = delete(table).where(column.in_(select(column).where(old).limit(_BATCH)))
+        for _ in range(_BATCHES):
+            with self._transaction() as sql:
+                if sql.execute(batch).rowcount < _BATCH:
+                    return
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """All or nothing, and durable at its end."""
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except exc.DBAPIError as error:
+            raise broken(self._path, error.orig) from error
+        except (ValueError, OverflowError) as error:
+            raise unfit(self._path, error) from error
+
+
+def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:
+    columns = [drones.c[name] if name != "heard_at" else func.coalesce(heard.c.heard_at, 0.0) for name in FIELDS]
+    joined = drones.outerjoin(heard, heard.c.drone_id == drones.c.id)
+    live = select(*columns).select_from(joined).where(drones.c.live.is_(True)).order_by(drones.c.requested_at)
+    return Mirror(
+        tick=int(known["tick"]),
+        next_serial=int(known["next_serial"]),
+        drones={drone.id: drone for drone in drones_of(tuple(row) for row in sql.execute(live))},
+        breakers={
+            scope: codec.from_json(Breaker, body)
+            for scope, body in sql.execute(select(breakers.c.scope, breakers.c.body))
+        },
+    )
+
+
+def _upsert(sql: Connection, table: Table, rows: list[dict[str, object]]) -> None:
+    if not rows:
+        return
+    statement = insert(table)
+    values = {column.name: statement.excluded[column.name] for column in table.c if not column.primary_key}
+    sql.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values), rows)
+
+
+def _write_meta(sql: Connection, **values: str) -> None:
+    _upsert(sql, meta, [{"key": key, "value": value} for key, value in values.items()])
+
+
+def _write_snapshot(sql: Connection, snapshot: Snapshot, tick: int, kept: int) -> None:
+    body = zlib.compress(codec.to_json(snapshot).encode(), 1)
+    _upsert(sql, snapshots, [{"tick": tick, "body": body}])
+    newest = select(snapshots.c.tick).order_by(snapshots.c.tick.desc()).limit(kept)
+    sql.execute(delete(snapshots).where(snapshots.c.tick.not_in(newest)))
+
+
+def _step_row(step: Transition) -> dict[str, object]:
+    return {
+        "drone_id": step.drone_id,
+        "at": step.at,
+        "was": step.was.value if step.was else None,
+        "state": step.state.value,
+        "reason": codec.to_json(step.reason),
+        "tick": step.tick,
+    }

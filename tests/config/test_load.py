@@ -1,0 +1,302 @@
+"""From files to settings: every key arrives where it belongs, in the inner unit."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.embedded_overlay.config import Config as QueueConfig
+from adapters.local_site.config import Config as HostConfig
+from provisioner.config import (
+    ConfigErrors,
+    OverlaySpec,
+    Settings,
+    SiteSpec,
+    StoreSpec,
+    check,
+    load,
+)
+from provisioner.model import DroneType, Policy, Sharing, SitePolicy
+
+CONTROLLER = """\
+controller: kit
+store: {path: var/record.db, keep: 7d, snapshots: 10}
+overlay:
+  adapter: embedded
+  options: {path: var/queue.db, lease: 1min}
+sites: ["sites/*.yaml"]
+policy:
+  tick: 20s
+  tick_quick: 3s
+  idle_timeout: 5min
+  max_drones: 7
+  max_gpus: 6.5
+  overlay_max_age: 90s
+  slot_max_age: 10min
+  young: 30s
+  brake_fraction: 0.3
+  brake_min: 4
+"""
+
+SITE = """\
+site: big
+adapter: local
+enabled: false
+limits: {max_drones: 5, max_gpus: 4, max_pending: 3, max_starts_per_tick: 2}
+price: 1.5
+queue_when_full: true
+timeouts: {view_max_age: 3min, look_deadline: 21s, act_deadline: 61s, settle: 121s, gone_after: 31s, queue: 23h,
+           boot: 11min, join: 6min, unslotted: 7min, drain: 22h, stop: 2min, grace: 40s}
+types:
+  a100:
+    gpus: 0.5
+    gpu_model: A100-SXM4-40GB
+    vram: 40 GiB
+    capability: 8.0
+    driver: "12.4"
+    arch: aarch64
+    cpus: 8
+    memory: 20 GiB
+    disk: 50 GB
+    walltime: 24h
+    sharing: time-sliced
+    price: 2
+    max_drones: 2
+    ad: {HasCVMFS: "true"}
+options: {root: ../drones, cpus: 8}
+"""
+
+CLOUD = """
+from pydantic import BaseModel, Field
+class Config(BaseModel):
+    model_config = {"extra": "forbid"}
+    speed: int = 0
+    project: str = Field(json_schema_extra={"places_drones": True})
+class Cloud:
+    Config = Config
+    def look(self): ...
+    def start(self): ...
+    def stop(self): ...
+"""
+
+
+def written(directory: Path, *, controller: str = CONTROLLER, **sites: str) -> Path:
+    (directory / "sites").mkdir(exist_ok=True)
+    for name, text in sites.items():
+        (directory / "sites" / f"{name}.yaml").write_text(text)
+    file = directory / "provisioner.yaml"
+    file.write_text(controller)
+    return file
+
+
+def test_every_key_arrives(tmp_path: Path) -> None:
+    policy = SitePolicy(
+        site="big",
+        enabled=False,
+        max_drones=5,
+        max_gpu_milli=4000,
+        max_pending=3,
+        max_starts_per_tick=2,
+        price=1.5,
+        queue_when_full=True,
+        view_max_age_s=180,
+        look_deadline_s=21,
+        act_deadline_s=61,
+        settle_s=121,
+        gone_after_s=31,
+        queue_limit_s=23 * 3600,
+        boot_limit_s=660,
+        join_limit_s=360,
+        unslotted_limit_s=420,
+        drain_limit_s=22 * 3600,
+        stop_limit_s=120,
+        grace_s=40,
+    )
+    a100 = DroneType(
+        site="big",
+        name="a100",
+        gpu_milli=500,
+        cpus=8,
+        memory_mib=20480,
+        disk_mib=47684,
+        vram_mib=40960,
+        gpu_model="A100-SXM4-40GB",
+        capability=80,
+        driver=12040,
+        arch="aarch64",
+        walltime_s=86400,
+        sharing=Sharing.TIME_SLICED,
+        price=2.0,
+        max_drones=2,
+        ad={"HasCVMFS": "true"},
+    )
+
+    file = written(tmp_path, big=SITE)
+
+    assert load(file) == Settings(
+        path=file,
+        controller="kit",
+        store=StoreSpec(path=tmp_path / "var/record.db", keep_s=7 * 86400, snapshots=10),
+        overlay=OverlaySpec("embedded", QueueConfig(path=tmp_path / "var/queue.db", lease="1min")),
+        sites=(
+            SiteSpec(
+                name="big",
+                adapter="local",
+                options=HostConfig(root=tmp_path / "drones", cpus=8),
+                types=(a100,),
+                policy=policy,
+                path=tmp_path / "sites/big.yaml",
+            ),
+        ),
+        policy=Policy(
+            idle_timeout_s=300,
+            max_drones=7,
+            max_gpu_milli=6500,
+            overlay_max_age_s=90,
+            slot_max_age_s=600,
+            young_s=30,
+            brake_fraction=0.3,
+            brake_min=4,
+            sites={"big": policy},
+        ),
+        tick_s=20,
+        tick_quick_s=3,
+    )
+
+
+def test_what_is_left_out_has_the_defaults_of_the_model(tmp_path: Path) -> None:
+    head = CONTROLLER.partition("policy:")[0]
+    short = "site: s\nadapter: local\ntypes: {t: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 GiB}}\noptions: {root: d}\n"
+
+    loaded = load(written(tmp_path, controller=head, s=short))
+
+    [site] = loaded.sites
+    assert site.policy == SitePolicy(site="s")
+    assert loaded.policy == Policy(sites={"s": site.policy})
+    assert site.types == (DroneType(site="s", name="t", gpu_milli=1000, cpus=1, memory_mib=1024, disk_mib=1024),)
+
+
+def test_a_trial_run_keeps_all_its_files_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    trial = tmp_path / "trial"
+
+    loaded = load(written(tmp_path, big=SITE), root=trial / "in")
+
+    assert loaded.store.path == trial / "in/var/record.db"
+    assert loaded.overlay.options.path == trial / "in/var/queue.db"
+    assert loaded.sites[0].options.root == trial / "drones"
+
+
+def test_sites_are_found_in_order_and_once(tmp_path: Path) -> None:
+    sites = {name: SITE.replace("site: big", f"site: {name}") for name in ("b", "a", "c")}
+    controller = CONTROLLER.replace('["sites/*.yaml"]', '[sites/c.yaml, "sites/*.yaml", "**/a.yaml"]')
+
+    loaded = load(written(tmp_path, controller=controller, **sites))
+
+    assert [site.name for site in loaded.sites] == ["c", "a", "b"]
+
+
+def test_a_directory_name_with_wildcards_in_it_is_only_a_name(tmp_path: Path) -> None:
+    odd = tmp_path / "odd[1]*"
+    odd.mkdir()
+    assert [site.name for site in load(written(odd, big=SITE)).sites] == ["big"]
+
+
+def test_two_sites_with_their_drones_in_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take the other's drones for strays. What says where drones are, the adapter marks."""
+    module = tmp_path / "cloud_with_a_place.py"
+    module.write_text(CLOUD)
+    egg = tmp_path / "placed-1.0.dist-info"
+    egg.mkdir()
+    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: placed\nVersion: 1.0\n")
+    (egg / "entry_points.txt").write_text("[provisioner.sites]\nplaced = cloud_with_a_place:Cloud\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    site = SITE.partition("options:")[0].replace("adapter: local", "adapter: placed")
+    sites = {
+        name: site.replace("site: big", f"site: {name}") + f"options: {{speed: 1, project: {project}}}\n"
+        for name, project in (("a", "gpu"), ("b", "other"), ("c", "gpu"))
+    }
+
+    [problem] = check(written(tmp_path, **sites))
+
+    assert problem.file == str(tmp_path / "sites/c.yaml")
+    assert problem.message == (f"`project` is that of {tmp_path}/sites/a.yaml too: give each site a place of its own")
+
+
+def test_a_site_file_can_be_checked_alone_but_not_run(tmp_path: Path) -> None:
+    written(tmp_path, big=SITE)
+    site = tmp_path / "sites/big.yaml"
+
+    assert check(site) == []
+    with pytest.raises(ConfigErrors, match=r"big.yaml:1:1: this is a site file"):
+        load(site)
+
+
+def test_files_are_named_as_the_operator_named_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, big=SITE.replace("price: 1.5", "price: -1"))
+    monkeypatch.chdir(tmp_path)
+
+    assert [str(problem) for problem in check(Path("provisioner.yaml"))] == [
+        "sites/big.yaml:5:8: `price` must be at least 0, is `-1`"
+    ]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match=r"nowhere.yaml:1:1: no such file"):
+        load(tmp_path / "nowhere.yaml")
+    (tmp_path / "none.yaml").write_text("{}")
+    assert [p.message.partition(":")[0] for p in check(tmp_path / "none.yaml")] == [
+        f"`{key}` is missing" for key in ("controller", "store", "overlay", "sites")
+    ]
+
+
+def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
+    generous = SITE.replace("max_drones: 5, max_gpus: 4", "max_drones: 50, max_gpus: 40")
+    pool = (
+        "overlay:\n  adapter: htcondor\n  options:\n    collector: cm.example.org:9618\n    trust_domain: example.org\n"
+        "    token: {file: token}\n    drone_token: {env: NO_SUCH_TOKEN}\nsites:"
+    )
+    before, after = CONTROLLER.index("overlay:"), CONTROLLER.index("sites:") + len("sites:")
+    file = written(tmp_path, controller=CONTROLLER[:before] + pool + CONTROLLER[after:], big=generous)
+
+    assert check(file) == []
+    gone = "No such file or directory"
+    told = [str(warning).removeprefix(f"{tmp_path}/") for warning in load(file).warnings]
+    assert told == [
+        f"provisioner.yaml:8:12: warning: `token`: secret file {tmp_path}/token cannot be read: {gone}",
+        "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
+        "sites/big.yaml:4:22: warning: `max_drones` is above the policy's for all sites (7)",
+        "sites/big.yaml:4:36: warning: `max_gpus` is above the policy's for all sites (6.5)",
+    ]
+
+
+def test_a_literal_secret_is_never_repeated() -> None:
+    broken = Path(__file__).parent / "broken"
+    for case in broken.glob("literal-secret*.yaml"):
+        assert "eyJ" in case.read_text()
+        assert all("eyJ" not in str(problem) for problem in check(case))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(CONTROLLER) - 1), st.integers(0, 12), st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6))
+def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        mangled = CONTROLLER[:at] + put + CONTROLLER[at + cut :]
+        for problem in check(written(Path(directory), controller=mangled, big=SITE)):
+            assert problem.line >= 1
+            assert "\n" not in problem.message
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(SITE) - 1), st.integers(0, 12), st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6))
+def test_however_a_site_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "site.yaml"
+        file.write_text(SITE[:at] + put + SITE[at + cut :])
+        for problem in check(file):
+            assert problem.line >= 1
+            assert "\n" not in problem.message

@@ -1,0 +1,117 @@
+"""What a changed configuration changes in a running controller, and what it must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, Field
+
+from provisioner.config import Change, OverlaySpec, Settings, SiteSpec, StoreSpec, changes
+from provisioner.model import DroneType, Policy, SitePolicy
+
+
+class Options(BaseModel):
+    speed: int = 1
+    root: str = Field(default="drones", json_schema_extra={"places_drones": True})
+
+
+def site(name: str, **changed: object) -> SiteSpec:
+    gpu = DroneType(site=name, name="gpu", gpu_milli=1000, cpus=1, memory_mib=1024, disk_mib=1024)
+    spec = SiteSpec(name, "local", Options(), (gpu,), SitePolicy(site=name), Path(f"{name}.yaml"))
+    return replace(spec, **changed)  # type: ignore[arg-type]
+
+
+def settings(*sites: SiteSpec, **changed: object) -> Settings:
+    made = Settings(
+        path=Path("provisioner.yaml"),
+        controller="kit",
+        store=StoreSpec(Path("record.db")),
+        overlay=OverlaySpec("embedded", Options()),
+        sites=sites,
+        policy=Policy(sites={spec.name: spec.policy for spec in sites}),
+        tick_s=15,
+        tick_quick_s=2,
+    )
+    return replace(made, **changed)  # type: ignore[arg-type]
+
+
+def test_nothing_changed() -> None:
+    change = changes(settings(site("a")), settings(site("a")), {"a": 3})
+
+    assert change == Change()
+    assert change.is_empty
+
+
+def test_policy_and_limits_change_in_place() -> None:
+    old = settings(site("a"))
+    new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), tick_s=30)
+    new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
+
+    assert changes(old, new, {"a": 3}) == Change(
+        notes=("tick_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20"),
+    )
+
+
+def test_sites_come_and_empty_ones_go() -> None:
+    change = changes(settings(site("a"), site("b")), settings(site("b"), site("c")), {"b": 5})
+
+    assert (change.added, change.removed, change.rebuilt, change.refused) == (("c",), ("a",), (), ())
+    assert change.notes == ("site c: added", "site a: removed")
+
+
+def test_a_site_with_drones_is_not_removed() -> None:
+    change = changes(settings(site("a"), site("b")), settings(site("b")), {"a": 1})
+
+    assert change.refused == (
+        "site a: removed, but 1 live drone would be left without a controller; set `enabled: false`, drain them, "
+        "then remove it",
+    )
+
+
+def test_changed_options_and_types_build_the_site_anew() -> None:
+    big = DroneType(site="b", name="big", gpu_milli=8000, cpus=1, memory_mib=1024, disk_mib=1024)
+    old = settings(site("a"), site("b"))
+    new = settings(site("a", options=Options(speed=2)), site("b", types=(big,)))
+
+    change = changes(old, new, {"a": 2, "b": 2})
+
+    assert (change.rebuilt, change.refused) == (("a", "b"), ())
+    assert change.notes == (
+        "site a: options.speed: 1 -> 2",
+        "site b: type big: added",
+        "site b: type gpu: removed; its drones are drained",
+    )
+
+
+def test_an_option_that_says_where_the_drones_are_waits_until_there_are_none() -> None:
+    old, new = settings(site("a")), settings(site("a", options=Options(root="elsewhere")))
+
+    assert changes(old, new).refused == ()
+    assert changes(old, new, {"a": 2}).refused == (
+        "site a: options.root says where its drones are, and 2 live drones would be lost; drain them first",
+    )
+
+
+def test_another_adapter_under_the_same_name_waits_until_there_are_no_drones() -> None:
+    old, new = settings(site("a")), settings(site("a", adapter="slurm"))
+
+    assert changes(old, new).rebuilt == ("a",)
+    assert (
+        "adapter local -> slurm, but 2 live drones of the old one would be lost"
+        in changes(old, new, {"a": 2}).refused[0]
+    )
+
+
+def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
+    old = settings(site("a"))
+    new = settings(
+        site("a"),
+        controller="kat",
+        store=StoreSpec(Path("other.db")),
+        overlay=OverlaySpec("htcondor", Options()),
+    )
+
+    told = [line.partition(":")[0] for line in changes(old, new).refused]
+
+    assert told == ["controller", "store.path", "overlay"]

@@ -1,0 +1,127 @@
+"""What is generated from the models is current, and judges files as the models do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import jsonschema
+import pytest
+from pydantic import TypeAdapter
+
+from provisioner.config import check, strict_yaml
+from provisioner.config.fields import arms, fields_of
+from provisioner.config.models import ControllerFile, Section, SiteFile
+from provisioner.config.reference import reference
+from provisioner.config.schema import controller_schema, site_schema, text_of
+
+REPOSITORY = Path(__file__).parents[2]
+REFERENCE = REPOSITORY / "docs/reference"
+BROKEN = Path(__file__).parent / "broken"
+SHIPPED = sorted((REPOSITORY / "site_configs").rglob("*.yaml"))
+STRUCTURAL = [
+    "adapter-option-typo",
+    "adapter-option-typo-in-a-list",
+    "bad-site-name",
+    "bad-type-name",
+    "brake-above-one",
+    "capability-times-ten",
+    "capability-with-three-parts",
+    "driver-of-the-display",
+    "driver-without-quotes",
+    "duration-negative",
+    "duration-out-of-order",
+    "duration-with-wrong-unit",
+    "duration-without-unit",
+    "fraction-for-a-whole-number",
+    "gpus-negative",
+    "huge",
+    "key-in-the-wrong-place",
+    "list-for-a-mapping",
+    "literal-secret",
+    "literal-secret-in-mapping",
+    "missing-option",
+    "missing-options",
+    "missing-required",
+    "missing-sections",
+    "negative",
+    "no-sites",
+    "no-types",
+    "number-as-name",
+    "overlay-option-typo",
+    "quoted-number",
+    "sharing-misspelt",
+    "size-in-wrong-case",
+    "size-with-ambiguous-unit",
+    "size-with-wrong-unit",
+    "size-without-unit",
+    "text-for-a-number",
+    "text-for-sites",
+    "text-for-types",
+    "truth-for-text",
+    "unknown-key-at-top",
+    "unknown-key-in-limits",
+    "unknown-key-in-overlay",
+    "unknown-key-in-policy",
+    "unknown-key-in-site",
+    "unknown-key-in-store",
+    "unknown-key-in-timeouts",
+    "unknown-key-in-type",
+    "unknown-overlay-adapter",
+    "unknown-site-adapter",
+    "zero-starts",
+]
+
+
+def judge(file: Path) -> list[str]:
+    """What JSON Schema finds wrong in ``file``."""
+    tree = strict_yaml.read(file).tree
+    schema = site_schema() if "site" in tree else controller_schema()
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(tree)]
+
+
+def test_the_committed_schemas_are_current() -> None:
+    again = "python -m provisioner.config.schema --write docs/reference"
+    for name, schema in (("controller", controller_schema), ("site", site_schema)):
+        committed = (REFERENCE / f"{name}.schema.json").read_text()
+        assert committed == text_of(schema(shipped_only=True)), f"renew it: {again}"
+        jsonschema.Draft202012Validator.check_schema(json.loads(committed))
+
+
+def test_the_committed_reference_is_current() -> None:
+    committed = (REFERENCE / "configuration.md").read_text()
+    assert committed == reference(), "renew it: python -m provisioner.config.reference --write docs/reference"
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_shipped_example_is_valid_by_both(file: Path) -> None:
+    assert check(file) == []
+    assert judge(file) == []
+
+
+def test_there_are_shipped_examples() -> None:
+    assert {path.relative_to(REPOSITORY / "site_configs").as_posix() for path in SHIPPED} >= {
+        "provisioner.yaml", "local.yaml", "demo/provisioner.yaml", "demo/local.yaml",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRUCTURAL)
+def test_what_is_broken_in_structure_is_broken_by_the_schema_too(name: str) -> None:
+    assert judge(BROKEN / f"{name}.yaml")
+
+
+def sections(model: type[Section]) -> list[type[Section]]:
+    below = [arm for field in fields_of(model).values() for arm in arms(field.annotation)]
+    below += [inner for arm in below for inner in getattr(arm, "__args__", ())]
+    return [model] + [s for arm in below if isinstance(arm, type) and issubclass(arm, Section) for s in sections(arm)]
+
+
+def test_every_key_has_a_meaning_and_an_example_that_is_valid() -> None:
+    everything = sections(ControllerFile) + sections(SiteFile)
+    assert len(everything) == 8
+    for model in everything:
+        for key, field in fields_of(model).items():
+            assert field.description, f"{model.__name__}.{key}"
+            assert field.examples, f"{model.__name__}.{key}"
+            TypeAdapter(Annotated[field.annotation, "as written", *field.metadata]).validate_python(field.examples[0])

@@ -1,0 +1,133 @@
+"""YAML without surprises: plain values and their places, whatever the file holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.config import strict_yaml
+from provisioner.config.strict_yaml import Document, Spot
+
+
+def parsed(text: str) -> Document:
+    document = Document("f.yaml")
+    strict_yaml.parse(text, document)
+    return document
+
+
+def test_values_and_places() -> None:
+    document = parsed('a: 1\nb:\n  - x\n  - {c: "12:30", d: 8.0}\ne: true\n')
+
+    assert document.tree == {"a": 1, "b": ["x", {"c": "12:30", "d": 8.0}], "e": True}
+    assert document.problems == []
+    assert document.value_spot(("b", 1, "c")) == Spot(4, 9)
+    assert document.key_spot(("b", 1, "d")) == Spot(4, 18)
+    assert document.value_spot(("b", 1, "nothing")) == Spot(4, 5)
+
+
+@pytest.mark.parametrize("text", ["-1", "+3", "0", "1.5", "-2.5e3", "1e-3"])
+def test_plain_numbers_are_numbers(text: str) -> None:
+    assert parsed(f"a: {text}").tree == {"a": float(text)}
+
+
+@pytest.mark.parametrize("text", ["8.0.1", "1.2.3.4", "20 GiB", "2h30m", "a:b", "v1", "e5", "1e", "007bond"])
+def test_what_only_looks_like_a_number_is_text(text: str) -> None:
+    assert parsed(f"a: {text}").tree == {"a": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "yes",
+        "Yes",
+        "NO",
+        "on",
+        "Off",
+        "y",
+        "N",
+        "True",
+        "FALSE",
+        "null",
+        "~",
+        "12:30",
+        "1:2:3",
+        "0755",
+        "-017",
+        "0x1F",
+        "0o17",
+        "0b1",
+        "1_000",
+        ".5",
+        "5.",
+        ".inf",
+        "-.INF",
+        ".nan",
+        "2026-11-21",
+    ],
+)
+def test_what_readers_disagree_on_is_refused_plain_and_taken_in_quotes(text: str) -> None:
+    plain, quoted = parsed(f"a: {text}"), parsed(f'a: "{text}"')
+
+    assert [p.line for p in plain.problems] == [1]
+    assert "write" in plain.problems[0].message
+    assert (quoted.problems, quoted.tree) == ([], {"a": text})
+
+
+def test_anchors_aliases_and_merges_are_understood() -> None:
+    document = parsed("a: &a {x: 1, z: 2}\nb: *a\nc:\n  <<: *a\n  z: 3\n")
+
+    assert document.tree == {"a": {"x": 1, "z": 2}, "b": {"x": 1, "z": 2}, "c": {"z": 3, "x": 1}}
+    assert document.key_spot(("c", "x")) == Spot(1, 8)  # it stands where it was written
+
+
+def test_an_alias_of_itself_is_a_problem_not_a_loop() -> None:
+    assert "holds itself" in parsed("a: &a [1, *a]").problems[0].message
+    assert "takes in another mapping" in parsed("a: &a\n  <<: *a\n").problems[0].message
+
+
+def test_a_laughing_file_is_refused() -> None:
+    laughs = "a: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(8)
+    )
+    assert "expand to more than" in parsed(laughs).problems[0].message
+
+
+def test_deep_nesting_is_refused() -> None:
+    assert "nested too deeply" in parsed("a: " + "[" * 50_000).problems[0].message
+
+
+@given(st.text(alphabet=st.sampled_from("ab:-[]{}\"'&*!|>%@`#?,.~<01 \n\t\0\x85\ufeff\u2028é"), max_size=60))
+def test_no_text_makes_it_raise(text: str) -> None:
+    document = parsed(text)
+
+    assert document.is_mapping or document.problems
+    for problem in document.problems:
+        assert problem.line >= 1
+        assert problem.col >= 1
+        assert "\n" not in problem.message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert strict_yaml.read(tmp_path / "none.yaml").problems[0].message == "no such file"
+    assert strict_yaml.read(tmp_path).problems[0].message == "is a directory: name the file in it"
+    big = tmp_path / "big.yaml"
+    big.write_bytes(b"#" * (4 * 1024 * 1024 + 1))
+    assert "larger than 4 MiB" in strict_yaml.read(big).problems[0].message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("a: 1")
+    secret.chmod(0)
+    assert strict_yaml.read(secret).problems[0].message == "cannot be read: Permission denied"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_harmless(tmp_path: Path) -> None:
+    file = tmp_path / "windows.yaml"
+    file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: two\r\n")
+    assert strict_yaml.read(file).tree == {"a": 1, "b": "two"}

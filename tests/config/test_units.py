@@ -1,0 +1,191 @@
+"""Values with units: what an operator writes, what it means, and what is told when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from provisioner.config import units
+from provisioner.config.units import (
+    Capability,
+    ConfigPath,
+    CudaVersion,
+    Duration,
+    Gpus,
+    Name,
+    PositiveDuration,
+    Secret,
+    SecretUnreadable,
+    Size,
+)
+
+
+class Written(BaseModel):
+    size: Size = 0
+    duration: Duration = 0.0
+    positive: PositiveDuration = 1.0
+    gpus: Gpus = 0
+    capability: Capability = 0
+    driver: CudaVersion = 0
+    name: Name = "a"
+    path: ConfigPath = Path()
+    secret: Secret | None = None
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("size", "20 GiB", 20480),
+        ("size", "20GiB", 20480),
+        ("size", "512 MiB", 512),
+        ("size", "1.5 TiB", 1572864),
+        ("size", "20 GB", 19074),  # 20e9 bytes are 19073.49 MiB: rounded up, never down
+        ("size", "1 B", 1),
+        ("size", "0 MiB", 0),
+        ("duration", "2h30m", 9000.0),
+        ("duration", "10min", 600.0),
+        ("duration", "90 s", 90.0),
+        ("duration", "1d", 86400.0),
+        ("duration", "1w 2d", 777600.0),
+        ("duration", "250ms", 0.25),
+        ("duration", "0.1s", 0.1),
+        ("duration", "0s", 0.0),
+        ("gpus", 1, 1000),
+        ("gpus", 0.001, 1),
+        ("gpus", 0.3, 300),
+        ("gpus", 0.29, 290),  # 0.29 * 1000 is 290.00000000000006 in binary floating point
+        ("capability", 8.0, 80),
+        ("capability", 8.6, 86),
+        ("capability", "12.0", 120),
+        ("driver", "12.4", 12040),
+        ("driver", "12.10", 12100),
+        ("name", "gridka-cloud", "gridka-cloud"),
+    ],
+)
+def test_what_is_written_means(key: str, text: object, value: object) -> None:
+    assert getattr(Written.model_validate({key: text}), key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "repair"),
+    [
+        ("size", 20, "write `20 GiB`"),
+        ("size", True, "write `20 GiB`"),
+        ("size", "20 g", "write `20 GiB` (1024s) or `20 GB` (1000s)"),
+        ("size", "-1 GiB", "write `20 GiB`"),
+        ("size", "1e3 GiB", "write `20 GiB`"),
+        ("duration", 30, "write `30s` or `30min`"),
+        ("duration", "30", "write `30s`"),
+        ("duration", "3 hours", "write `3h`"),
+        ("duration", "5M", "write `5min`"),
+        ("duration", "10m 10min", "each unit once"),
+        ("duration", "", "write `30s`"),
+        ("positive", "0s", "must be longer than 0s"),
+        ("gpus", 0.0001, "steps of 0.001"),
+        ("gpus", float("nan"), "write `1` or `0.5`"),
+        ("gpus", float("inf"), "write `1` or `0.5`"),
+        ("gpus", "1", "write `1` or `0.5`"),
+        ("gpus", True, "write `1` or `0.5`"),
+        ("gpus", 10**9, "more than 1000000 GPUs"),
+        ("capability", "8.0.1", "`8.0`"),
+        ("capability", 80, "`8.0`"),
+        ("capability", 8.65, "`8.0`"),
+        ("driver", 12.1, 'write `"12.1"`'),
+        ("driver", 12, 'write `"12.0"`'),
+        ("driver", "550.54.14", 'write `"12.4"`'),
+        ("name", "GridKa Cloud", "write `gridka-cloud`"),
+        ("name", "-", "write `a1`"),
+        ("name", "a" * 64, "at most 63"),
+        ("name", "a\n", "write `a`"),
+        ("path", "", "write `var/drones`"),
+        ("path", 7, "write `var/drones`"),
+        ("path", "~no-such-user/x", "no such user"),
+        ("secret", "hunter2", "write `{file: path}` or `{env: NAME}`"),
+        ("secret", {}, "exactly one"),
+        ("secret", {"file": "a", "env": "B"}, "exactly one"),
+    ],
+)
+def test_what_is_wrong_is_told_with_what_to_write(key: str, text: object, repair: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Written.model_validate({key: text})
+
+    [error] = raised.value.errors()
+    assert repair in error["msg"]
+
+
+@given(st.integers(min_value=0, max_value=2**30))
+def test_sizes_survive_being_written_and_read(size_mib: int) -> None:
+    assert units.parse_size(units.format_size(size_mib)) == size_mib
+
+
+@given(st.integers(min_value=0, max_value=10 * 365 * 86_400_000))
+def test_durations_survive_being_written_and_read(milliseconds: int) -> None:
+    assert round(units.parse_duration(units.format_duration(milliseconds / 1000)) * 1000) == milliseconds
+
+
+@given(st.integers(min_value=0, max_value=10**6))
+def test_gpu_shares_survive_being_written_and_read(gpu_milli: int) -> None:
+    text = units.format_gpus(gpu_milli)
+    assert units.parse_gpus(float(text) if "." in text else int(text)) == gpu_milli
+
+
+@given(
+    st.one_of(st.text(), st.integers(), st.floats(), st.booleans(), st.none(), st.lists(st.integers())),
+    st.sampled_from(
+        [
+            units.parse_size,
+            units.parse_duration,
+            units.parse_gpus,
+            units.parse_capability,
+            units.parse_cuda_version,
+            units.parse_name,
+        ]
+    ),
+)
+def test_whatever_is_written_the_answer_is_a_value_or_one_line(written: object, parse: Any) -> None:
+    try:
+        parse(written)
+    except ValueError as error:
+        assert str(error)
+        assert "\n" not in str(error)
+
+
+def test_a_relative_path_starts_where_its_file_is() -> None:
+    read = Written.model_validate({"path": "../var/x", "secret": {"file": "token"}}, context={"root": Path("/etc/p")})
+
+    assert read.path == Path("/etc/var/x")
+    assert read.secret is not None
+    assert read.secret.file == Path("/etc/p/token")
+
+
+def test_a_secret_is_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    from_file, from_env = Secret(file=token), Secret(env="THE_TOKEN")
+    monkeypatch.setenv("THE_TOKEN", " one ")
+    assert (from_file.read(), from_env.read()) == ("first", "one")
+
+    token.write_text("second\n")
+    monkeypatch.setenv("THE_TOKEN", "two")
+    assert (from_file.read(), from_env.read()) == ("second", "two")
+
+
+def test_a_secret_that_cannot_be_had_is_told_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
+    empty, binary = tmp_path / "empty", tmp_path / "binary"
+    empty.write_text("\n")
+    binary.write_bytes(b"\xff\xfe")
+    for secret, words in [
+        (Secret(file=tmp_path / "none"), "No such file"),
+        (Secret(file=tmp_path), "Is a directory"),
+        (Secret(file=empty), "is empty or not set"),
+        (Secret(file=binary), "is not UTF-8 text"),
+        (Secret(env="NO_SUCH_TOKEN"), "environment variable NO_SUCH_TOKEN is empty or not set"),
+    ]:
+        with pytest.raises(SecretUnreadable, match=words):
+            secret.read()

@@ -1,0 +1,107 @@
+"""Drones, plans and snapshots for stories about the record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from provisioner.model import (
+    Claim,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    JobClass,
+    Misfit,
+    Move,
+    OverlayReading,
+    OverlayView,
+    Plan,
+    Policy,
+    Refusal,
+    RemoteDrone,
+    RemoteState,
+    SitePolicy,
+    SiteReading,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+    Start,
+    type_key,
+)
+from provisioner.reasons import JobsWait, NothingFits, Reason, SeenInPool
+from provisioner.store import Reader, Store
+from provisioner.store.memory import MemoryStore
+from provisioner.store.sql import SqlReader, SqlStore
+
+KEEP_S = 1000.0
+SNAPSHOTS = 3
+CONTROLLER = "kit"
+
+WHY: Reason = JobsWait("class-1", waiting=7, covered=2, starts=1)
+SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
+NOTHING_FITS = Refusal("class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830"))
+
+A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, ad={"HasCVMFS": "true"})
+
+
+class Ground:
+    """One record, opened as often as a test likes."""
+
+    def __init__(self, kind: str, path: Path) -> None:
+        self.kind = kind
+        self.path = path
+        self._memory = MemoryStore(CONTROLLER, KEEP_S, SNAPSHOTS)
+
+    def store(self) -> Store:
+        if self.kind == "memory":
+            return self._memory
+        return SqlStore(self.path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=self.kind == "sql")
+
+    def reader(self) -> Reader:
+        return self._memory.reader() if self.kind == "memory" else SqlReader(self.path)
+
+
+def drone(serial: int, state: DroneState = DroneState.REQUESTED, *, at: float = 100.0, **known: object) -> Drone:
+    """Drone ``serial`` of a controller whose store was born as ``ab12``."""
+    made = Drone(DroneId(f"kit-ab12-{serial}"), type_key("topas", "a100"), state, at, at, 1000)
+    return replace(made, **known)  # type: ignore[arg-type]
+
+
+def starts(tick: int, *drones: Drone, at: float = 100.0) -> Plan:
+    return Plan(tick, at, starts=tuple(Start(each, WHY) for each in drones))
+
+
+def now_is(was: Drone, state: DroneState, *, at: float, reason: Reason = SEEN, **known: object) -> Move:
+    """What a look has shown of ``was``."""
+    after = replace(was, state=state, since=at if state is not was.state else was.since)
+    return Move(replace(after, **known), was.state, reason)  # type: ignore[arg-type]
+
+
+def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
+    """A snapshot that ``plan`` may have been made of."""
+    slot = Slot(DroneId("kit-ab12-1"), SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
+    waiting = JobClass("class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: Misfit("vram", "200000", "40960")})
+    remote = RemoteDrone(DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", "a100", started_at=50.0)
+    view = SiteView("topas", plan.at - 1, {remote.drone_id: remote}, {"a100": 3}, (Claim(1, 6000, 6, 100, 40.0),))
+    made = Snapshot(
+        now=plan.at,
+        tick=plan.tick,
+        id_prefix=f"{CONTROLLER}-{store.birth}",
+        next_serial=store.next_serial,
+        policy=Policy(sites={"topas": SitePolicy("topas")}),
+        types=(A100,),
+        overlay=OverlayReading(OverlayView(plan.at - 2, (waiting,), (slot,), negotiated_at=plan.at - 20)),
+        sites={"topas": SiteReading("topas", view)},
+        drones=store.drones,
+        breakers=store.breakers,
+    )
+    return replace(made, **known)  # type: ignore[arg-type]
+
+
+async def record(store: Store, plan: Plan) -> Snapshot:
+    """Record ``plan`` with a snapshot that fits it; the snapshot."""
+    snapshot = seen(store, plan)
+    await store.record(plan, snapshot)
+    return snapshot

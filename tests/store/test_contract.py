@@ -1,0 +1,422 @@
+"""What every store does, told once and run for each kind."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Drain,
+    DrainMode,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    OverlayReading,
+    Plan,
+    RequestKind,
+    SiteReading,
+    Stop,
+    StopOrphan,
+    type_key,
+)
+from provisioner.reasons import EndedAtSite, IdleTooLong, NoRecord, NotInListing, OperatorAsked
+from provisioner.store import Event, StoreHeld, Transition
+from tests.store.story import NOTHING_FITS, SEEN, WHY, Ground, drone, now_is, record, seen, starts
+
+S = DroneState
+TOLD = EndedAtSite("exited", 0, "walltime", 3600.0, 12)
+
+
+async def test_a_new_store_is_empty_and_has_a_birth_of_its_own(ground: Ground) -> None:
+    async with ground.store() as store:
+        assert (store.tick, store.next_serial, dict(store.drones), dict(store.breakers)) == (0, 1, {}, {})
+        assert len(store.birth) == 4 and store.birth.isalnum() and store.birth == store.birth.lower()
+        born = store.birth
+        reader = ground.reader()
+        assert reader.views() is None and reader.snapshot() is None and reader.plans() == []
+        assert reader.drones(ended=None) == [] and reader.drone(DroneId("kit-ab12-1")) is None
+    async with ground.store() as store:
+        assert store.birth == born
+
+
+async def test_an_intent_is_on_record_before_the_site_is_called(ground: Ground) -> None:
+    first, second = drone(1), drone(2)
+    async with ground.store() as store:
+        await record(store, starts(1, first, second))
+        # here the site would be called: whoever looks at the record now, finds the intents
+        assert ground.reader().drones() == [first, second]
+        assert ground.reader().history(second.id) == [Transition(second.id, 100.0, None, S.REQUESTED, WHY, 1)]
+        assert dict(store.drones) == {first.id: first, second.id: second}
+        assert (store.tick, store.next_serial) == (1, 3)
+    async with ground.store() as store:
+        assert dict(store.drones) == {first.id: first, second.id: second}
+        assert (store.tick, store.next_serial) == (1, 3)
+
+
+async def test_the_record_tells_a_drones_whole_life(ground: Ground) -> None:
+    one = drone(1)
+    async with ground.store() as store:
+        await record(store, starts(1, one))
+        queued = now_is(one, S.SUBMITTED, at=101.0, remote_id="4711", submitted_at=101.0)
+        await store.settle(1, (queued,), ())
+        idle = now_is(queued.drone, S.IDLE, at=160.0, idle_at=160.0, heard_at=159.5, slot="slot1@w1")
+        await record(store, Plan(2, 160.0, moves=(idle,)))
+        asked = replace(idle.drone, state=S.DRAINING, since=800.0, asked_at=800.0, leaving=S.DONE)
+        why = IdleTooLong(640.0, 600.0)
+        await record(store, Plan(3, 800.0, drains=(Drain(asked, S.IDLE, DrainMode.PEACEFUL, why),)))
+        stopping = replace(asked, state=S.STOPPING, since=810.0, asked=1)
+        await record(store, Plan(4, 810.0, stops=(Stop(stopping, S.DRAINING, why),)))
+        gone = now_is(stopping, S.DONE, at=820.0, reason=TOLD, ended_at=820.0)
+        await record(store, Plan(5, 820.0, moves=(gone,)))
+
+        life = [(step.tick, step.at, step.was, step.state, step.reason) for step in ground.reader().history(one.id)]
+        assert life == [
+            (1, 100.0, None, S.REQUESTED, WHY),
+            (1, 101.0, S.REQUESTED, S.SUBMITTED, SEEN),
+            (2, 160.0, S.SUBMITTED, S.IDLE, SEEN),
+            (3, 800.0, S.IDLE, S.DRAINING, why),
+            (4, 810.0, S.DRAINING, S.STOPPING, why),
+            (5, 820.0, S.STOPPING, S.DONE, TOLD),
+        ]
+        assert dict(store.drones) == {} and ground.reader().drones() == []
+        assert ground.reader().drone(one.id) == gone.drone
+        assert ground.reader().drones(ended=True) == [gone.drone]
+        assert await store.ended([one.id, DroneId("kit-ab12-77")]) == {one.id: S.DONE}
+
+
+async def test_one_tick_may_see_a_drone_change_and_ask_it_to_leave(ground: Ground) -> None:
+    one = drone(1, S.BUSY)
+    async with ground.store() as store:
+        await record(store, starts(1, one))
+        idle = now_is(one, S.IDLE, at=200.0)
+        leaving = replace(idle.drone, state=S.STOPPING, since=201.0, leaving=S.DONE)
+        await record(store, Plan(2, 201.0, moves=(idle,), stops=(Stop(leaving, S.IDLE, WHY),)))
+        assert [step.state for step in ground.reader().history(one.id)] == [S.BUSY, S.IDLE, S.STOPPING]
+        assert store.drones[one.id] == ground.reader().drone(one.id) == leaving
+
+
+async def test_hearing_from_a_drone_again_is_kept_but_is_no_step_and_no_news(ground: Ground) -> None:
+    one = drone(1, S.IDLE)
+    async with ground.store() as store:
+        await record(store, starts(1, one))
+        again = now_is(one, S.IDLE, at=500.0, heard_at=499.0)
+        await record(store, Plan(2, 500.0, moves=(again,)))
+        missing = now_is(again.drone, S.IDLE, at=510.0, missing_at=509.0, reason=NotInListing())
+        await record(store, Plan(3, 510.0, moves=(missing,)))
+        assert ground.reader().drone(one.id) == store.drones[one.id] == missing.drone
+        assert missing.drone.heard_at == 499.0 and missing.drone.missing_at == 509.0
+        assert len(ground.reader().history(one.id)) == 1
+        assert [(plan.tick, plan.at, plan.moves) for plan in ground.reader().plans()] == [
+            (1, 100.0, ()),
+            (3, 510.0, ()),
+        ]
+    async with ground.store() as store:
+        assert store.drones[one.id] == missing.drone
+
+
+async def test_what_was_handed_out_never_changes(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, starts(1, drone(1)))
+        drones, breakers = store.drones, store.breakers
+        await store.settle(1, (now_is(drone(1), S.FAILED, at=3.0, ended_at=3.0),), (Breaker("topas"),))
+        assert set(drones) == {DroneId("kit-ab12-1")} and dict(breakers) == {}
+        assert dict(store.drones) == {} and set(store.breakers) == {"topas"}
+
+
+async def test_breakers_survive(ground: Ground) -> None:
+    fault = Fault(FaultKind.QUOTA, "quota exceeded: 40/40", 99.0)
+    banned = Breaker("topas", BreakerState.BANNED, 100.0, 3, 160.0, fault)
+    of_type = Breaker("topas/a100", BreakerState.DEGRADED, 100.0, 1)
+    async with ground.store() as store:
+        await store.record(Plan(1, 100.0, breakers=(banned, of_type)), seen(store, Plan(1, 100.0)))
+        probing = replace(banned, state=BreakerState.PROBING, since=161.0)
+        await store.settle(1, (), (probing,))
+        expected = {"topas": probing, "topas/a100": of_type}
+        assert dict(store.breakers) == dict(ground.reader().breakers()) == expected
+    async with ground.store() as store:
+        assert dict(store.breakers) == expected
+
+
+async def test_serial_numbers_are_never_used_twice(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, starts(1, drone(1), drone(41)))
+        gone = [now_is(drone(n), S.FAILED, at=101.0, ended_at=101.0) for n in (1, 41)]
+        await store.settle(1, gone, ())
+        assert store.next_serial == 42
+        await store.prune(100_000.0)
+        assert ground.reader().drones(ended=None) == []
+    async with ground.store() as store:
+        assert store.next_serial == 42
+
+
+# -------------------------------------------------------------------------------------------------- plans, snapshots
+
+
+async def test_a_plan_that_says_nothing_new_is_not_stored_again(ground: Ground) -> None:
+    async with ground.store() as store:
+        for tick in range(1, 6):
+            await record(store, Plan(tick, 100.0 * tick, refusals=(NOTHING_FITS,)))
+        assert ground.reader().plans() == [Plan(5, 500.0, refusals=(NOTHING_FITS,))]
+        await record(store, Plan(6, 600.0))
+        await record(store, Plan(7, 700.0, refusals=(NOTHING_FITS,)))
+        plans = ground.reader().plans()
+        assert [(plan.tick, len(plan.refusals)) for plan in plans] == [(5, 1), (6, 0), (7, 1)]
+
+
+async def test_what_acts_is_stored_even_if_it_repeats(ground: Ground) -> None:
+    orphan = StopOrphan("topas", DroneId("kit-zz99-5"), "4712", NoRecord())
+    async with ground.store() as store:
+        for tick in (1, 2):
+            await record(store, Plan(tick, 10.0 * tick, orphans=(orphan,)))
+        await record(store, Plan(3, 30.0, refusals=(NOTHING_FITS,)))
+        reader = ground.reader()
+        assert [plan.tick for plan in reader.plans()] == [1, 2, 3]
+        assert [plan.tick for plan in reader.plans(acting=True)] == [1, 2]
+        assert [plan.tick for plan in reader.plans(since=20.0)] == [2, 3]
+        assert [plan.tick for plan in reader.plans(limit=1)] == [3]
+        assert reader.plans(acting=True)[0].orphans == (orphan,)
+        assert reader.plans()[-1].refusals == (NOTHING_FITS,)
+
+
+async def test_snapshots_of_the_newest_acting_ticks_are_kept_whole(ground: Ground) -> None:
+    taken = {}
+    async with ground.store() as store:
+        for tick in range(1, 6):
+            taken[tick] = await record(store, starts(tick, drone(tick), at=100.0 + tick))
+        await record(store, Plan(6, 200.0))
+        reader = ground.reader()
+        assert reader.kept_snapshots() == [3, 4, 5]
+        assert [reader.snapshot(tick) for tick in (2, 6)] == [None, None]
+        assert reader.snapshot(4) == taken[4]
+
+
+async def test_the_next_snapshot_is_put_together_from_the_record(ground: Ground) -> None:
+    async with ground.store() as store:
+        last = await record(store, starts(7, drone(1), drone(2)))
+        ground.reader().ask(RequestKind.KILL, [drone(1).id], reason="broken fan", by="mg", at=105.0)
+        await store.settle(7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (Breaker("topas"),))
+        following = ground.reader().snapshot()
+        assert following == replace(
+            last,
+            now=100.0,
+            tick=8,
+            next_serial=3,
+            drones=store.drones,
+            breakers={"topas": Breaker("topas")},
+            requests=await store.requests(),
+        )
+
+
+async def test_views_are_the_newest_ones(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, Plan(1, 100.0))
+        plan = Plan(2, 115.0)
+        failed = Fault(FaultKind.DOWN, "collector does not answer", 114.0)
+        old = seen(store, plan)
+        hopeless = {"horeka": SiteReading("horeka", None, failed)}
+        later = replace(old, overlay=replace(old.overlay, fault=failed), sites={**old.sites, **hopeless})
+        await store.record(plan, later)
+        views = ground.reader().views()
+        assert views is not None
+        assert (views.tick, views.at, views.policy, views.types) == (2, 115.0, later.policy, later.types)
+        assert (views.overlay, views.sites) == (later.overlay, later.sites)
+    async with ground.store() as store:
+        await store.record(Plan(3, 130.0), replace(later, overlay=OverlayReading(None, failed), sites=hopeless))
+        views = ground.reader().views()
+        assert views is not None
+        assert (views.tick, views.overlay, views.sites) == (3, OverlayReading(None, failed), hopeless)
+
+
+# ---------------------------------------------------------------------------------------------- requests and events
+
+
+async def test_a_request_waits_until_a_plan_takes_it_up(ground: Ground) -> None:
+    async with ground.store() as store:
+        reader = ground.reader()
+        ids = (drone(1).id, drone(2).id)
+        first = reader.ask(RequestKind.DRAIN, ids, reason="driver", by="mg", at=5.0, mode=DrainMode.FAST)
+        second = reader.ask(RequestKind.KILL, ids[:1], reason="fan; rm -rf /", by="ab", at=6.0)
+        waiting = await store.requests()
+        assert [(each.id, each.kind, each.mode, each.drone_ids, each.reason, each.by, each.at) for each in waiting] == [
+            (first, RequestKind.DRAIN, DrainMode.FAST, ids, "driver", "mg", 5.0),
+            (second, RequestKind.KILL, DrainMode.PEACEFUL, ids[:1], "fan; rm -rf /", "ab", 6.0),
+        ]
+        assert not reader.request_done(first)
+        await record(store, Plan(1, 7.0, requests_done=(first,)))
+        assert reader.request_done(first) and not reader.request_done(second)
+        assert not reader.request_done(second + 1)
+        assert [each.id for each in await store.requests()] == [second]
+        await store.prune(1_000_000.0)
+        assert reader.request_done(first) and not reader.request_done(second)
+        assert reader.ask(RequestKind.KILL, (), reason="", by="", at=8.0) > second
+
+
+async def test_a_request_made_while_no_controller_runs_is_found_by_the_next(ground: Ground) -> None:
+    async with ground.store():
+        pass
+    number = ground.reader().ask(RequestKind.KILL, [drone(1).id], reason="x", by="mg", at=5.0)
+    async with ground.store() as store:
+        assert [each.id for each in await store.requests()] == [number]
+
+
+async def test_events_are_told_in_order(ground: Ground) -> None:
+    async with ground.store() as store:
+        await store.event(1.0, "reload", {"file": "provisioner.yaml"})
+        await store.event(2.0, "clock-step", {"by_s": -3600.5, "count": 2})
+        reader = ground.reader()
+        events = reader.events()
+        assert events == [
+            Event(events[0].id, 1.0, "reload", {"file": "provisioner.yaml"}),
+            Event(events[1].id, 2.0, "clock-step", {"by_s": -3600.5, "count": 2}),
+        ]
+        assert reader.events(after=events[0].id) == events[1:] and reader.events(limit=1) == events[:1]
+
+
+async def test_steps_of_all_drones_can_be_followed(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, starts(1, drone(1), drone(2)))
+        reader = ground.reader()
+        (_, _), (last, step) = reader.transitions()
+        assert step.drone_id == drone(2).id
+        assert reader.transitions(after=last) == []
+        await store.settle(1, (now_is(drone(1), S.SUBMITTED, at=104.0),), ())
+        ((newer, step),) = reader.transitions(after=last)
+        assert newer > last and step.state is S.SUBMITTED
+        assert reader.transitions(since=104.0) == [(newer, step)]
+        assert len(reader.transitions(limit=2)) == 2
+
+
+# ------------------------------------------------------------------------------------------------- listing and finding
+
+
+async def test_drones_are_listed_by_what_is_asked_for(ground: Ground) -> None:
+    h100 = type_key("horeka", "h100")
+    everyone = [
+        drone(1, S.BUSY, at=10.0),
+        drone(2, S.IDLE, at=30.0, type=h100),
+        drone(3, S.BUSY, at=20.0, type=h100),
+        drone(4, S.LOST, at=5.0, ended_at=50.0),
+        drone(10, S.QUEUED, at=30.0, type=type_key("horeka", "a100")),
+    ]
+    async with ground.store() as store:
+        await record(store, starts(1, *everyone))
+
+    def listed(**asked: object) -> list[int]:
+        return [int(each.id.rpartition("-")[2]) for each in ground.reader().drones(**asked)]  # type: ignore[arg-type]
+
+    assert listed() == [1, 3, 2, 10]
+    assert listed(ended=None) == [4, 1, 3, 2, 10]
+    assert listed(ended=True) == [4]
+    assert listed(sites=["horeka"]) == [3, 2, 10]
+    assert listed(sites=["horeka", "topas"], states=[S.BUSY]) == [1, 3]
+    assert listed(types=["horeka/h100"]) == [3, 2]
+    assert listed(types=["a100"]) == [1, 10]
+    assert listed(types=["topas/a100", "h100"]) == [1, 3, 2]
+    assert listed(limit=2) == [2, 10]
+    assert listed(limit=0) == []
+    assert listed(sites=["nowhere"]) == []
+
+
+async def test_any_id_finds_its_drone(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(
+            store,
+            starts(
+                1,
+                drone(7, S.BUSY, remote_id="104711", slot="slot1@w7.kit.edu"),
+                drone(8, S.IDLE, remote_id="mg;8", slot="slot1@x; rm -rf /"),
+                drone(71, S.DONE, remote_id="104711", at=90.0, ended_at=95.0),
+                drone(72, S.DONE, remote_id="555", at=80.0, ended_at=85.0),
+            ),
+        )
+    find = ground.reader().find
+    seven, eight = [drone(7).id], [drone(8).id]
+    assert find("kit-ab12-7") == seven, "a whole id is no prefix of others"
+    assert find("7") == seven
+    assert find("0007") == seven
+    assert find("104711") == seven, "sites use their ids again: the living one is meant"
+    assert find("555") == [drone(72).id]
+    assert find("mg;8") == eight
+    assert find("slot1@w7.kit.edu") == seven
+    assert find("slot1_2@w7.kit.edu") == seven, "a dynamic slot belongs to its drone"
+    assert find("slot1@x; rm -rf /") == eight
+    assert find("kit-ab12-72") == [drone(72).id]
+    assert sorted(find("kit-ab12")) == sorted(seven + eight), "ambiguous: all that live"
+    for nobody in ("", "kit-zz", "9", "%", "_", "slot1", "\udcff", "x" * 100_000, "9" * 30, "'; --"):
+        assert find(nobody) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ keeping
+
+
+async def test_what_is_old_is_forgotten_and_what_lives_is_not(ground: Ground) -> None:
+    async with ground.store() as store:
+        old_live, old_gone, new_gone = drone(1, at=100.0), drone(2, at=100.0), drone(3, at=1500.0)
+        await record(store, starts(1, old_live, old_gone))
+        await store.event(100.0, "reload", {})
+        await record(store, Plan(2, 150.0, moves=(now_is(old_live, S.BUSY, at=150.0),)))
+        busy = store.drones[old_live.id]
+        await record(store, Plan(3, 200.0, moves=(now_is(old_gone, S.LOST, at=200.0, ended_at=200.0),)))
+        await record(store, starts(4, new_gone, at=1500.0))
+        await record(store, Plan(5, 1600.0, moves=(now_is(new_gone, S.FAILED, at=1600.0, ended_at=1600.0),)))
+        await store.event(1600.0, "reload", {})
+
+        await store.prune(1700.0)  # keeps 1000 s
+
+        reader = ground.reader()
+        assert {each.id for each in reader.drones(ended=None)} == {old_live.id, new_gone.id}
+        assert dict(store.drones) == {old_live.id: busy}
+        assert [step.was for step in reader.history(old_live.id)] == [None], "its beginning, not its old steps"
+        assert reader.history(old_gone.id) == []
+        assert len(reader.history(new_gone.id)) == 2
+        assert [plan.tick for plan in reader.plans()] == [4, 5]
+        assert [event.at for event in reader.events()] == [1600.0]
+        assert await store.ended([old_gone.id, new_gone.id]) == {new_gone.id: S.FAILED}
+
+
+async def test_a_plan_still_said_is_still_kept(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, Plan(1, 100.0, refusals=(NOTHING_FITS,)))
+        await record(store, Plan(2, 5000.0, refusals=(NOTHING_FITS,)))
+        await store.prune(5001.0)
+        assert [plan.tick for plan in ground.reader().plans()] == [2]
+
+
+async def test_pruning_takes_more_than_one_batch(ground: Ground) -> None:
+    many = [drone(n, S.FAILED, ended_at=100.0) for n in range(1, 1203)]
+    async with ground.store() as store:
+        await record(store, starts(1, *many, drone(2000)))
+        await store.prune(100_000.0)
+        assert [each.id for each in ground.reader().drones(ended=None)] == [drone(2000).id]
+        assert len(ground.reader().transitions(limit=10_000)) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ holding
+
+
+async def test_one_controller_at_a_time(ground: Ground) -> None:
+    assert ground.reader().holder() is None
+    async with ground.store() as store:
+        holder = ground.reader().holder()
+        assert holder is not None and holder.pid == os.getpid() and holder.host and holder.since > 0
+        with pytest.raises(StoreHeld, match=f"pid {os.getpid()} on {holder.host}"):
+            await ground.store().__aenter__()
+        await record(store, starts(1, drone(1)))  # the one who holds it goes on
+    assert ground.reader().holder() is None
+    async with ground.store() as store:
+        assert set(store.drones) == {drone(1).id}
+
+
+async def test_reason_text_is_kept_as_it_came(ground: Ground) -> None:
+    nasty = 'slot "x"; rm -rf / \u0000 \U0001f980 ' + "y" * 1_000_000
+    one = drone(1, S.IDLE, site_reason=nasty, slot=nasty)
+    async with ground.store() as store:
+        await record(store, starts(1, one))
+        await store.settle(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorAsked("mg", nasty)),), ())
+        assert ground.reader().history(one.id)[1].reason == OperatorAsked("mg", nasty)
+        assert ground.reader().find(nasty) == [one.id]

@@ -1,0 +1,426 @@
+"""What can happen to a store file and to the processes around it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import math
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+import provisioner.store.migrations as migrations
+from provisioner.model import Drone, DroneState, Move, Plan, RequestKind
+from provisioner.store import Holder, StoreBroken, StoreError, StoreHeld
+from provisioner.store.opening import engine
+from provisioner.store.rows import FIELDS, row_of
+from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.tables import drones, metadata
+from tests.store.story import CONTROLLER, KEEP_S, SEEN, SNAPSHOTS, drone, now_is, record, starts
+
+
+def store_at(file: Path, controller: str = CONTROLLER) -> SqlStore:
+    return SqlStore(file, controller, KEEP_S, SNAPSHOTS)
+
+
+@pytest.fixture
+async def filled(file: Path) -> Path:
+    """A store with a hundred ticks in it, left in order."""
+    async with store_at(file) as store:
+        for tick in range(1, 101):
+            await record(store, starts(tick, drone(tick), at=100.0 + tick))
+    return file
+
+
+# ------------------------------------------------------------------------------------------------------------- schema
+
+
+async def test_migrations_from_nothing_lead_to_the_tables_in_the_code(file: Path) -> None:
+    async with store_at(file):
+        pass
+    with engine(file).connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    by_code = file.with_name("by-code.db")
+    with engine(by_code).connect() as connection:
+        metadata.create_all(connection)
+        connection.commit()
+    assert _objects(file) == _objects(by_code)
+
+
+def _objects(file: Path) -> dict[str, str]:
+    """Tables and indexes with their SQL, columns in alphabetical order, whitespace and quotes left out."""
+    rows = sqlite3.connect(file).execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return {
+        name: " ".join(sorted(" ".join(sql.replace('"', "").replace("(", " ").replace(",", " ").split()).split(" ")))
+        for name, sql in rows
+        if not name.startswith(("sqlite_", "alembic_"))
+    }
+
+
+def test_the_revisions_known_without_alembic_are_those_that_alembic_finds() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("path_separator", "os")
+    scripts = ScriptDirectory.from_config(config)
+    assert [script.revision for script in scripts.walk_revisions()][::-1] == list(migrations.REVISIONS)
+    assert scripts.get_heads() == [migrations.HEAD]
+
+
+def test_every_field_of_a_drone_has_its_column() -> None:
+    assert {column.name for column in drones.c} == row_of(drone(1)).keys()
+    assert set(FIELDS) - {"heard_at"} <= {column.name for column in drones.c}
+
+
+async def test_a_store_of_a_newer_program_is_refused(filled: Path) -> None:
+    with sqlite3.connect(filled) as sql:
+        sql.execute("UPDATE alembic_version SET version_num = '0999'")
+    for use in (_open(filled), _read(filled)):
+        with pytest.raises(StoreBroken, match=r"provisioner\.db has schema 0999.*newer provisioner.*orphans"):
+            await use()
+
+
+async def test_a_store_of_an_older_program_is_not_migrated_by_a_reader(filled: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("provisioner.store.schema.REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr("provisioner.store.reader.HEAD", "0002")
+    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up"):
+        SqlReader(filled).drones()
+
+
+# ------------------------------------------------------------------------------------------------------ damaged files
+
+
+def _open(file: Path) -> Callable[[], Any]:
+    async def use() -> None:
+        async with store_at(file):
+            pass
+
+    return use
+
+
+def _read(file: Path) -> Callable[[], Any]:
+    async def use() -> None:
+        SqlReader(file).drones(ended=None)
+        SqlReader(file).plans(limit=1000)
+        SqlReader(file).transitions()
+
+    return use
+
+
+def _scribbled(file: Path) -> None:
+    with file.open("r+b") as raw:
+        raw.seek(4096 * 2)
+        raw.write(b"\xa5" * (file.stat().st_size - 4096 * 3))
+
+
+def _beheaded(file: Path) -> None:
+    with file.open("r+b") as raw:
+        raw.write(b"all work and no play makes jack a dull boy\n" * 20)
+
+
+def _cut_in_half(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2 // 4096 * 4096)
+
+
+def _cut_within_a_page(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2 + 1234)
+
+
+def _emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def _bytes(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("harm", [_scribbled, _beheaded, _cut_in_half, _cut_within_a_page, _emptied])
+async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Callable[[Path], None]) -> None:
+    harm(filled)
+    before = _bytes(filled)
+    with pytest.raises(StoreBroken) as refused:
+        await _open(filled)()
+    for word in (str(filled), "damaged", "backup", "start anew", "-wal", "tag", "orphans"):
+        assert word in str(refused.value)
+    with pytest.raises(StoreBroken, match=re.escape(str(filled))):
+        await _read(filled)()
+    assert _bytes(filled) == before, "what may still be saved from it is not touched"
+    assert SqlReader(filled).holder() is None, "and it is not left locked"
+
+
+async def test_a_file_of_another_program_is_left_alone(file: Path) -> None:
+    with sqlite3.connect(file) as sql:
+        sql.execute("CREATE TABLE queue (job TEXT)")
+    for use in (_open(file), _read(file)):
+        with pytest.raises(StoreBroken, match="is no provisioner store"):
+            await use()
+
+
+async def test_the_store_of_another_controller_is_refused(filled: Path) -> None:
+    with pytest.raises(StoreBroken, match="belongs to controller 'kit', not 'kot'"):
+        async with store_at(filled, "kot"):
+            pass
+
+
+async def test_after_the_repair_a_new_store_has_another_birth_and_no_old_log(filled: Path) -> None:
+    async with store_at(filled) as store:
+        old = store.birth
+        await record(store, starts(101, drone(101)))
+        log = filled.with_name("provisioner.db-wal")
+        shutil.copy(log, filled.with_name("kept-wal"))
+    os.rename(filled, filled.with_name("provisioner.db.broken"))
+    shutil.copy(filled.with_name("kept-wal"), log)  # moved away without its log
+    async with store_at(filled) as store:
+        assert dict(store.drones) == {} and store.next_serial == 1
+        assert store.birth != old
+    assert filled.with_name("provisioner.db-wal.stale").exists()
+
+
+async def test_without_a_store_a_reader_says_who_makes_it(file: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no store .*provisioner run"):
+        SqlReader(file).drones()
+    assert not list(file.parent.iterdir()), "and it makes none"
+
+
+async def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("a file where a directory should be")
+    with pytest.raises(StoreError, match="var"):
+        await _open(tmp_path / "var" / "provisioner.db")()
+
+
+# ---------------------------------------------------------------------------------------------------------- full disk
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [{"heard_at": math.nan}, {"since": math.nan}, {"jobs": 10**30}, {"site_reason": "\udcff"}],
+    ids=["nan-heard", "nan-since", "huge", "no-text"],
+)
+async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poison: dict[str, Any]) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1)))
+        with pytest.raises(StoreBroken, match=r"a value cannot be recorded .*nothing was recorded"):
+            await record(store, starts(2, drone(2), drone(3, **poison)))
+        assert set(store.drones) == {drone(1).id} and store.tick == 1
+        assert SqlReader(file).drones() == [drone(1)]
+        await record(store, starts(2, drone(2)))
+        assert SqlReader(file).drones() == [drone(1), drone(2)]
+
+
+@contextmanager
+def _page_limit(store: SqlStore, file: Path) -> Iterator[None]:
+    assert store._writer is not None
+    sql: Any = store._writer._connection.connection.driver_connection
+    (pages,) = sql.execute("PRAGMA page_count").fetchone()
+    sql.execute(f"PRAGMA max_page_count = {pages}")
+    yield
+    sql.execute("PRAGMA max_page_count = 1000000")
+
+
+@contextmanager
+def _ballast(store: SqlStore, file: Path) -> Iterator[None]:
+    ballast = file.with_name("ballast")
+    with ballast.open("wb", buffering=0) as heavy, pytest.raises(OSError, match="No space left"):
+        while True:
+            heavy.write(b"x" * 4096)
+    yield
+    ballast.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, where this user may mount one."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True, text=True, timeout=10
+    )
+    if mounted.returncode:
+        pytest.skip(f"no right to mount a small file system ({mounted.stderr.strip()}); the page limit is tested")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True, timeout=10)
+
+
+async def test_a_full_store_records_nothing_and_goes_on_later(file: Path) -> None:
+    await _fill_up(file, _page_limit)
+
+
+async def test_a_full_disk_records_nothing_and_goes_on_later(small_disk: Path) -> None:
+    await _fill_up(small_disk / "provisioner.db", _ballast)
+
+
+async def _fill_up(file: Path, full: Callable[[SqlStore, Path], Any]) -> None:
+    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+        await record(store, starts(1, drone(1)))
+        known = dict(store.drones)
+        many = starts(2, *(drone(n, site_reason=os.urandom(500).hex()) for n in range(2, 300)))
+        with full(store, file):
+            for _ in range(2):
+                with pytest.raises(StoreBroken, match=r"full.*make room in .*nothing was recorded"):
+                    await record(store, many)
+                assert (dict(store.drones), store.tick, store.next_serial) == (known, 1, 2)
+                assert SqlReader(file).drones(ended=None) == [drone(1)]
+        await record(store, many)
+        assert len(store.drones) == 299 and (store.tick, store.next_serial) == (2, 300)
+        assert len(SqlReader(file).drones()) == 299
+        assert [plan.tick for plan in SqlReader(file).plans()] == [1, 2]
+    async with store_at(file) as store:
+        assert len(store.drones) == 299
+
+
+# ---------------------------------------------------------------------------------------------------- other processes
+
+
+def _as_another_user(directory: Path, file: Path) -> str:
+    """What a user who may read the store, but not write it, sees: the ids of the drones, and what ``ask`` says."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534) if os.getuid() == 0 else directory.chmod(0o555)
+            file.chmod(0o444) if os.getuid() != 65534 else None
+            seen = [str(each.id) for each in SqlReader(file).drones()]
+            try:
+                SqlReader(file).ask(RequestKind.KILL, [], reason="", by="mg", at=1.0)
+            except StoreBroken as refused:
+                seen.append(str(refused))
+            os.write(tell, "\n".join(seen).encode())
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.waitpid(child, 0)
+    directory.chmod(0o755)
+    file.chmod(0o644)
+    with os.fdopen(told) as lines:
+        return lines.read()
+
+
+async def test_who_may_only_read_reads_while_a_controller_runs_and_while_none_does() -> None:
+    with tempfile.TemporaryDirectory() as name:  # unlike pytest's own, one that others may be let into
+        directory, file = Path(name), Path(name) / "provisioner.db"
+        os.chmod(directory, 0o755)
+        async with store_at(file) as store:
+            await record(store, starts(1, drone(1)))
+            while_running = _as_another_user(directory, file)
+        for told in (while_running, _as_another_user(directory, file)):
+            assert told.startswith("kit-ab12-1\n") and "this user needs to read and write" in told
+
+
+HOLD = """
+import asyncio, sys
+from pathlib import Path
+from provisioner.store.sql import SqlStore
+async def hold():
+    async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
+        print("held", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(hold())
+"""
+
+
+async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
+    first = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(file), stdout=asyncio.subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        assert await asyncio.wait_for(first.stdout.readline(), 30) == b"held\n"
+        holder = SqlReader(file).holder()
+        assert isinstance(holder, Holder) and holder.pid == first.pid
+        with pytest.raises(StoreHeld, match=rf"held by the controller with pid {first.pid} on {holder.host}, since 20"):
+            await _open(file)()
+    finally:
+        first.kill()
+        await asyncio.wait_for(first.wait(), 10)
+    assert SqlReader(file).holder() is None, "the kernel released what the dead one held"
+    await _open(file)()
+
+
+async def test_a_reader_that_asks_for_the_holder_keeps_no_controller_out(file: Path) -> None:
+    """Asking takes the lock for an instant, shared; here for a tenth of a second."""
+    await _open(file)()
+    asking = os.open(file.with_name("provisioner.db.lock"), os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    asyncio.get_running_loop().call_later(0.1, os.close, asking)
+    await _open(file)()
+
+
+async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -> None:
+    """Each tick gives all drones its own number as remote id: who sees half of it, sees another number somewhere."""
+    few = [drone(n, remote_id="1") for n in range(1, 21)]
+
+    async def write(store: SqlStore, ticks: int) -> None:
+        for tick in range(2, 2 + ticks):
+            moves = tuple(_moved(store.drones[each.id], str(tick)) for each in few)
+            await record(store, Plan(tick, 100.0 + tick, moves=moves))
+
+    def read() -> int:
+        snapshot = SqlReader(file).snapshot()
+        assert snapshot is not None and len(snapshot.drones) == 20
+        assert {each.remote_id for each in snapshot.drones.values()} == {str(snapshot.tick - 1)}
+        assert snapshot.now == 100.0 + snapshot.tick - 1 or snapshot.tick == 2
+        return snapshot.tick - 1
+
+    async with store_at(file) as store, asyncio.timeout(60):
+        await record(store, starts(1, *few))
+        ticks: list[int] = []
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(write(store, 150))
+            while not writing.done():
+                ticks.append(await asyncio.to_thread(read))
+                number = SqlReader(file).ask(RequestKind.DRAIN, [], reason="", by="mg", at=1.0)
+        assert ticks == sorted(ticks) and len(set(ticks)) > 3
+        assert (await store.requests())[-1].id == number
+        assert read() == 151
+
+
+def _moved(was: Drone, remote_id: str) -> Move:
+    return now_is(was, DroneState.SUBMITTED, at=200.0, remote_id=remote_id, reason=SEEN)
+
+
+async def test_when_a_cancelled_tick_returns_it_is_known_whether_it_is_on_record(file: Path) -> None:
+    async with store_at(file) as store:
+        for tick in range(1, 6):
+            plan = starts(tick, *(drone(tick * 10_000 + n) for n in range(1500)))
+            recording = asyncio.ensure_future(record(store, plan))
+            await asyncio.sleep(0.01 * tick)
+            recording.cancel()
+            await asyncio.wait([recording])
+            known = set(store.drones)
+            assert {each.id for each in SqlReader(file).drones()} == known
+            await store.event(1.0, "later", {})  # waits for whatever the worker thread still does
+            assert set(store.drones) == known
+
+
+async def test_the_loop_turns_while_the_store_writes(file: Path) -> None:
+    """With the worker thread busy, other tasks go on: the write is still running when they have had their turn."""
+    async with store_at(file) as store:
+        recording = asyncio.ensure_future(record(store, starts(1, *(drone(n) for n in range(1, 3000)))))
+        turns = 0
+        while not recording.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 1 and len(store.drones) == 2999
+
+
+def test_reading_drones_imports_neither_sqlalchemy_nor_pydantic(file: Path) -> None:
+    """Half a second for ``provisioner drones`` leaves no room for them."""
+    asyncio.run(_open(file)())
+    script = (
+        "import sys; from pathlib import Path; from provisioner.store.sql import SqlReader\n"
+        "SqlReader(Path(sys.argv[1])).drones()\n"
+        "print(sorted({'sqlalchemy', 'alembic', 'pydantic'} & set(sys.modules)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert told.stdout == "[]\n"

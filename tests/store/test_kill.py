@@ -1,0 +1,144 @@
+"""``kill -9`` at any moment: what was committed is whole, what was not is absent, and what was announced is there."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import select
+import signal
+import time
+from pathlib import Path
+
+import alembic.command  # noqa: F401  # children would spend their short lives importing these two
+import pytest
+
+import provisioner.store.writer  # noqa: F401
+from provisioner.model import DroneId, DroneState
+from provisioner.store import Store
+from provisioner.store.changes import serial_of
+from provisioner.store.sql import SqlReader, SqlStore
+from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts
+
+STARTS = 5
+"""Drones per tick."""
+
+
+@pytest.fixture(scope="module")
+def pace_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long this host takes to make a store: moments are drawn from a few times that."""
+
+    async def make() -> None:
+        async with SqlStore(tmp_path_factory.mktemp("pace") / "provisioner.db", CONTROLLER, 1e9, SNAPSHOTS):
+            pass
+
+    asyncio.run(make())  # the first time costs more
+    started = time.monotonic()
+    asyncio.run(make())
+    return time.monotonic() - started
+
+
+def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
+    """A controller that announces each tick after recording it, as it would act then."""
+
+    async def live() -> None:
+        async with SqlStore(file, CONTROLLER, 1e9, SNAPSHOTS, threaded=threaded) as store:
+            for tick in itertools.count(store.tick + 1):
+                first = store.next_serial
+                new = [drone(serial, at=float(tick)) for serial in range(first, first + STARTS)]
+                await record(store, starts(tick, *new, at=float(tick)))
+                os.write(told, f"{tick}\n".encode())
+                await store.settle(tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ())
+
+    asyncio.run(live())
+
+
+def _killed(file: Path, after_s: float, threaded: bool) -> int:
+    """Run such a controller in a child, kill it ``after_s`` after its start; the last tick that it announced."""
+    listen, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(listen)
+            _live_until_killed(file, told, threaded)
+        finally:
+            os._exit(1)  # never back into pytest
+    os.close(told)
+    try:
+        assert not _ends(child, after_s), "the child died by itself"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with os.fdopen(listen) as lines:
+        return max((int(line) for line in lines if line.endswith("\n")), default=0)
+
+
+def _ends(child: int, within_s: float) -> bool:
+    watch = os.pidfd_open(child)
+    try:
+        return bool(select.select([watch], [], [], within_s)[0])
+    finally:
+        os.close(watch)
+
+
+@pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])
+def test_killed_at_any_moment_every_plan_is_whole_or_absent(file: Path, pace_s: float, threaded: bool) -> None:
+    seed = 20_260_101
+    chance = random.Random(seed)
+    announced = checked = 0
+    for kill in range(30):
+        if file.exists():  # readable as the dead one left it, before a controller has put anything in order
+            assert len(SqlReader(file).drones(ended=None)) % STARTS == 0
+        after_s = chance.uniform(0.0, 6 * pace_s) if kill % 4 else chance.uniform(0.0, pace_s)
+        announced = max(announced, _killed(file, after_s, threaded))
+        checked = asyncio.run(_check(file, announced, checked, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
+    assert checked > 15, "the children did record something"
+
+
+def test_killed_while_making_the_store_it_is_made_by_the_next(file: Path, pace_s: float) -> None:
+    seed = 20_260_102
+    chance = random.Random(seed)
+    made = 0
+    for kill in range(25):
+        fresh = file.with_name(f"{kill}.db")
+        after_s = chance.uniform(0.0, 4 * pace_s)
+        _killed(fresh, after_s, threaded=False)
+        made += fresh.exists()
+        asyncio.run(_check(fresh, 0, 0, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
+    assert 0 < made < 25, "some were killed before the store was there, some after"
+
+
+async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
+    """Reopen and compare plans since tick ``checked`` with drones and their histories; the last recorded tick."""
+    async with SqlStore(file, CONTROLLER, 1e9, SNAPSHOTS, threaded=False) as store:
+        assert store.tick >= announced, f"{moment}: tick {announced} was acted on and is not on record"
+        reader = SqlReader(file)
+        listed = {each.id: each for each in reader.drones(ended=None)}
+        assert dict(store.drones) == listed, moment
+        plans = reader.plans(limit=10**6, since=checked + 0.5)
+        assert [plan.tick for plan in plans] == list(range(checked + 1, store.tick + 1)), moment
+        for plan in plans:
+            for start in plan.starts:
+                states = [step.state for step in reader.history(start.drone.id)]
+                assert states in (["requested"], ["requested", "submitted"]), moment
+                assert listed[start.drone.id].state == states[-1], moment
+        assert len(listed) == STARTS * store.tick, f"{moment}: drones without a plan, or plans without drones"
+        assert store.next_serial == _highest(store) + 1, moment
+        return store.tick
+
+
+def _highest(store: Store) -> int:
+    return max((serial_of(each) or 0 for each in store.drones), default=0)
+
+
+def test_a_killed_writer_leaves_the_store_readable_and_free(file: Path) -> None:
+    started = time.monotonic()
+    announced = 0
+    while not announced:
+        assert time.monotonic() - started < 60
+        announced = _killed(file, 0.5, threaded=True)
+    reader = SqlReader(file)
+    assert reader.holder() is None
+    assert reader.drone(DroneId("kit-ab12-1")) is not None
+    assert len(reader.drones()) >= announced * STARTS
