@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import assert_never
 
 from provisioner import reasons as r
@@ -48,21 +49,21 @@ def iso(at: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in its two largest units: ``45s``, ``12m5s``, ``3d4h``."""
-    if seconds != seconds or seconds in (float("inf"), float("-inf")):
+    """A duration in its two largest units: ``45s``, ``12m5s``, ``3d4h``; from 100 days on in days."""
+    if not isfinite(seconds):
         return "-"
-    left = int(abs(seconds))
-    sign = "-" if seconds <= -1 else ""
-    parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count:
-            parts.append((unit, size, f"{count}{unit}"))
-    if not parts:
-        return "0s"
-    first = parts[0]
-    neighbour = {"d": "h", "h": "m", "m": "s"}.get(first[0])
-    return sign + first[2] + (parts[1][2] if len(parts) > 1 and parts[1][0] == neighbour else "")
+    if seconds <= -1:
+        return f"-{age(-seconds)}"
+    minutes, rest = divmod(int(seconds), 60)
+    if not minutes:
+        return f"{rest}s"
+    if minutes < 60:
+        return f"{minutes}m{rest}s" if rest else f"{minutes}m"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours}h" if hours and days < 100 else f"{days}d"
 
 
 def ago(at: float, now: float) -> str:
@@ -78,7 +79,7 @@ def number(value: float) -> str:
 def seconds(value: float) -> str:
     """``612 s``; from two hours on with the age: ``90000 s (1d1h)``."""
     text = f"{number(round(value, 1))} s"
-    return text if abs(value) < 7200 else f"{text} ({age(value)})"
+    return text if abs(value) < 7200 or not isfinite(value) else f"{text} ({age(value)})"
 
 
 def gpus(milli: int) -> str:
@@ -117,6 +118,8 @@ def _visible(char: str) -> str:
     match unicodedata.category(char):
         case "Cc" | "Zl" | "Zp":
             return " " if char in "\n\r\t\u2028\u2029\x0b\x0c" else "\ufffd"
+        case "Zs":
+            return " "
         case "Cf" | "Cs" | "Co" | "Cn":
             return "\ufffd"
         case _:
@@ -278,7 +281,8 @@ def say(reason: Reason) -> str:
         case r.AwaitsNegotiation(fresh=fresh):
             return f"{count(fresh, 'job')} so new that no negotiation cycle has seen them"
         case r.ViewStale(view=view, age_s=age_s, limit_s=limit_s, message=message):
-            return f"the view of {_q(view)} {_how_stale(age_s, limit_s)}: what depends on it is left alone{_told(message)}"
+            how = _how_stale(age_s, limit_s)
+            return f"the view of {_q(view)} {how}: what depends on it is left alone{_told(message)}"
         case r.AllVanished(site=site, drones=drones):
             return f"all {count(drones, 'drone')} vanished from the listing of {_q(site)} at once: not believed yet"
         case r.TooManyUnhealthy(unhealthy=unhealthy, drones=drones, fraction=fraction):
@@ -297,10 +301,14 @@ def say(reason: Reason) -> str:
 def _over(value_s: float, limit_s: float) -> str:
     """``612 s > 600 s``, and no lie where rounding would hide the difference."""
     sign = ">" if value_s > limit_s else "<" if value_s < limit_s else "="
-    left, right = seconds(round(value_s)), seconds(round(limit_s))
+    left, right = seconds(_whole(value_s)), seconds(_whole(limit_s))
     if sign != "=" and left == right:
         left, right = f"{value_s:.3f} s", f"{limit_s:.3f} s"
     return f"{left} {sign} {right}"
+
+
+def _whole(value: float) -> float:
+    return float(round(value)) if isfinite(value) else value
 
 
 def _how_stale(age_s: float, limit_s: float) -> str:
@@ -308,12 +316,12 @@ def _how_stale(age_s: float, limit_s: float) -> str:
         return "was never obtained"
     if age_s > limit_s:
         return f"is {_over(age_s, limit_s)} old"
-    return f"could not be renewed, the newest is {seconds(round(age_s))} old"
+    return f"could not be renewed, the newest is {seconds(_whole(age_s))} old"
 
 
 def _ended(reason: r.EndedAtSite) -> str:
     code = "" if reason.exit_code is None else f" with exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
-    lived = f" after {seconds(round(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
+    lived = f" after {seconds(_whole(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
     return f"the site says that it ended ({_q(reason.end)}){code}{lived}{_told(reason.message)}"
 
 

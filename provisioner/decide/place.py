@@ -67,16 +67,15 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
             back = _resume(scene, job, kinds, job.waiting - covered, draining)
             resumes.extend(back)
             covered += sum(_holds(job, scene.types[d.drone.type]) for d in back)
-        why_not: Reason | None = None
+        short: DroneType | None = None  # the best type of which fewer can be started than the jobs need
         for kind in _cheapest_first(job, kinds, rank):
             lack = job.waiting - covered
             if lack <= 0:
                 break
             each = _holds(job, kind)
-            allowed, limit = room.for_type(kind)
-            count = min(-(-lack // each), allowed)
+            count = min(-(-lack // each), room.for_type(kind)[0])
             if count < -(-lack // each):
-                why_not = why_not or limit
+                short = short or kind
             if count <= 0:
                 continue
             reason = JobsWait(job.id, job.waiting, covered, count)
@@ -84,8 +83,10 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
             room.start(kind, count)
             ledger.add(kind.key, empty(kind, count, _ends_at(scene, kind)))
             covered += ledger.take(job, lack, iter([kind.key])).jobs
-        if covered < job.waiting and why_not is not None:
-            refusals.append(Refusal(f"class:{job.id}", job.waiting - covered, why_not))
+        if covered < job.waiting and short is not None:
+            limit = room.for_type(short)[1]
+            if limit is not None:
+                refusals.append(Refusal(f"class:{job.id}", job.waiting - covered, limit))
         if taken.jobs:
             refusals.append(Refusal(f"class:{job.id}", taken.jobs, OnTheirWay(taken.jobs, taken.drones)))
     refusals.extend(Refusal(f"site:{s}", 0, r) for s, r in scene.trust.sites.items() if r is not None)

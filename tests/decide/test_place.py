@@ -138,12 +138,12 @@ def test_no_configured_type_at_all() -> None:
 
 
 LIMITS = [
-    ({"max_starts_per_tick": 2}, Policy(), LimitReached("max_starts_per_tick", "topas", 0, 2)),
-    ({"max_pending": 3}, Policy(), LimitReached("max_pending", "topas", 1, 3)),
-    ({"max_drones": 4}, Policy(), LimitReached("max_drones", "topas", 2, 4)),
-    ({"max_gpu_milli": 4000}, Policy(), LimitReached("max_gpus", "topas", 2, 4)),
-    ({}, Policy(max_drones=4), LimitReached("max_drones", "all sites", 2, 4)),
-    ({}, Policy(max_gpu_milli=4500), LimitReached("max_gpus", "all sites", 2, 4.5)),
+    ({"max_starts_per_tick": 2}, Policy(), LimitReached("max_starts_per_tick", "topas", 2, 2)),
+    ({"max_pending": 3}, Policy(), LimitReached("max_pending", "topas", 3, 3)),
+    ({"max_drones": 4}, Policy(), LimitReached("max_drones", "topas", 4, 4)),
+    ({"max_gpu_milli": 4000}, Policy(), LimitReached("max_gpus", "topas", 4, 4)),
+    ({}, Policy(max_drones=4), LimitReached("max_drones", "all sites", 4, 4)),
+    ({}, Policy(max_gpu_milli=4500), LimitReached("max_gpus", "all sites", 4, 4.5)),
 ]
 
 

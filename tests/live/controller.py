@@ -48,7 +48,7 @@ SITE = """\
 site: {name}
 adapter: local
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
-timeouts: {{settle: 20s, gone_after: 5s, boot: 3min, grace: 10s, stop: 30s}}
+timeouts: {{act_deadline: 15s, settle: 20s, gone_after: 5s, boot: 3min, grace: 10s, stop: 30s}}
 types:
   {kind}:
     gpus: 1
@@ -126,7 +126,8 @@ class LabController:
     def start(self, *, write: bool = True) -> LabController:
         if write:
             self.write()
-        assert self.call("check", str(self.config)).returncode == 0, self.call("check", str(self.config)).stderr
+        checked = self.call("check", str(self.config))
+        assert checked.returncode == 0, checked.stdout + checked.stderr
         log = (self.directory / "controller.log").open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.config)],

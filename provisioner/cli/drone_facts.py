@@ -1,0 +1,43 @@
+"""One drone's facts for people and machines: the same keys as in the list, laid out to be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from provisioner import say
+from provisioner.cli import drone_rows
+from provisioner.cli.listing import Column
+from provisioner.model import Drone
+
+_TITLES = {
+    "id": "drone", "type": "type", "state": "state", "for_class": "started for class", "remote_id": "id at the site",
+    "slot": "slot", "gpu_milli": "gpus", "jobs": "jobs now", "jobs_started": "jobs so far", "leaving": "will end as",
+    "requested_at": "asked for", "submitted_at": "taken by the site", "started_at": "started",
+    "joined_at": "joined the pool", "busy_at": "first job", "idle_at": "idle since", "heard_at": "last heard of",
+    "missing_at": "missing since", "unslotted_at": "out of pool since", "asked_at": "asked to leave",
+    "retires_at": "retires", "ended_at": "ended", "site_reason": "the site says",
+}  # fmt: skip
+
+
+def facts(now: float) -> tuple[Column[Drone], ...]:
+    """The columns of the list, titled as sentences begin; times with their age."""
+    return tuple(_fact(c, now) for c in drone_rows.columns(now))
+
+
+def _fact(column: Column[Drone], now: float) -> Column[Drone]:
+    title = _TITLES.get(column.key)
+    if title is None:
+        return replace(column, level=2)
+    if column.key.endswith("_at"):
+        return replace(column, level=0, head=title, show=lambda d: _when(column.of(d), now))
+    if column.key == "state":
+        return replace(column, level=0, head=title, show=lambda d: f"{d.state.value} for {say.ago(d.since, now)}: "
+                       f"{say.state_words(d.state)}" if not d.state.ended else f"{d.state.value}, "
+                       f"{say.state_words(d.state)}")  # fmt: skip
+    return replace(column, level=0, head=title)
+
+
+def _when(at: object, now: float) -> str:
+    if not isinstance(at, float | int):
+        return "-"
+    return f"{say.iso(at)} ({say.age(now - at)} ago)" if at <= now else f"{say.iso(at)} (in {say.age(at - now)})"

@@ -1,0 +1,119 @@
+"""Drones as rows: the columns of ``drones``, and what to say of one drone in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from provisioner import say
+from provisioner.cli.cells import span_s, text, time_at, whole, words
+from provisioner.cli.listing import Column
+from provisioner.model import Drone, DroneState
+from provisioner.store import Transition
+
+SCHEMA = "provisioner.drones/1"
+HISTORY_SCHEMA = "provisioner.history/1"
+
+ID_LEAST = 16
+STATES = tuple(s.value for s in DroneState)
+
+
+def tint(drone: Drone) -> str:
+    """The colour of a drone's state on a terminal."""
+    match drone.state:
+        case DroneState.BUSY:
+            return "green"
+        case DroneState.DRAINING | DroneState.STOPPING:
+            return "yellow"
+        case DroneState.FAILED | DroneState.LOST | DroneState.NEVER_JOINED:
+            return "red"
+        case DroneState.REQUESTED | DroneState.SUBMITTED | DroneState.QUEUED | DroneState.BOOTING:
+            return "blue"
+        case _:
+            return ""
+
+
+def in_brief(drone: Drone, now: float) -> str:
+    """What is worth knowing of a drone beside its state, from its record alone: trouble first."""
+    parts = []
+    if not drone.state.ended:
+        if drone.missing_at:
+            parts.append(f"missing at the site for {say.ago(drone.missing_at, now)}")
+        if drone.unslotted_at:
+            parts.append(f"out of the pool for {say.ago(drone.unslotted_at, now)}")
+        if drone.leaving is not None:
+            parts.append(f"will end as {drone.leaving.value}")
+        if drone.asked > 1:
+            parts.append(f"asked {drone.asked} times to stop")
+    if drone.site_reason:
+        parts.append(say.clean(drone.site_reason, say.SHORT_TEXT).strip())
+    return "; ".join(parts)
+
+
+def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[Column[Drone], ...]:
+    """Of drones at ``now``. ``reason``: looks up why a drone is in its state, where that is asked for."""
+    return (
+        text("id", lambda x: x.id, "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
+        text("site", lambda x: x.site, "Site.", level=2),
+        text("type", lambda x: x.type, "Drone type, as site/name.", level=0, least=10, tail=True),
+        Column[Drone]("state", lambda x: x.state.value, "State.", level=0, tint=tint, choices=STATES),
+        span_s("state_s", lambda x: max(0.0, now - x.since), "Time in this state, seconds.", level=0, head="FOR"),
+        span_s("age_s", lambda x: max(0.0, (x.ended_at or now) - x.requested_at), "Time since it was asked for, until "
+               "its end if it has ended, seconds.", level=0, head="AGE"),
+        whole("jobs", lambda x: x.jobs, "Jobs that run in it now.", level=0),
+        whole("jobs_started", lambda x: x.jobs_started, "Jobs started in it so far.", level=1, head="STARTED"),
+        whole("gpu_milli", lambda x: x.gpu_milli, "Thousandths of a GPU.", level=1, head="GPUS", show=say.gpus),
+        text("for_class", lambda x: x.for_class, "Job class that it was started for.", level=1, head="CLASS", least=6),
+        text("remote_id", lambda x: x.remote_id, "The site's id.", level=0, head="REMOTE", least=8, tail=True),
+        text("slot", lambda x: x.slot, "The pool's name of its slot.", level=1, least=8, tail=True),
+        words("note", lambda x: in_brief(x, now), "What is worth knowing beside the state.", level=0, least=12),
+        *([] if reason is None else [words("reason", reason, "Why it is in this state.", level=0, least=20)]),
+        Column[Drone]("leaving", lambda x: x.leaving.value if x.leaving else None,
+                      "The end that it will have once it is confirmed gone; null: not asked to leave.", null=True),
+        time_at("since_at", lambda x: x.since, "When it entered its state."),
+        time_at("requested_at", lambda x: x.requested_at, "When it was recorded and asked for."),
+        time_at("submitted_at", lambda x: x.submitted_at, "When the site took the order."),
+        time_at("started_at", lambda x: x.started_at, "When it began to run."),
+        time_at("joined_at", lambda x: x.joined_at, "When its slot came to the pool."),
+        time_at("busy_at", lambda x: x.busy_at, "When it first had a job."),
+        time_at("idle_at", lambda x: x.idle_at, "Since when it has no job."),
+        time_at("heard_at", lambda x: x.heard_at, "Last sign of life in the pool."),
+        time_at("missing_at", lambda x: x.missing_at, "Since when the site's listings lack it."),
+        time_at("unslotted_at", lambda x: x.unslotted_at, "Since when the pool lacks its slot."),
+        time_at("asked_at", lambda x: x.asked_at, "When it was last asked to drain or stop."),
+        whole("asked", lambda x: x.asked, "How often it was asked to stop."),
+        time_at("retires_at", lambda x: x.retires_at, "When it takes no new job any more."),
+        time_at("ended_at", lambda x: x.ended_at, "When it ended."),
+        text("site_reason", lambda x: x.site_reason, "The site's own word."),
+    )  # fmt: skip
+
+
+Step = tuple[Transition, float | None]
+"""A step in a drone's life and how long it stayed in that state; None while it is in it."""
+
+
+def steps(history: list[Transition]) -> list[Step]:
+    """Transitions with the time spent in each state."""
+    ends = [*(t.at for t in history[1:]), None]
+    return [(t, None if end is None or t.state.ended else max(0.0, end - t.at))
+            for t, end in zip(history, ends, strict=False)]  # fmt: skip
+
+
+def history_columns(now: float) -> tuple[Column[Step], ...]:
+    """Of the steps of one drone."""
+    from provisioner.codec import to_plain
+    from provisioner.reasons import Reason
+
+    def lasted(step: Step) -> str:
+        return say.age(step[1]) if step[1] is not None else "-" if step[0].state.ended else (
+            say.age(max(0.0, now - step[0].at)) + "+")  # fmt: skip
+
+    return (
+        time_at("at", lambda s: s[0].at, "When.", level=0),
+        Column[Step]("was", lambda s: s[0].was.value if s[0].was else None, "State before; null: none.", null=True),
+        Column[Step]("state", lambda s: s[0].state.value, "State from then on.", level=0, choices=STATES),
+        Column[Step]("for_s", lambda s: s[1], "How long it lasted, seconds; null: it still does, or is an end.",
+                     kind="number", null=True, level=0, head="FOR", show=lasted, right=True),
+        whole("tick", lambda s: s[0].tick, "Number of the tick.", level=1),
+        words("text", lambda s: say.say(s[0].reason), "Why, in words.", level=0, head="WHY", least=20),
+        Column[Step]("reason", lambda s: to_plain(s[0].reason, Reason), "Why, as data.", kind="object"),
+    )  # fmt: skip

@@ -1,0 +1,261 @@
+"""``provisioner drones``: list them, tell the life of one, ask some to leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from provisioner import say
+from provisioner.cli.drone_rows import HISTORY_SCHEMA, SCHEMA, Step, columns, history_columns, steps
+from provisioner.cli.exits import Exit, Failure
+from provisioner.cli.listing import Document, Listing
+from provisioner.cli.options import Pick, Show, Where, shared
+from provisioner.cli.output import picked, present
+from provisioner.cli.resolve import the_drone
+from provisioner.cli.where import open_record
+from provisioner.model import DrainMode, Drone, DroneState
+from provisioner.store import Reader
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+Sites = Annotated[list[str] | None, typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.")]
+States = Annotated[
+    list[DroneState] | None,
+    typer.Option("--state", metavar="STATE", help="Only in this state; repeatable. Ends imply --ended.",
+                 case_sensitive=False),
+]  # fmt: skip
+Types = Annotated[
+    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.")
+]
+
+
+@app.callback(invoke_without_command=True)
+@shared
+def drones(
+    ctx: typer.Context,
+    where: Where,
+    show: Show,
+    pick: Pick,
+    site: Sites = None,
+    state: States = None,
+    type_: Types = None,
+    ended: Annotated[bool, typer.Option("--ended", help="Only those that have ended.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Live and ended ones.")] = False,
+) -> None:
+    """List drones; show, drain or kill some.
+
+    Without options those that live, oldest first. The record is read, nobody is asked: it answers while the
+    controller is down. Every id that another verb takes may be a drone's id, its last number, the site's id or the
+    name of the slot.
+
+    \b
+    Examples:
+      provisioner drones
+      provisioner drones --site local --state busy --sort -age_s
+      provisioner drones --ended --columns id,state,reason --limit 20
+      provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
+    """
+    if ctx.invoked_subcommand is not None:
+        _nothing_before(ctx)
+        return
+    reader = open_record(where)
+
+    which = _ended(ended, all_, state or ())
+
+    def make() -> Listing[Drone]:
+        return picked(_listing(reader, show, which, site or (), state or (), type_ or ()), pick)
+
+    present(show, make)
+
+
+def _nothing_before(ctx: typer.Context) -> None:
+    """Options of the list that stand before another verb would be ignored: better refused."""
+    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        option = given[0].rstrip("_").replace("_", "-")
+        raise Failure(f"put --{option} after `drones {ctx.invoked_subcommand}`", code=Exit.USAGE)
+
+
+def _ended(ended: bool, all_: bool, states: Sequence[DroneState]) -> bool | None:
+    """Which of the living and the ended are meant: None both."""
+    kinds = {s.ended for s in states}
+    if all_ or (ended and kinds == {False}) or kinds == {False, True}:
+        return None
+    return ended or kinds == {True}
+
+
+def _listing(
+    reader: Reader,
+    show: Show,
+    ended: bool | None,
+    sites: Sequence[str],
+    states: Sequence[DroneState],
+    types: Sequence[str],
+) -> Listing[Drone]:
+    now = time.time()
+    found = reader.drones(ended=ended, sites=sites, states=states, types=types)
+    wants_reason = "reason" in (show.columns or "").lower().split(",")
+    return Listing(
+        SCHEMA,
+        columns(now, (lambda d: _why(reader, d)) if wants_reason else None),
+        found,
+        lambda d: d.id,
+        _scope(reader, found, ended, sites, states, types),
+    )
+
+
+def _why(reader: Reader, drone: Drone) -> str:
+    history = reader.history(drone.id)
+    return say.say(history[-1].reason) if history else ""
+
+
+def _scope(
+    reader: Reader,
+    found: Sequence[Drone],
+    ended: bool | None,
+    sites: Sequence[str],
+    states: Sequence[DroneState],
+    types: Sequence[str],
+) -> str:
+    """One line that says what the list is of: a silent default would mislead."""
+    kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
+    of = f" of controller {controller(found[0].id)}" if found else ""
+    only = [f"{name} {', '.join(values)}" for name, values in
+            (("site", sites), ("state", [s.value for s in states]), ("type", types)) if values]  # fmt: skip
+    more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
+    runs = "" if reader.holder() else "no controller runs: as last recorded"
+    return "; ".join(filter(None, (say.count(len(found), kind) + of, *only, more, runs)))
+
+
+def controller(drone_id: str) -> str:
+    """The controller's name within a drone id (``<controller>-<store birth>-<serial>``)."""
+    return drone_id.rsplit("-", 2)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- show
+
+
+@app.command("show")
+@shared
+def show_drone(
+    where: Where,
+    show: Show,
+    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or slot name.")],
+) -> None:
+    """Tell the whole life of one drone: every step with time, duration and reason.
+
+    \b
+    Examples:
+      provisioner drones show kit-x7q2-17
+      provisioner drones show slot1@gpu07.example.org
+      provisioner drones show 17 -o json
+    """
+    reader = open_record(where)
+    present(show, lambda: life(reader, the_drone(reader, any_id)))
+
+
+def life(reader: Reader, drone_id: str) -> Document:
+    """The document of ``drones show``."""
+    from provisioner.model import DroneId
+
+    drone = reader.drone(DroneId(drone_id))
+    if drone is None:
+        raise Failure(f"drone {drone_id} is no longer on record")
+    return life_of(drone, steps(reader.history(drone.id)), time.time())
+
+
+def life_of(drone: Drone, life_steps: list[Step], now: float) -> Document:
+    """One drone and its steps as a document."""
+    from provisioner.cli.drone_facts import facts
+
+    return Document(
+        "provisioner.drone/1",
+        Listing("", facts(now), [drone], lambda d: d.id),
+        {"history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id)},
+        {"history": "Life"},
+        scope=f"{say.count(len(life_steps), 'step')} on record",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- drain and kill
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Drone ids, their numbers, sites' ids or slot names.", show_default=False),
+]
+Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say which drones are meant.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when all of them have ended.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="With --wait: give up after this; exit 124.")
+]
+
+
+@app.command("drain")
+@shared
+def drain(
+    where: Where,
+    reason: Reason,
+    ids: Ids = None,
+    mode: Annotated[
+        DrainMode,
+        typer.Option("--mode", help="none: let it run out; peaceful: no new jobs; graceful: running ones are asked to "
+                     "leave; fast: running ones are killed; resume: back into service."),
+    ] = DrainMode.PEACEFUL,
+    site: Sites = None,
+    state: States = None,
+    type_: Types = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+) -> None:  # fmt: skip
+    """Ask drones to leave the pool. It is recorded now and carried out at the controller's next tick.
+
+    \b
+    Examples:
+      provisioner drones drain kit-x7q2-17 --reason "node needs a new fan"
+      provisioner drones drain --site local --state idle --reason "downtime" --yes
+      provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
+    """
+    from provisioner.cli.ask import Demand, ask
+    from provisioner.model import RequestKind
+
+    demand = Demand(RequestKind.DRAIN, mode, reason, tuple(ids or ()), tuple(site or ()), tuple(state or ()),
+                    tuple(type_ or ()))  # fmt: skip
+    ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
+
+
+@app.command("kill")
+@shared
+def kill(
+    where: Where,
+    reason: Reason,
+    ids: Ids = None,
+    site: Sites = None,
+    state: States = None,
+    type_: Types = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+) -> None:
+    """End drones at their sites without waiting for their jobs. Carried out at the controller's next tick.
+
+    \b
+    Examples:
+      provisioner drones kill kit-x7q2-17 --reason "GPU fell off the bus"
+      provisioner drones kill --type horeka/h100 --reason "wrong image" --dry-run
+      provisioner drones kill 17 18 --reason "runaway" --yes --wait
+    """
+    from provisioner.cli.ask import Demand, ask
+    from provisioner.model import RequestKind
+
+    demand = Demand(RequestKind.KILL, DrainMode.PEACEFUL, reason, tuple(ids or ()), tuple(site or ()),
+                    tuple(state or ()), tuple(type_ or ()))  # fmt: skip
+    ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
+

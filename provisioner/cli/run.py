@@ -1,0 +1,53 @@
+"""``provisioner run``: the controller itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provisioner.cli.exits import Failure
+from provisioner.cli.options import ConfigPath, Where
+from provisioner.cli.where import config_path
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    config: ConfigPath = None,
+    once: Annotated[bool, typer.Option("--once", help="A single tick, then stop.")] = False,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", metavar="DIR", help="Relative paths in the files start here, not where the files are."),
+    ] = None,
+) -> None:
+    """Run the controller.
+
+    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One controller at a time
+    holds a record; a second refuses and says who does. SIGHUP, or `provisioner reload`, takes over a changed
+    configuration. Log lines go to stderr.
+
+    \b
+    Examples:
+      provisioner run
+      provisioner run --config /etc/provisioner/provisioner.yaml
+      provisioner run --once
+    """
+    import signal
+
+    from provisioner import app as process
+    from provisioner.loader import AdapterBroken, AdapterUnknown
+    from provisioner.sites import SiteError
+
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    path = config_path(Where(config=config))
+    process.log_to_stderr()
+    try:
+        code = asyncio.run(process.run(path, once=once, root=root))
+    except (SiteError, AdapterBroken, AdapterUnknown) as error:
+        raise Failure(str(error)) from error
+    raise typer.Exit(code)

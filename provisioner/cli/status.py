@@ -1,0 +1,261 @@
+"""``provisioner status``: one screen: who runs, what it sees, how old that is, demand and supply, limits, trouble."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import typer
+
+from provisioner import say
+from provisioner.cli import class_rows, events, sites
+from provisioner.cli.cells import span_s, text, time_at, whole, words
+from provisioner.cli.demand import newest_plan
+from provisioner.cli.drones import controller
+from provisioner.cli.listing import Column, Document, Listing
+from provisioner.cli.options import Show, Where, shared
+from provisioner.cli.output import present
+from provisioner.cli.where import open_record
+from provisioner.model import BreakerState, Drone, DroneState, Fault, JobClass, Plan
+from provisioner.reasons import LimitReached
+from provisioner.store import Holder, Reader, Views
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+SCHEMA = "provisioner.status/1"
+LAST_EVENTS = 5
+HOPELESS = (say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS)
+MOST_CLASSES = 10
+Row = TypeVar("Row")
+
+LIVE = tuple(s for s in DroneState if not s.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The facts of the whole."""
+
+    holder: Holder | None
+    controller: str
+    views: Views | None
+    plan: Plan | None
+    live: Sequence[Drone]
+    max_drones: int | None
+    max_gpu_milli: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One view: how old, and what is wrong with it."""
+
+    view: str
+    taken_at: float
+    limit_s: float
+    fault: Fault | None
+    now: float
+
+    @property
+    def age_s(self) -> float | None:
+        return max(0.0, self.now - self.taken_at) if self.taken_at else None
+
+    @property
+    def verdict(self) -> str:
+        if self.fault is not None:
+            return "failed"
+        if self.age_s is None:
+            return "never"
+        return "old" if self.age_s > self.limit_s else "fresh"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStates:
+    """Live drones of one site (or of all) by state."""
+
+    site: str
+    counts: Mapping[DroneState, int]
+
+
+@app.command()
+@shared
+def status(where: Where, show: Show) -> None:
+    """Show the whole on one screen.
+
+    Who runs, how old each view is, sites and breakers, drones by state, what waits and why, limits, last events.
+
+    \b
+    Examples:
+      provisioner status
+      provisioner status --watch --interval 5
+      provisioner status -o json | jq '.views[] | select(.verdict != "fresh")'
+    """
+    reader = open_record(where)
+    present(show, lambda: status_document(reader, time.time()))
+
+
+def status_document(reader: Reader, now: float) -> Document:
+    """The document of ``provisioner status``."""
+    views, plan, live, breakers = reader.views(), newest_plan(reader), reader.drones(), reader.breakers()
+    site_rows = sites.site_rows(views, breakers, live)
+    waiting = _waiting(views)
+    recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
+    whole_ = Whole(reader.holder(), controller(live[0].id) if live else "", views, plan, live,
+                   views.policy.max_drones if views else None, views.policy.max_gpu_milli if views else None)
+    parts: dict[str, Listing[Any]] = {
+        "views": Listing("", _view_columns(), _seen(views, now), lambda v: v.view),
+        "sites": Listing("", _few(sites.columns(now), ("site", "breaker", "drones", "max_drones", "gpu_milli", "note")),
+                         site_rows, lambda s: s.name),
+        "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
+        "demand": Listing("", _few(class_rows.columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
+                          class_rows.class_rows(views, plan, live, waiting[:MOST_CLASSES]), lambda c: c.job.id),
+        "limits": Listing("", _limit_columns(), _limits(plan), lambda r: r.limit),
+        "events": Listing("", _few(events.columns(), ("at", "name", "text")), recent, lambda h: h.name),
+    }  # fmt: skip
+    idle = sum(c.waiting + c.fresh for c in waiting)
+    more = f", the largest {MOST_CLASSES} of {len(waiting)}" if len(waiting) > MOST_CLASSES else ""
+    titles = {
+        "views": "Views", "sites": "Sites", "drones": f"Live drones: {len(live)}",
+        "demand": f"Waiting: {say.count(idle, 'job')} in {say.count(len(waiting), 'class', 'classes')}{more}",
+        "limits": "Limits reached", "events": "Last events",
+    }  # fmt: skip
+    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda w: w.controller), parts, titles,
+                    scope=_scope(site_rows, waiting, plan))  # fmt: skip
+
+
+def _waiting(views: Views | None) -> list[JobClass]:
+    """The classes with idle jobs, most jobs first."""
+    classes = views.overlay.view.classes if views and views.overlay.view else ()
+    return sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh))
+
+
+def _scope(site_rows: Sequence[sites.SiteRow], waiting: Sequence[JobClass], plan: Plan | None) -> str:
+    """The one line that says whether a person is needed."""
+    troubled = [
+        s.name for s in site_rows
+        if s.breaker.state is not BreakerState.ACTIVE or (s.reading is not None and s.reading.fault is not None)
+    ]  # fmt: skip
+    said = class_rows.reasons_by_class(plan)
+    never = [c.id for c in waiting if any(say.tier(r) in HOPELESS for r in said.get(c.id, ()))]
+    parts = [f"sites in trouble: {', '.join(troubled)}"] if troubled else []
+    parts += [f"classes that can never start: {', '.join(map(say.clean, never[:5]))}"] if never else []
+    return "; ".join(parts) or "no trouble on record"
+
+
+# --------------------------------------------------------------------------------------------------------------- facts
+
+
+def _facts(now: float) -> tuple[Column[Whole], ...]:
+    return (
+        text("controller", lambda x: x.controller, "Name; empty while no drone lives."),
+        Column[Whole]("running", lambda x: x.holder is not None, "Does a controller hold the record?", kind="boolean",
+                  level=0, head="controller", show=lambda x: _holder(x, now)),
+        Column[Whole]("pid", lambda x: x.holder.pid if x.holder else None, "Its process; null: none runs.",
+                  kind="integer", null=True),
+        Column[Whole]("host", lambda x: x.holder.host if x.holder else None, "Its host; null: none runs.", null=True),
+        time_at("running_since_at", lambda x: x.holder.since if x.holder else 0.0, "Since when it runs."),
+        Column[Whole]("tick", lambda x: x.views.tick if x.views else None, "Number of the newest tick; null: none yet.",
+                  kind="integer", null=True, level=0, head="newest tick", show=lambda x: _tick(x, now)),
+        time_at("tick_at", lambda x: x.views.at if x.views else 0.0, "When it was."),
+        span_s("tick_age_s", lambda x: max(0.0, now - x.views.at) if x.views else None, "Its age, seconds."),
+        whole("live_drones", lambda x: len(x.live), "Drones asked for and not confirmed gone.", level=0, head="drones",
+              show=str),
+        Column[Whole]("max_drones", lambda x: x.max_drones, "Limit on them; null: not known.", kind="integer",
+                      null=True, level=0, head="of at most"),
+        whole("gpu_milli", lambda x: sum(d.gpu_milli for d in x.live), "Thousandths of GPUs in them.", level=0,
+              head="gpus", show=say.gpus),
+        Column[Whole]("max_gpu_milli", lambda x: x.max_gpu_milli, "Limit on those; null: none.", kind="integer",
+                      null=True),
+    )  # fmt: skip
+
+
+def _holder(row: Whole, now: float) -> str:
+    name = f"{row.controller}: " if row.controller else ""
+    if row.holder is None:
+        return f"{name}not running; what follows is as last recorded"
+    return f"{name}runs as process {row.holder.pid} on {row.holder.host} for {say.ago(row.holder.since, now)}"
+
+
+def _tick(row: Whole, now: float) -> str:
+    if row.views is None:
+        return "none yet"
+    from provisioner.cli.plan_rows import in_brief
+
+    did = f"; last plan: {in_brief(row.plan)}" if row.plan else ""
+    return f"{row.views.tick}, {say.ago(row.views.at, now)} ago{did}"
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _seen(views: Views | None, now: float) -> list[Seen]:
+    if views is None:
+        return []
+    overlay = views.overlay
+    taken = overlay.view.taken_at if overlay.view else 0.0
+    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now)]
+    for name, policy in sorted(views.policy.sites.items()):
+        reading = views.sites.get(name)
+        taken = reading.view.taken_at if reading and reading.view else 0.0
+        rows.append(Seen(f"site:{name}", taken, policy.view_max_age_s, reading.fault if reading else None, now))
+    return rows
+
+
+def _view_columns() -> tuple[Column[Seen], ...]:
+    tints = {"failed": "red", "never": "red", "old": "yellow"}
+    return (
+        text("view", lambda v: v.view, "overlay, or site:<name>.", level=0, least=12, tail=True),
+        Column[Seen]("verdict", lambda v: v.verdict, "fresh; old: past its limit; failed: the newest look failed; "
+                     "never: none succeeded.", level=0, head="IS", choices=("fresh", "old", "failed", "never"),
+                     tint=lambda v: tints.get(v.verdict, "")),
+        span_s("age_s", lambda v: v.age_s, "Age of the newest good view, seconds; null: there is none.", level=0,
+               head="AGE"),
+        span_s("limit_s", lambda v: v.limit_s, "Older than this it is not acted on, seconds.", level=0, head="LIMIT"),
+        time_at("taken_at", lambda v: v.taken_at, "When it was taken."),
+        Column[Seen]("fault", lambda v: v.fault.kind.value if v.fault else None, "Kind of fault of the newest look; "
+                     "null: it succeeded.", null=True),
+        words("message", lambda v: v.fault.message if v.fault else "", "What went wrong.", level=0, head="FAULT",
+             least=20),
+    )  # fmt: skip
+
+
+def _by_site(live: Sequence[Drone]) -> list[SiteStates]:
+    counts: dict[str, Counter[DroneState]] = {}
+    for drone in live:
+        counts.setdefault(drone.site, Counter())[drone.state] += 1
+    return [SiteStates(site, counts[site]) for site in sorted(counts)]
+
+
+def _state_columns(live: Sequence[Drone]) -> tuple[Column[SiteStates], ...]:
+    present_ = {d.state for d in live}
+
+    def column(state: DroneState) -> Column[SiteStates]:
+        doc = f"Live drones in state {state.value}."
+        return Column(state.value, lambda s: s.counts.get(state, 0), doc, kind="integer", right=True,
+                      level=0 if state in present_ else 2, show=lambda s: str(s.counts.get(state) or "-"))  # fmt: skip
+
+    return (text("site", lambda s: s.site, "Site.", level=0, least=12, tail=True), *map(column, LIVE),
+            whole("total", lambda s: sum(s.counts.values()), "All live drones.", level=0))  # fmt: skip
+
+
+def _limits(plan: Plan | None) -> list[LimitReached]:
+    """Each limit that kept something from being done, once."""
+    found = [r.reason for r in plan.refusals if isinstance(r.reason, LimitReached)] if plan else []
+    return list({(r.limit, r.scope): r for r in found}.values())
+
+
+def _limit_columns() -> tuple[Column[LimitReached], ...]:
+    return (
+        text("limit", lambda r: r.limit, "Name of the setting.", level=0, least=12),
+        text("scope", lambda r: r.scope, "What it limits.", level=0, least=12, tail=True),
+        Column[LimitReached]("used", lambda r: r.used, "How much is used.", kind="number", level=0, right=True,
+                             show=lambda r: say.number(r.used)),
+        Column[LimitReached]("allowed", lambda r: r.allowed, "How much may be.", kind="number", level=0, right=True,
+                             show=lambda r: say.number(r.allowed)),
+    )  # fmt: skip
+
+
+def _few(columns: Sequence[Column[Row]], keys: Sequence[str]) -> tuple[Column[Row], ...]:
+    """Of a list's columns those for one screen; the rest stays for machines."""
+    return tuple(replace(c, level=0 if c.key in keys else 2) for c in columns)

@@ -1,0 +1,513 @@
+#!/bin/sh
+# A drone for HTCondor: check the GPUs, start a master and a startd of our own in $DRONE_DIR, serve jobs of the overlay
+# pool, and leave nothing behind. Needs a POSIX shell, /proc, coreutils (or busybox), setsid, and HTCondor's programs.
+# Contract (environment, exit codes, signals, files): docs/reference/drone.md.
+set -u
+umask 077
+export LC_ALL=C
+
+OK=0 USAGE=64 CHECK_FAILED=71 CHECK_HUNG=72 NOT_JOINED=73 NOT_STARTED=74 POOL_LOST=75
+
+# ------------------------------------------------------------------------------------------------- what we were told
+say() { echo "drone: $*" >&2; }
+refuse() { say "$*"; exit $USAGE; }
+
+# word NAME PATTERN DEFAULT: the variable must be set (or have a default) and hold nothing but PATTERN's characters.
+# Everything that ends up in a configuration file passes through here: no line break, no quote, no `$`.
+word() {
+    eval "value=\${$1:-\$3}"
+    # shellcheck disable=SC2154
+    [ -n "$value" ] || refuse "$1 is not set"
+    # shellcheck disable=SC2254
+    case $value in *[!$2]*) refuse "$1 has a character that is not one of $2" ;; esac
+    eval "$1=\$value"
+}
+# number NAME DEFAULT: a whole number; the fraction of a decimal one is dropped.
+number() {
+    word "$1" '0-9.' "$2"
+    eval "$1=\${$1%%.*}"
+    eval "[ -n \"\$$1\" ]" || refuse "$1 is not a number"
+}
+
+word DRONE_ID 'a-z0-9-' ''
+word DRONE_SITE 'A-Za-z0-9._-' ''
+word DRONE_TYPE 'A-Za-z0-9._-' ''
+word DRONE_COLLECTOR 'A-Za-z0-9._:,?=&+<>-' ''
+word DRONE_TRUST_DOMAIN 'A-Za-z0-9._:-' ''
+word DRONE_TOKEN_FILE 'A-Za-z0-9._/+@=-' token
+word DRONE_DIR 'A-Za-z0-9._/+@=-' "$PWD"
+number DRONE_GPUS ''
+number DRONE_CPUS ''
+number DRONE_MEMORY_MIB ''
+number DRONE_DISK_MIB ''
+number DRONE_GPU_MILLI "${DRONE_GPUS}000"
+number DRONE_VRAM_MIB 0
+number DRONE_IDLE_S 600
+number DRONE_GRACE_S 30
+number DRONE_WALLTIME_S 0          # 0: without end
+number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
+number DRONE_JOIN_S 300
+number DRONE_POOL_LOST_S 1200
+number DRONE_CHECK_S 600           # between two rounds of checks
+number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
+[ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
+[ "$DRONE_GPUS" -ge 1 ] || refuse "DRONE_GPUS is $DRONE_GPUS: a drone has at least one GPU"
+[ "$DRONE_CPUS" -ge 1 ] || refuse "DRONE_CPUS is $DRONE_CPUS"
+[ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
+command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"
+
+# Root would make HTCondor change accounts as it sees fit. Go on as an ordinary account, same process, same signals.
+if [ "$(id -u)" = 0 ]; then
+    account=${DRONE_USER:-nobody}
+    command -v setpriv >/dev/null || refuse "root must not run this, and setpriv, to go on as $account, is missing"
+    case $account in '' | *[!a-z0-9_-]* | root) refuse "DRONE_USER is not an ordinary account: '$account'" ;; esac
+    uid=$(id -u "$account" 2>/dev/null) || refuse "there is no account $account (DRONE_USER)"
+    gid=$(id -g "$account")
+    # Its directory and what the overlay put there, not what the site keeps for itself; a copy of this script, which
+    # may be root's alone.
+    rm -rf "$DRONE_DIR/condor"
+    { mkdir "$DRONE_DIR/condor" && cp "$0" "$DRONE_DIR/condor/drone.sh"; } || refuse "cannot copy $0 to $DRONE_DIR"
+    cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
+    chown "$uid:$gid" . || refuse "cannot give $DRONE_DIR to $account"
+    for mine in condor "$DRONE_TOKEN_FILE" extra.conf checks log; do
+        case $mine in /*) continue ;; esac      # not ours to give away
+        [ ! -e "$mine" ] || chown -R "$uid:$gid" "$mine" || refuse "cannot give $mine to $account"
+    done
+    as_account="setpriv --reuid=$uid --regid=$gid --clear-groups"
+    $as_account test -x "$DRONE_DIR/." || refuse "account $account cannot enter $DRONE_DIR: open the directories above it"
+    # shellcheck disable=SC2086
+    exec $as_account sh condor/drone.sh
+fi
+
+cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
+DRONE_DIR=$(pwd -P)
+export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_DIR
+[ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
+
+D=$DRONE_DIR/condor                # everything that goes away at the end is below
+LOGS=$DRONE_DIR/log
+mkdir -p "$LOGS" || refuse "cannot write in $DRONE_DIR"
+
+# ------------------------------------------------------------------------------------------------------ time, processes
+uptime_s() { read -r up _ </proc/uptime; echo "${up%.*}"; }   # a clock that nobody sets
+began=$(uptime_s)
+now=$began
+
+# alive PID: it runs. (A child that has ended and was not waited for still has a pid: state Z.)
+alive() {
+    { read -r _ _ state _ <"/proc/$1/stat"; } 2>/dev/null || return 1
+    [ "$state" != Z ]
+}
+
+# child_of PID NAME: the pid of its child of that name.
+child_of() {
+    for stat in /proc/[0-9]*/stat; do
+        { read -r pid name _ parent _ <"$stat"; } 2>/dev/null || continue
+        if [ "$parent" = "$1" ] && [ "$name" = "($2)" ]; then echo "$pid"; return; fi
+    done
+}
+
+# carriers: pids that carry our id, without this script and those that it was started by.
+carriers() {
+    kin=" "
+    each=$$
+    while [ "${each:-0}" -gt 1 ]; do
+        kin="$kin$each "
+        each=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$each/status" 2>/dev/null)
+    done
+    grep -ls "PROVISIONER_DRONE_ID=$DRONE_ID" /proc/[0-9]*/environ 2>/dev/null | while IFS=/ read -r _ _ each _; do
+        case $kin in *" $each "*) continue ;; esac
+        tr '\0' '\n' 2>/dev/null <"/proc/$each/environ" | grep -qx "PROVISIONER_DRONE_ID=$DRONE_ID" && echo "$each"
+    done
+}
+# push SIGNAL [NAME]: to every process of ours (whose name begins so); false if there is none.
+push() {
+    pushed=1
+    for each in $(carriers); do
+        alive "$each" || continue     # or it was a part of this very search
+        case $(cat "/proc/$each/comm" 2>/dev/null) in "${2:-}"*) ;; *) continue ;; esac
+        kill -"$1" "$each" 2>/dev/null && pushed=0
+    done
+    return $pushed
+}
+
+# Sleep so that a signal is seen at once: a shell runs its traps only between commands, or in `wait`.
+rest() {
+    sleep "$1" &
+    wait $!
+    now=$(uptime_s)
+}
+
+# ------------------------------------------------------------------------------------------------------------ the end
+guard='' leaving='' leave_by=0
+asked=''                           # TERM or QUIT once we are told to leave
+trap 'asked=TERM' TERM HUP
+trap 'asked=QUIT' INT QUIT
+
+# One line, without blanks.
+escaped() {
+    printf '%s\n' "$*" | tr '\n' ' ' | sed 's/[^[:print:]]/ /g; s/  */ /g; s/ *$//' | cut -c 1-400 |
+        sed 's/%/%25/g; s/ /%20/g; s/=/%3D/g'
+}
+
+# finish CODE REASON WHY: end what is left, tidy up, write the outcome, exit.
+finish() {
+    trap '' TERM HUP INT QUIT
+    code=$1 reason=$2
+    shift 2
+    [ -z "$guard" ] || kill -KILL -- "-$guard" 2>/dev/null
+    if [ -z "$leaving" ] && push QUIT condor_startd; then
+        # A startd without its master still tells the pool that it goes, and takes its jobs along.
+        limit=$((now + 3))
+        while push 0 condor_startd && [ "$now" -lt $limit ]; do rest 0.3; done
+    fi
+    limit=$((now + 5))
+    while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
+    ended=$(jobs_ended)
+    started=$((ended + $(jobs_running)))
+    chmod -R u+rwx "$D" 2>/dev/null
+    rm -rf "$D" extra.conf checks 2>/dev/null
+    case $DRONE_TOKEN_FILE in /*) ;; *) rm -f "$DRONE_TOKEN_FILE" ;; esac
+    line="drone=$DRONE_ID exit=$code reason=$reason jobs_started=$started jobs_ended=$ended seconds=$((now - began))"
+    echo "$line why=$(escaped "$*")" >outcome.new && mv outcome.new outcome
+    say "ends with $code after $((now - began)) s and $started jobs: $reason: $*"
+    exit "$code"
+}
+
+# ------------------------------------------------------------------------------------------------------------- checks
+write_checks() {
+    mkdir -p "$D/checks"
+    cat >"$D/run_checks.sh" <<'RUN_CHECKS'
+exit 71 # @include run_checks.sh
+RUN_CHECKS
+    cat >"$D/checks/gpu_check.sh" <<'GPU_CHECK'
+exit 71 # @include gpu_check.sh
+GPU_CHECK
+    cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
+exit 71 # @include gpu_discovery.sh
+GPU_DISCOVERY
+    # A site's check of the same name takes the place of ours.
+    [ ! -d checks ] || cp -p checks/* "$D/checks/" 2>/dev/null
+    chmod 700 "$D/checks"/*
+}
+
+# The verdict as a sentence: "failed NAME: why" becomes "check NAME failed: why".
+said_by_checks() { sed 's/^\([a-z]*\) \([^:]*\):/check \2 \1:/' "$D/checks.state"; }
+
+check_first() {
+    write_checks
+    # shellcheck disable=SC2086
+    $clean sh "$D/run_checks.sh" "$D/checks" "$D/checks.state" "$DRONE_CHECK_LIMIT_S" &
+    checker=$!
+    while alive $checker; do
+        [ -z "$asked" ] || { kill -TERM $checker 2>/dev/null; finish $OK stopped "told to leave while the GPUs were checked"; }
+        rest 0.2
+    done
+    wait $checker
+    code=$?
+    [ $code -ne 0 ] || return
+    [ -s "$D/checks.state" ] || echo "failed all: the checks did not run" >"$D/checks.state"
+    read -r word _ <"$D/checks.state"
+    say "$(said_by_checks)"
+    finish $code "check-$word" "$(said_by_checks)"
+}
+
+# ---------------------------------------------------------------------------------------------------------- HTCondor
+# Where the programs are: an unpacked distribution package, HTCondor's own tarball, or this host's.
+find_condor() {
+    prefix=${CONDOR_PREFIX:-}
+    case $prefix in *[!A-Za-z0-9._/+@=-]*) refuse "CONDOR_PREFIX has a character that is not one of A-Za-z0-9._/+@=-" ;; esac
+    PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+    if [ -n "$prefix" ]; then
+        [ -x "$prefix/usr/sbin/condor_master" ] && prefix=$prefix/usr
+        [ -x "$prefix/sbin/condor_master" ] || finish $NOT_STARTED no-condor "there is no condor_master below $CONDOR_PREFIX"
+    else
+        master=$(command -v condor_master) || finish $NOT_STARTED no-condor "condor_master is neither on PATH nor in /usr/sbin"
+        prefix=$(dirname "$(dirname "$master")")
+        [ -n "${prefix#/}" ] || prefix=/usr
+    fi
+    PATH=$prefix/bin:$prefix/sbin:$PATH
+    lib=$(first_with condor_gpu_discovery "$prefix/libexec/condor" "$prefix/libexec" "$prefix/lib/condor/libexec") ||
+        finish $NOT_STARTED no-condor "there is no condor_gpu_discovery below $prefix"
+    export PATH DRONE_DISCOVERY="$lib/condor_gpu_discovery"
+}
+first_with() {
+    file=$1
+    shift
+    for directory; do [ -x "$directory/$file" ] && { echo "$directory"; return; }; done
+    return 1
+}
+
+# HTCondor takes configuration from the environment, and a site may itself be HTCondor: none of that may reach ours.
+# (Not unset, because a name with a dot is no variable of a shell. _CONDOR_ANCESTOR_* let the site find our processes.)
+scrub() {
+    names=$(env | sed -n 's/^\(_*[Cc][Oo][Nn][Dd][Oo][Rr]_[^= ]*\)=.*/\1/p' | grep -v '^_CONDOR_ANCESTOR_')
+    clean='env'
+    # What a shell starts in the background ignores SIGINT and SIGQUIT, and so would every job.
+    if env --default-signal=INT,QUIT true 2>/dev/null; then clean='env --default-signal=INT,QUIT'; fi
+    for name in $names; do clean="$clean -u $name"; done
+    clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
+}
+
+write_config() {
+    mkdir -p "$D/etc/config.d" "$D/etc/tokens" "$D/etc/keys" "$D/run" "$D/lock" "$D/spool" "$D/execute" "$D/tmp"
+    cp "$DRONE_TOKEN_FILE" "$D/etc/tokens/drone" && chmod 600 "$D/etc/tokens/drone"
+    : >"$D/etc/config.d/00-none"
+    [ ! -r extra.conf ] || cp extra.conf "$D/etc/config.d/50-extra"
+
+    # Of the site's notice the jobs get all but what it takes to tell the pool and to tidy up.
+    if [ "$DRONE_GRACE_S" -gt 8 ]; then VACATE_S=$((DRONE_GRACE_S - 4)); else VACATE_S=$((DRONE_GRACE_S / 2)); fi
+    healthy='(MY.DroneHealthy =!= False)'
+    fits=True ends=
+    if [ "$DRONE_WALLTIME_S" -gt 0 ]; then
+        ends_at=$(($(date +%s) + DRONE_WALLTIME_S))
+        ends="DroneEndsAt = $ends_at
+DroneRetiresAt = $((ends_at - DRONE_RETIRE_S))
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
+        needs='(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))'
+        fits="(time() < MY.DroneRetiresAt && time() + $needs <= MY.DroneEndsAt - $DRONE_GRACE_S)"
+    fi
+    simulate=
+    [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"
+
+    cat >"$D/etc/condor_config" <<CONFIG
+RELEASE_DIR = $prefix
+LOCAL_DIR = $D
+BIN = $prefix/bin
+SBIN = $prefix/sbin
+LIBEXEC = $lib
+ETC = $D/etc
+RUN = $D/run
+LOG = $LOGS
+LOCK = $D/lock
+SPOOL = $D/spool
+EXECUTE = $D/execute
+LOCAL_CONFIG_FILE =
+LOCAL_CONFIG_DIR = $D/etc/config.d
+REQUIRE_LOCAL_CONFIG_FILE = False
+USER_CONFIG_FILE =
+DAEMON_LIST = MASTER STARTD
+MAIL = /bin/true
+PREEN =
+USE_PROCD = True
+DISCARD_SESSION_KEYRING_ON_STARTUP = False
+RUNBENCHMARKS = False
+MAX_DEFAULT_LOG = 10 Mb
+
+# --- the pool: we call it, it calls us through the connection that we keep open (a worker node takes no calls)
+COLLECTOR_HOST = $DRONE_COLLECTOR
+CCB_ADDRESS = \$(COLLECTOR_HOST)
+USE_SHARED_PORT = True
+SHARED_PORT_PORT = 0
+UPDATE_COLLECTOR_WITH_TCP = True
+UPDATE_INTERVAL = 120
+TRUST_DOMAIN = $DRONE_TRUST_DOMAIN
+UID_DOMAIN = $DRONE_ID.drone.invalid
+FILESYSTEM_DOMAIN = $DRONE_ID.drone.invalid
+
+# --- tokens and nothing else; ours lets us advertise, a match lets a job in, the pool's administrator may drain us
+SEC_TOKEN_SYSTEM_DIRECTORY = $D/etc/tokens
+SEC_TOKEN_DIRECTORY = $D/etc/tokens
+SEC_PASSWORD_DIRECTORY = $D/etc/keys
+SEC_TOKEN_POOL_SIGNING_KEY_FILE = $D/etc/keys/none
+SEC_DEFAULT_AUTHENTICATION = REQUIRED
+SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_ENCRYPTION = REQUIRED
+SEC_DEFAULT_INTEGRITY = REQUIRED
+SEC_ENABLE_MATCH_PASSWORD_AUTHENTICATION = True
+SEC_ENABLE_REMOTE_ADMINISTRATION = True
+ALLOW_READ = *@$DRONE_TRUST_DOMAIN
+ALLOW_WRITE = condor@$DRONE_TRUST_DOMAIN
+ALLOW_DAEMON = condor@$DRONE_TRUST_DOMAIN
+ALLOW_ADMINISTRATOR = condor_pool@* admin@$DRONE_TRUST_DOMAIN condor@$DRONE_TRUST_DOMAIN
+ALLOW_CONFIG =
+
+# --- one partitionable slot of exactly this size
+STARTD_NAME = $DRONE_ID
+MASTER_NAME = $DRONE_ID
+NUM_CPUS = $DRONE_CPUS
+MEMORY = $DRONE_MEMORY_MIB
+DISK = $((DRONE_DISK_MIB * 1024))
+RESERVED_MEMORY = 0
+RESERVED_DISK = 0
+USE FEATURE : GPUs
+GPU_DISCOVERY_EXTRA = -extra $simulate
+NUM_SLOTS_TYPE_1 = 1
+SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$DRONE_GPUS
+SLOT_TYPE_1_PARTITIONABLE = True
+DroneId = "$DRONE_ID"
+SiteName = "$DRONE_SITE"
+DroneType = "$DRONE_TYPE"
+DroneGpuMilli = $DRONE_GPU_MILLI
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli
+$ends
+STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
+
+# --- what it takes: jobs that want a GPU, that say no longer than we live, while the GPUs are well
+START = (TARGET.RequestGPUs ?: 0) >= 1 && $healthy && $fits
+IS_OWNER = False
+SUSPEND = False
+PREEMPT = False
+KILL = False
+RANK = 0
+STARTD_CRON_JOBLIST = \$(STARTD_CRON_JOBLIST) DRONE_CHECKS
+STARTD_CRON_DRONE_CHECKS_EXECUTABLE = /bin/sh
+STARTD_CRON_DRONE_CHECKS_ARGS = $D/run_checks.sh $D/checks $D/checks.state $DRONE_CHECK_LIMIT_S ad
+STARTD_CRON_DRONE_CHECKS_CWD = $D/tmp
+STARTD_CRON_DRONE_CHECKS_MODE = Periodic
+STARTD_CRON_DRONE_CHECKS_PERIOD = $DRONE_CHECK_S
+STARTD_CRON_DRONE_CHECKS_RECONFIG = False
+
+# --- when it ends: without a claim for long; told from afar; or when this script says so
+STARTD_NOCLAIM_SHUTDOWN = $DRONE_IDLE_S
+MAXJOBRETIREMENTTIME = 365*24*3600
+MACHINEMAXVACATETIME = $VACATE_S
+SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
+KILLING_TIMEOUT = 1
+MASTER.DAEMON_SHUTDOWN = STARTD_StartTime =?= 0
+STARTD_HISTORY = $D/spool/startd_history
+CONFIG
+}
+
+start_condor() {
+    # A session of its own: a signal to the site's process group is for this script, which knows what to do with it.
+    # shellcheck disable=SC2086
+    $clean setsid "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
+    master=$!
+    # If this script is killed outright nobody else would end the master.
+    me=$$
+    read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ my_start _ <"/proc/$me/stat"
+    # shellcheck disable=SC2016
+    setsid sh -c '
+        while read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ <"/proc/$1/stat" && [ "$start" = "$2" ]; do
+            sleep 3
+        done 2>/dev/null
+        kill -QUIT "$3"' guard "$me" "$my_start" "$master" >/dev/null 2>&1 </dev/null &
+    guard=$!
+}
+
+jobs_running() {
+    count=0
+    for directory in "$D"/execute/dir_*; do [ ! -d "$directory" ] || count=$((count + 1)); done
+    echo $count
+}
+jobs_ended() { cat "$D"/spool/startd_history* 2>/dev/null | grep -c '^\*\*\* '; }
+
+# ----------------------------------------------------------------------------------------------------- watching the pool
+# Does the pool list us? Asked in the background, answered by a file, given up after 20 s.
+ask_pool() {
+    rm -f "$D/listed"
+    # shellcheck disable=SC2086
+    ( $clean timeout -k 2 20 "$prefix/bin/condor_status" -constraint "DroneId == \"$DRONE_ID\"" -limit 1 -af Name \
+        >"$D/listed.out" 2>&1; echo $? >"$D/listed.new"; mv "$D/listed.new" "$D/listed" ) &
+    asking=yes
+}
+# Takes the answer, if there is one: sets heard (when the pool last answered) and joined (when it first listed us).
+hear_pool() {
+    [ -e "$D/listed" ] || return
+    read -r status <"$D/listed"
+    rm -f "$D/listed"
+    asking='' asked_at=$now
+    if [ "$status" = 0 ]; then
+        heard=$now
+        [ -n "$joined" ] || [ ! -s "$D/listed.out" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
+    else
+        pool_says=$(tail -n 1 "$D/listed.out")
+    fi
+}
+
+# Why the startd went, if it went by itself: the last words in the logs.
+last_words() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LOGS/MasterLog" "$LOGS/StartLog" 2>/dev/null | tail -n 3; }
+
+# --------------------------------------------------------------------------------------------------------- leaving
+# leave MODE CODE REASON WHY: ask the master to go; the loop waits for it, and pushes.
+leave() {
+    [ "$leaving" != QUIT ] || return
+    leaving=$1 leave_code=$2 leave_reason=$3 leave_why=$4
+    say "leaves: $3: $4"
+    case $1 in
+        TERM)
+            # After VACATE_S the master itself turns to killing; what is left at this time is ended below.
+            leave_by=$((now + DRONE_GRACE_S - 2))
+            # No retirement any more: jobs get their notice now. The startd must have read that before it is told to go.
+            printf 'MAXJOBRETIREMENTTIME = 0\nSTART = False\n' >"$D/etc/config.d/99-leaving"
+            startd=$(child_of "$master" condor_startd)
+            if [ -n "$startd" ] && kill -HUP "$startd" 2>/dev/null; then rest 0.5; fi
+            kill -TERM "$master" 2>/dev/null ;;
+        QUIT)
+            leave_by=$((now + 4))
+            kill -QUIT "$master" 2>/dev/null ;;
+    esac
+}
+
+# The master has gone. Nobody here told it to: what did it?
+ended_by_itself() {
+    if grep -qE 'STARTD \(pid [0-9]+\) (died due to signal|died on signal)' "$LOGS/MasterLog" 2>/dev/null; then
+        finish $NOT_STARTED startd-died "$(last_words)"
+    elif [ "$1" -gt 128 ]; then
+        finish $NOT_STARTED master-died "condor_master ended by signal $(($1 - 128))"
+    elif grep -q 'No resources have been claimed for' "$LOGS/StartLog" 2>/dev/null; then
+        finish $OK idle "no claim for $DRONE_IDLE_S s"
+    elif [ -z "$joined" ]; then
+        finish $NOT_STARTED startd-died "$(last_words)"
+    fi
+    finish $OK drained "the pool's administrator let it go"
+}
+
+# -------------------------------------------------------------------------------------------------------------- main
+# One look at everything, once a second: the pool, the clock, the checks.
+look() {
+    hear_pool
+    running=$(jobs_running)
+    if [ -z "$joined" ]; then
+        [ -n "$asking" ] || [ $((now - asked_at)) -lt 2 ] || ask_pool
+        [ $((now - launched)) -lt "$DRONE_JOIN_S" ] ||
+            leave QUIT $NOT_JOINED not-joined "not in the pool $DRONE_COLLECTOR within $DRONE_JOIN_S s: $pool_says"
+    else
+        [ -n "$asking" ] || [ $((now - asked_at)) -lt $ask_every_s ] || ask_pool
+        [ "$running" -gt 0 ] || [ $((now - heard)) -lt "$DRONE_POOL_LOST_S" ] ||
+            leave QUIT $POOL_LOST pool-lost "no word from $DRONE_COLLECTOR for $((now - heard)) s: $pool_says"
+    fi
+    if [ "$DRONE_WALLTIME_S" -gt 0 ]; then
+        left_s=$((began + DRONE_WALLTIME_S - now))
+        if [ $left_s -le "$DRONE_GRACE_S" ]; then
+            leave TERM $OK walltime "the end of its $DRONE_WALLTIME_S s"
+        elif [ $left_s -le "$DRONE_RETIRE_S" ] && [ "$running" -eq 0 ]; then
+            leave TERM $OK walltime "too near the end of its $DRONE_WALLTIME_S s for another job"
+        fi
+    fi
+    if [ "$running" -eq 0 ] && read -r word _ <"$D/checks.state" && [ "$word" != ok ]; then
+        case $word in hung) code=$CHECK_HUNG ;; *) code=$CHECK_FAILED ;; esac
+        leave TERM $code "check-$word" "$(said_by_checks)"
+    fi
+}
+
+rm -rf "$D" outcome
+mkdir -p "$D/tmp"
+scrub
+find_condor
+check_first
+write_config
+say "checked; starts HTCondor from $prefix"
+start_condor
+
+launched=$now joined='' heard=$now asking='' asked_at=0 pool_says=''
+ask_every_s=$((DRONE_POOL_LOST_S / 4 < 300 ? DRONE_POOL_LOST_S / 4 + 1 : 300))
+while alive "$master"; do
+    if [ -n "$leaving" ]; then
+        [ "$asked" != QUIT ] || leave QUIT "$leave_code" "$leave_reason" "$leave_why, then told to hurry"
+        [ "$now" -lt "$leave_by" ] || break
+        rest 0.2
+    elif [ -n "$asked" ]; then
+        leave "$asked" $OK stopped "told to leave by SIG$asked"
+    else
+        look
+        [ -n "$leaving" ] || rest 1
+    fi
+done
+
+now=$(uptime_s)
+# It may still be there: a master that talks to a hanging collector is deaf for 20 s. Ending what is left is next.
+[ -n "$leaving" ] || { wait "$master"; ended_by_itself $?; }
+finish "$leave_code" "$leave_reason" "$leave_why"

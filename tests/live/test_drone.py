@@ -1,0 +1,404 @@
+"""The HTCondor drone against real daemons of both versions: it joins, serves, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from provisioner.drone import script
+from tests.live.lab import (
+    QUICK_DRONE,
+    Condor,
+    DroneProcess,
+    Pool,
+    children_of,
+    gpu_job,
+    processes_with,
+    start_drone,
+    until,
+)
+
+StartDrone = Callable[..., DroneProcess]
+SCRIPT = script("condor_drone.sh")
+SHELLS = [shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])]
+
+
+@pytest.fixture
+def drone_on(request: pytest.FixtureRequest) -> Iterator[StartDrone]:
+    """Start a drone in a pool; whatever the test does to it, in the end no process of it may be left."""
+    started: list[DroneProcess] = []
+
+    def start(pool: Pool, drone_id: str, **how: object) -> DroneProcess:
+        drone = start_drone(pool, drone_id, SCRIPT, **how)  # type: ignore[arg-type]
+        started.append(drone)
+        return drone
+
+    yield start
+    for drone in started:
+        drone.stop()
+        assert not drone.leftovers(), drone.story()
+
+
+@pytest.fixture
+def pool(overlay_pool: Pool) -> Iterator[Pool]:
+    """The overlay pool, with an empty queue before and after."""
+    yield overlay_pool
+    for cluster in {int(str(ad["ClusterId"])) for ad in overlay_pool.jobs()}:
+        overlay_pool.remove(cluster)
+    until(lambda: not overlay_pool.jobs(), what="the queue is empty")
+
+
+def joined(pool: Pool, drone: DroneProcess) -> dict[str, object]:
+    """The ad of the drone's partitionable slot, once it is in the pool."""
+
+    def slot() -> dict[str, object] | None:
+        assert drone.process.poll() is None, drone.story()
+        found = [ad for ad in pool.drone_slots(drone.id) if ad["SlotType"] == "Partitionable"]
+        return found[0] if found else None
+
+    return until(slot, 20, what=f"drone {drone.id} is in the pool")
+
+
+def busy(pool: Pool, drone: DroneProcess, text: str) -> int:
+    """Submit a job and wait until it runs in the drone."""
+    cluster = pool.submit(text)
+    until(lambda: pool.statuses(cluster) == [2], 20, what=f"job {cluster} runs")
+    return cluster
+
+
+def told_job(pool: Pool, name: str, needs_s: int) -> tuple[str, Path]:
+    """A job that writes down that it began, that it got SIGTERM, each second after that, and that it left by itself."""
+    diary = pool.dir / "jobs" / f"{name}.diary"
+    program = pool.dir / "jobs" / f"{name}.sh"
+    program.write_text(
+        f"""#!/bin/sh
+exec >>{diary}
+leave() {{ echo TERM; for second in $(seq {needs_s}); do sleep 1 || exit; echo still; done; echo left; exit 0; }}
+trap leave TERM
+echo began
+while :; do sleep 0.2; done
+"""
+    )
+    program.chmod(0o755)
+    pool.account.give(program)
+    description = gpu_job().replace("/bin/sh", str(program)).splitlines()
+    return "\n".join(line for line in description if not line.startswith("arguments")) + "\n", diary
+
+
+# ---------------------------------------------------------------------------------------------------- a whole life
+
+
+def test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "life-1", env={"DRONE_IDLE_S": "4", "DRONE_CPUS": "3", "DRONE_GPUS": "2"}, files={})
+    assert drone.wait(20) == 71, "one device is visible, two were promised"
+    assert "finds 1 of 2 GPUs" in drone.said
+
+    without_gpu = pool.submit(gpu_job().replace("request_gpus = 1\n", ""))
+    gpu = pool.submit(gpu_job(1))
+    two_gpus = {"DRONE_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    drone = drone_on(pool, "life-2", env={"DRONE_IDLE_S": "4", "DRONE_CPUS": "3", **two_gpus})
+    slot = joined(pool, drone)
+    assert {key: slot[key] for key in ("DroneId", "SiteName", "DroneType", "TotalSlotCpus", "TotalSlotMemory")} == {
+        "DroneId": "life-2",
+        "SiteName": "lab",
+        "DroneType": "a100",
+        "TotalSlotCpus": 3,
+        "TotalSlotMemory": 512,
+    }
+    assert (slot["TotalSlotGPUs"], slot["GPUs_Capability"], slot["GPUs_DeviceName"]) == (2, 8.0, "A100-SXM4-40GB")
+    assert slot["TotalSlotDisk"] == 1024 * 1024
+    assert slot["AuthenticatedIdentity"] == f"drone@{pool.domain}"
+    tokens = drone.dir / "condor/etc/tokens"
+    assert (tokens.stat().st_mode & 0o777, (tokens / "drone").stat().st_mode & 0o777) == (0o700, 0o600)
+    assert 3500 < int(str(slot["DroneEndsAt"])) - time.time() <= 3600
+
+    until(lambda: not pool.jobs(gpu), what="the GPU job is done")
+    printed = (pool.dir / "jobs" / f"out.{gpu}.0").read_text()
+    assert "PROVISIONER_DRONE_ID=life-2\n" in printed
+    assert "CUDA_VISIBLE_DEVICES=GPU-" in printed
+    assert until(lambda: joined(pool, drone)["JobStarts"] == 1, what="the slot tells how many jobs it started")
+    assert pool.statuses(without_gpu) == [1], "a job that wants no GPU must not take a GPU's place"
+
+    assert drone.wait(30) == 0, drone.story()
+    outcome = drone.outcome
+    assert (outcome["drone"], outcome["exit"], outcome["reason"]) == ("life-2", "0", "idle")
+    assert (outcome["jobs_started"], outcome["jobs_ended"]) == ("1", "1")
+    assert until(lambda: not pool.drone_slots("life-2"), 5, what="the slot has left the pool")
+    assert not drone.leftovers()
+    assert {path.name for path in drone.dir.iterdir()} == {"outcome", "log", "drone.sh"}
+
+
+def test_a_job_that_says_it_takes_longer_than_the_drone_lives_is_not_taken(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "fits-1", env={"DRONE_WALLTIME_S": "600", "DRONE_RETIRE_S": "60"})
+    joined(pool, drone)
+    long = [
+        pool.submit(gpu_job(1, more=more))
+        for more in ("allowed_job_duration = 3600", "allowed_execute_duration = 595", "+MaxWallTimeMins = 20")
+    ]
+    short = pool.submit(gpu_job(1, more="allowed_execute_duration = 300"))
+    until(lambda: not pool.jobs(short), what="the short job is done")
+    assert [pool.statuses(each) for each in long] == [[1], [1], [1]]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_any_posix_shell_a_long_path_and_a_dirty_environment(
+    pool: Pool, drone_on: StartDrone, shell: tuple[str, ...]
+) -> None:
+    deep = pool.root / f"d-{shell[0]}" / ("x" * 100)
+    dirty = {
+        "_CONDOR_COLLECTOR_HOST": "192.0.2.1:9618",
+        "_CONDOR_START": "False",
+        "_CONDOR_STARTD.START": "False",
+        "_condor_NUM_CPUS": "1",
+        "CONDOR_CONFIG": "/nonexistent",
+        "CONDOR_INHERIT": "1 <192.0.2.1:1>",
+    }
+    drone = drone_on(pool, f"shell-{shell[0]}", directory=deep, env=dirty, shell=shell)
+    assert joined(pool, drone)["TotalSlotCpus"] == 2
+    cluster = busy(pool, drone, gpu_job(0.5))
+    until(lambda: not pool.jobs(cluster), what="the job is done")
+    drone.send(signal.SIGTERM)
+    assert drone.wait(10) == 0
+    assert drone.outcome["jobs_ended"] == "1"
+
+
+# ---------------------------------------------------------------------------------------------- leaving when told to
+
+
+def test_sigterm_gives_a_job_the_time_that_it_needs(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "term-2s")
+    text, diary = told_job(pool, "term-2s", needs_s=2)
+    cluster = busy(pool, drone, text)
+    until(lambda: diary.exists(), what="the job has begun")
+    drone.send(signal.SIGTERM)
+    assert drone.wait(10) == 0, drone.story()
+    assert diary.read_text().split() == ["began", "TERM", "still", "still", "left"]
+    assert drone.outcome["reason"] == "stopped"
+    assert until(lambda: pool.statuses(cluster) in ([1], []), what="the pool has the job back")
+    assert not pool.drone_slots(drone.id) or pool.condor.version.startswith("25"), "25.14.1 may leave ads behind"
+
+
+def test_sigterm_kills_a_job_that_takes_longer_than_the_sites_grace(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "term-30s", env={"DRONE_GRACE_S": "10"})
+    text, diary = told_job(pool, "term-30s", needs_s=30)
+    cluster = busy(pool, drone, text)
+    until(lambda: diary.exists(), what="the job has begun")
+    drone.send(signal.SIGTERM)
+    assert drone.wait(10) == 0, "it must be gone before the site kills it"
+    began, told, *still = diary.read_text().split()
+    assert (began, told) == ("began", "TERM")
+    assert len(still) >= 4, "most of the grace is the job's"
+    assert "left" not in still
+    assert not drone.leftovers()
+    assert until(
+        lambda: pool.statuses(cluster) == [1], 60, what="the pool has the job back, at the latest by its lease"
+    )
+
+
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_an_idle_drone_leaves_at_once(pool: Pool, drone_on: StartDrone, sig: signal.Signals) -> None:
+    drone = drone_on(pool, f"idle-{sig.name.lower()}")
+    joined(pool, drone)
+    drone.send(sig)
+    assert drone.wait(8) == 0
+    assert drone.outcome["reason"] == "stopped"
+    assert not drone.leftovers()
+
+
+def test_sigquit_does_not_wait_for_the_job(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "quit-1", env={"DRONE_GRACE_S": "60"})
+    text, diary = told_job(pool, "quit-1", needs_s=30)
+    cluster = busy(pool, drone, text)
+    until(lambda: diary.exists(), what="the job has begun")
+    drone.send(signal.SIGQUIT)
+    assert drone.wait(10) == 0
+    assert until(lambda: pool.statuses(cluster) == [1], what="the pool has the job back")
+
+
+def test_the_pools_administrator_can_let_it_go(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "drain-1")
+    name = str(joined(pool, drone)["Name"])
+    cluster = busy(pool, drone, gpu_job(3))
+    pool.run("condor_drain", "-graceful", "-exit-on-completion", name)
+    assert drone.wait(20) == 0, drone.story()
+    assert (drone.outcome["reason"], drone.outcome["jobs_ended"]) == ("drained", "1")
+    assert pool.history(cluster)[0]["JobStatus"] == 4, "the job ended by itself"
+
+
+def test_it_is_gone_by_the_end_of_its_walltime(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "wall-1", env={"DRONE_WALLTIME_S": "18", "DRONE_GRACE_S": "8", "DRONE_RETIRE_S": "9"})
+    text, diary = told_job(pool, "wall-1", needs_s=1)
+    cluster = busy(pool, drone, text)
+    left_s = 18 - (time.monotonic() - drone.started_at)
+    assert drone.wait(left_s) == 0, "it must be gone before the site ends it"
+    assert drone.outcome["reason"] == "walltime"
+    assert diary.read_text().split() == ["began", "TERM", "still", "left"]
+    assert until(lambda: pool.statuses(cluster) in ([1], []), what="the pool has the job back")
+
+
+# -------------------------------------------------------------------------------------------------------- what breaks
+
+
+def test_a_killed_master_leaves_nothing_behind(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "kill-1")
+    busy(pool, drone, gpu_job(600))
+    [master] = [pid for pid, name in children_of(drone.process.pid).items() if name == "condor_master"]
+    os.kill(master, signal.SIGKILL)
+    assert drone.wait(15) == 74
+    assert drone.outcome["reason"] == "master-died"
+    assert not drone.leftovers()
+
+
+def test_a_killed_startd_ends_the_drone(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "kill-3")
+    busy(pool, drone, gpu_job(600))
+    [master] = [pid for pid, name in children_of(drone.process.pid).items() if name == "condor_master"]
+    [startd] = [pid for pid, name in children_of(master).items() if name == "condor_startd"]
+    os.kill(startd, signal.SIGKILL)
+    assert drone.wait(15) == 74, drone.story()
+    assert drone.outcome["reason"] == "startd-died"
+    assert not drone.leftovers()
+
+
+def test_a_killed_script_leaves_nothing_behind(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "kill-2")
+    busy(pool, drone, gpu_job(600))
+    os.killpg(drone.process.pid, signal.SIGKILL)
+    assert drone.wait(5) == -signal.SIGKILL
+    assert until(lambda: not drone.leftovers(), 15, what="HTCondor and the job have gone too")
+
+
+def test_a_token_that_the_pool_does_not_know(pool: Pool, drone_on: StartDrone) -> None:
+    token = pool.token("drone")
+    head, body, signature = token.split(".")
+    drone = drone_on(pool, "token-1", env={"DRONE_JOIN_S": "5"}, token=".".join((head, body, signature[::-1])))
+    assert drone.wait(20) == 73, drone.story()
+    assert drone.outcome["reason"] == "not-joined"
+    assert not drone.leftovers()
+
+
+def test_a_pool_that_is_lost(new_pool: Callable[[], Pool], drone_on: StartDrone) -> None:
+    pool = new_pool()
+    drone = drone_on(pool, "lost-1", env={"DRONE_POOL_LOST_S": "4"})
+    joined(pool, drone)
+    until(lambda: "joined the pool" in drone.said, what="the drone knows that it has joined")
+    pool.signal("collector", signal.SIGSTOP)
+    assert drone.wait(30) == 75, drone.story()
+    assert drone.outcome["reason"] == "pool-lost"
+    assert not drone.leftovers()
+
+
+def test_a_startd_that_ends_at_once(pool: Pool, drone_on: StartDrone) -> None:
+    """(What is wrong with a configuration differs by version: 25 overlooks what ends a startd of 23.)"""
+    drone = drone_on(pool, "broken-1", files={"extra.conf": f"{QUICK_DRONE}\nSTARTD = /bin/false\n".encode()})
+    assert drone.wait(30) == 74, drone.story()
+    assert drone.outcome["reason"] == "startd-died"
+    assert len(drone.outcome["why"]) > 20, "the logs' last words"
+
+
+def test_no_htcondor_where_it_was_promised(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "nowhere-1", env={"CONDOR_PREFIX": "/nonexistent"})
+    assert drone.wait(10) == 74
+    assert "no condor_master below /nonexistent" in drone.said
+
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def test_a_failing_check_keeps_jobs_away(pool: Pool, drone_on: StartDrone) -> None:
+    cluster = pool.submit(gpu_job(1))
+    check = b"#!/bin/sh\necho chatter\necho 'GPU 0 has fallen off the bus'\nexit 1\n"
+    drone = drone_on(pool, "check-1", files={"checks/bus.sh": check})
+    assert drone.wait(15) == 71
+    assert "drone: check bus failed: GPU 0 has fallen off the bus\n" in drone.said
+    assert drone.outcome["reason"] == "check-failed"
+    assert drone.outcome["why"] == "check%20bus%20failed:%20GPU%200%20has%20fallen%20off%20the%20bus"
+    assert (pool.statuses(cluster), drone.outcome["jobs_started"]) == ([1], "0")
+    assert not pool.drone_slots(drone.id)
+
+
+def test_a_check_that_hangs_is_a_verdict(pool: Pool, drone_on: StartDrone) -> None:
+    check = b"#!/bin/sh\n# limit: 2\ntrap '' TERM\nsleep 600 & sleep 600\n"
+    drone = drone_on(pool, "check-2", files={"checks/slow": check})
+    assert drone.wait(15) == 72
+    assert "drone: check slow hung: no answer within 2 s\n" in drone.said
+    assert drone.outcome["reason"] == "check-hung"
+    assert not drone.leftovers(), "the check is gone too"
+
+
+def test_sigterm_while_the_checks_run(pool: Pool, drone_on: StartDrone) -> None:
+    check = b"#!/bin/sh\n# limit: 300\necho begun >$DRONE_DIR/begun\nsleep 200\n"
+    drone = drone_on(pool, "check-3", files={"checks/long": check})
+    until(lambda: (drone.dir / "begun").exists(), what="the check has begun")
+    drone.send(signal.SIGTERM)
+    assert drone.wait(8) == 0
+    assert drone.outcome["reason"] == "stopped"
+    assert not drone.leftovers(), "the check is gone too"
+
+
+def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(pool: Pool, drone_on: StartDrone) -> None:
+    check = b"#!/bin/sh\n[ ! -e $DRONE_DIR/ill ] || { echo fever; exit 1; }\n"
+    drone = drone_on(pool, "ill-1", env={"DRONE_CHECK_S": "1"}, files={"checks/health": check})
+    assert until(lambda: joined(pool, drone).get("DroneHealthy") is True, what="the slot says that it is well")
+    first = busy(pool, drone, gpu_job(6))
+    (drone.dir / "ill").touch()
+    assert until(lambda: joined(pool, drone).get("DroneHealthy") is False, what="the slot says that it is ill")
+    second = pool.submit(gpu_job(1))
+    assert drone.wait(30) == 71, drone.story()
+    assert drone.outcome["why"] == "check%20health%20failed:%20fever"
+    assert pool.history(first)[0]["JobStatus"] == 4, "the running job was left alone"
+    assert drone.outcome["jobs_started"] == "1"
+    assert until(lambda: pool.statuses(second) == [1], what="the second job waits for another drone")
+
+
+# ------------------------------------------------------------------------------------------------------- wrong calls
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("DRONE_ID", 'x"; START = True', "DRONE_ID has a character"),
+        ("DRONE_ID", "UPPER", "DRONE_ID has a character"),
+        ("DRONE_ID", "", "DRONE_ID is not set"),
+        ("DRONE_ID", "a\nb", "DRONE_ID has a character"),
+        ("DRONE_SITE", "$(whoami)", "DRONE_SITE has a character"),
+        ("DRONE_COLLECTOR", "host:1\nSTART = True", "DRONE_COLLECTOR has a character"),
+        ("DRONE_GPUS", "0", "at least one GPU"),
+        ("DRONE_GPUS", "many", "DRONE_GPUS has a character"),
+        ("DRONE_MEMORY_MIB", "", "DRONE_MEMORY_MIB is not set"),
+        ("DRONE_TOKEN_FILE", "elsewhere", "no token file elsewhere"),
+        ("DRONE_DIR", "/nonexistent", "no directory /nonexistent"),
+    ],
+)
+def test_a_wrong_call_is_refused_in_words(
+    pool: Pool, drone_on: StartDrone, name: str, value: str, complaint: str
+) -> None:
+    directory = pool.root / "refused" / f"{abs(hash((name, value)))}"
+    drone = drone_on(pool, "refused-1", env={name: value}, directory=directory)
+    assert drone.wait(10) == 64
+    assert complaint in drone.said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a drone as root")
+def test_root_goes_on_as_an_ordinary_account(pool: Pool) -> None:
+    drone = start_drone(pool, "root-1", SCRIPT, as_root=True)
+    try:
+        joined(pool, drone)
+        busy(pool, drone, gpu_job(600))
+        uids = {os.stat(f"/proc/{pid}").st_uid for pid in processes_with("PROVISIONER_DRONE_ID=root-1")}
+        assert uids == {pool.account.uid}
+    finally:
+        drone.stop()
+    assert not drone.leftovers()
+
+
+def test_the_script_as_it_lies_in_the_source_accepts_nothing(pool: Pool, condor: Condor) -> None:
+    source = Path(__file__).parents[2] / "provisioner/drone/condor_drone.sh"
+    drone = start_drone(pool, "raw-1", source.read_bytes())
+    assert drone.wait(15) == 71
