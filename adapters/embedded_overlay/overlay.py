@@ -1,0 +1,286 @@
+"""The ``embedded`` overlay as the controller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import shlex
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from adapters.embedded_overlay import config as options
+from adapters.embedded_overlay import queue, table
+from adapters.embedded_overlay.queue import Job, JobState
+from provisioner.model import (
+    Admission,
+    Answer,
+    DrainMode,
+    DroneId,
+    DroneType,
+    Fault,
+    FaultKind,
+    JobClass,
+    Misfit,
+    OverlayView,
+    Receipt,
+    Slot,
+    SlotState,
+    StartOrder,
+    TypeKey,
+)
+from provisioner.sites import SiteDown
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+_RANGES = 8
+"""Ranges of job ids told per class; the rest is `...`."""
+_PRUNE_EVERY_S = 600.0
+_SLOT_LEASES = 10
+_SLOT_LEAST_S = 60.0
+"""A slot without a sign of life for ten leases, and this long, is forgotten."""
+T = TypeVar("T")
+
+
+class Queue(Protocol):
+    """An overlay that takes jobs itself. The command line offers ``submit`` and ``jobs`` where the overlay has them."""
+
+    async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
+        """Add equal jobs; ``request`` as in :func:`adapters.embedded_overlay.queue.submit`. ValueError: a bad one."""
+        ...
+
+    async def jobs(
+        self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
+    ) -> Sequence[Job]: ...
+
+    async def counts(self) -> Mapping[JobState, int]: ...
+
+    async def remove(self, ids: Sequence[int]) -> int: ...
+
+    async def release(self, ids: Sequence[int]) -> int: ...
+
+
+class EmbeddedOverlay:
+    """A queue in a SQLite file. Each call opens it anew, in a thread, and waits at most seconds for a busy one."""
+
+    Config = options.Config
+
+    def __init__(self, config: options.Config, controller: str) -> None:
+        self._config = config
+        self._path = config.path.absolute()
+        self._prune_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Makes the queue file if there is none; if that fails, the first look says why."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            await asyncio.to_thread(table.create, self._path)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing is held."""
+
+    async def look(self, types: Sequence[DroneType]) -> OverlayView:
+        """Classes are grouped in SQL. Raises :class:`SiteDown`: a queue that is gone is not an empty one."""
+        return await self._with_queue(lambda connection: self._look(connection, types))
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
+        """A drone that has not joined yet finds the request when it does."""
+        return await self._with_queue(lambda connection: self._drain(connection, drone_ids, mode, reason))
+
+    async def admission(self, order: StartOrder) -> Admission:
+        config, python = self._config, shlex.quote(sys.executable)
+        script = f"#!/bin/sh\nexec {python} -S -P -m adapters.embedded_overlay.worker\n"
+        env = {
+            "PYTHONPATH": str(_PACKAGES),
+            "EMBEDDED_QUEUE": str(self._path),
+            "EMBEDDED_LEASE_S": repr(config.lease),
+            "EMBEDDED_POLL_S": repr(config.poll),
+            "EMBEDDED_NEGOTIATION_S": repr(config.negotiation),
+            "EMBEDDED_MAX_LOST": str(config.max_lost),
+            "EMBEDDED_CHECK": json.dumps(config.check),
+            "EMBEDDED_CHECK_DEADLINE_S": repr(config.check_deadline),
+            "EMBEDDED_GPU_MODEL": order.type.gpu_model,
+            "EMBEDDED_CAPABILITY": str(order.type.capability),
+        }
+        return Admission(script.encode(), env)
+
+    # --------------------------------------------------------------------------------------------- as a Queue
+
+    async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
+        return await asyncio.to_thread(queue.submit, self._path, argv, count=count, **request)
+
+    async def jobs(self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000) -> Sequence[Job]:
+        wanted = [JobState(state) for state in states]
+        return await asyncio.to_thread(queue.jobs, self._path, states=wanted, ids=ids, limit=limit)
+
+    async def counts(self) -> Mapping[JobState, int]:
+        return await asyncio.to_thread(queue.counts, self._path)
+
+    async def remove(self, ids: Sequence[int]) -> int:
+        return await asyncio.to_thread(queue.remove, self._path, ids)
+
+    async def release(self, ids: Sequence[int]) -> int:
+        return await asyncio.to_thread(queue.release, self._path, ids)
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    async def _with_queue(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.to_thread(self._open, work)
+
+    def _open(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with contextlib.closing(table.connect(self._path)) as connection:
+                return work(connection)
+        except sqlite3.Error as error:
+            raise SiteDown(f"the queue {self._path}: {error}") from error
+
+    def _look(self, connection: sqlite3.Connection, types: Sequence[DroneType]) -> OverlayView:
+        self._tidy(connection)
+        now, period_s = time.time(), self._config.negotiation
+        negotiated_at = now // period_s * period_s if period_s else now
+        connection.execute("BEGIN")  # jobs and slots of one moment
+        classes = tuple(_classes(connection, types, negotiated_at if period_s else float("inf")))
+        slots = tuple(_slots(connection, now))
+        connection.execute("COMMIT")
+        return OverlayView(taken_at=now, classes=classes, slots=slots, negotiated_at=negotiated_at)
+
+    def _tidy(self, connection: sqlite3.Connection) -> None:
+        """Free the jobs of lost drones, forget silent slots and, now and then, jobs that finished long ago."""
+        now = table.lease_clock()
+        silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
+        with table.writing(connection):
+            table.expire(connection, self._config.max_lost)
+            connection.execute("DELETE FROM slot WHERE heard < ? OR heard > ?", (now - silent_s, now + 1))
+            if now >= self._prune_at:
+                over = time.time() - self._config.keep
+                connection.execute("DELETE FROM job WHERE state IN ('done', 'failed') AND ended_at < ?", (over,))
+                connection.execute("DELETE FROM drain WHERE at < ?", (time.time() - 86400.0,))
+                self._prune_at = now + _PRUNE_EVERY_S
+
+    def _drain(
+        self, connection: sqlite3.Connection, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> list[Receipt]:
+        with table.writing(connection):
+            return [_drain_one(connection, drone_id, mode, reason) for drone_id in drone_ids]
+
+
+def _drain_one(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMode, reason: str) -> Receipt:
+    match mode:
+        case DrainMode.NONE:
+            pass
+        case DrainMode.RESUME:
+            if connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone() is None:
+                fault = Fault(FaultKind.DRONE, "it is not in the pool any more", time.time())
+                return Receipt(drone_id, Answer.REFUSED, fault=fault)
+            connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
+        case DrainMode.PEACEFUL | DrainMode.GRACEFUL | DrainMode.FAST:
+            connection.execute(
+                "INSERT OR REPLACE INTO drain (drone_id, mode, reason, at) VALUES (?, ?, ?, ?)",
+                (drone_id, mode.value, reason[:1000], time.time()),
+            )
+    return Receipt(drone_id, Answer.DONE)
+
+
+# ---------------------------------------------------------------------------------------------------------- classes
+
+_KEY = "owner, priority, gpu_milli, cpus, memory_mib, disk_mib, vram_mib, capability, gpu_model, walltime_s"
+
+_CLASSES = f"""
+SELECT {_KEY},
+    sum(state = 'idle' AND submitted_at <= :negotiated_at) AS waiting,
+    sum(state = 'idle' AND submitted_at > :negotiated_at) AS fresh,
+    sum(state = 'running') AS running,
+    sum(state = 'held') AS held,
+    coalesce(min(CASE WHEN state = 'idle' THEN submitted_at END), 0) AS oldest_at
+FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {_KEY}
+"""
+
+# Consecutive ids of one class differ from their rank in it by the same number: that number names the range.
+_ID_RANGES = f"""
+SELECT {_KEY}, first, last, ranges FROM (
+    SELECT {_KEY}, min(id) AS first, max(id) AS last,
+        row_number() OVER (PARTITION BY {_KEY} ORDER BY min(id)) AS place,
+        count(*) OVER (PARTITION BY {_KEY}) AS ranges
+    FROM (SELECT {_KEY}, id, id - row_number() OVER (PARTITION BY {_KEY} ORDER BY id) AS run
+          FROM job WHERE state = 'idle')
+    GROUP BY {_KEY}, run
+) WHERE place <= {_RANGES} ORDER BY first
+"""
+
+
+def _classes(connection: sqlite3.Connection, types: Sequence[DroneType], negotiated_at: float) -> Iterator[JobClass]:
+    ranges: dict[tuple[object, ...], list[str]] = {}
+    for row in connection.execute(_ID_RANGES):
+        told = ranges.setdefault(_key(row), [])
+        told.append(str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}")
+        if len(told) == _RANGES < row["ranges"]:
+            told.append("...")
+    for row in connection.execute(_CLASSES, {"negotiated_at": negotiated_at}):
+        yield JobClass(
+            id=hashlib.blake2s(repr(_key(row)).encode(), digest_size=4).hexdigest(),
+            gpu_milli=row["gpu_milli"],
+            cpus=row["cpus"],
+            memory_mib=row["memory_mib"],
+            disk_mib=row["disk_mib"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+            waiting=row["waiting"],
+            fresh=row["fresh"],
+            running=row["running"],
+            held=row["held"],
+            oldest_at=row["oldest_at"],
+            owner=row["owner"],
+            priority=row["priority"],
+            walltime_s=row["walltime_s"],
+            invalid=_invalid(row),
+            refuses=_refusals(row["gpu_model"], types),
+            job_ids=", ".join(ranges.get(_key(row), [])),
+        )
+
+
+def _invalid(row: sqlite3.Row) -> str:
+    """Why no slot can ever meet a request; rows may have been written by anybody."""
+    if wrong := queue.wrong_gpu_milli(row["gpu_milli"]):
+        return wrong
+    below = [name for name in ("cpus", "memory_mib", "disk_mib") if row[name] < 0]
+    return f"{below[0]} = {row[below[0]]}: cannot be negative" if below else ""
+
+
+def _key(row: sqlite3.Row) -> tuple[object, ...]:
+    return tuple(row)[: len(_KEY.split(","))]
+
+
+def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Misfit]:
+    if not gpu_model:
+        return {}
+    return {
+        kind.key: Misfit("gpu_model", gpu_model, kind.gpu_model or "not told")
+        for kind in types
+        if kind.gpu_model != gpu_model
+    }
+
+
+def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
+    clock = table.lease_clock()
+    for row in connection.execute("SELECT * FROM slot ORDER BY drone_id"):
+        yield Slot(
+            drone_id=DroneId(row["drone_id"]),
+            state=SlotState(row["state"]),
+            heard_at=now - max(0.0, clock - row["heard"]),
+            free_gpu_milli=row["free_gpu_milli"],
+            free_cpus=row["free_cpus"],
+            free_memory_mib=row["free_memory_mib"],
+            free_disk_mib=row["free_disk_mib"],
+            jobs=row["jobs"],
+            jobs_started=row["jobs_started"],
+            idle_since=row["idle_since"],
+            retires_at=row["retires_at"],
+            name=f"{row['type']}@{row['site']}#{row['drone_id']}",
+            gpu_model=row["gpu_model"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+        )

@@ -1,0 +1,286 @@
+"""The queue's tables and every statement that changes a job's state. Standard library only: drones use this too.
+
+A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; who finds it run out
+puts the job back to idle. The token is new for each attempt, and a change by its holder counts only if it is still in
+the row. Leases are told on the monotonic clock, which all processes of one host share: clock steps do not end them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+SCHEMA_VERSION = 1
+LONGEST_LEASE_S = 600.0
+"""A lease that ends later than this from now is from before a reboot."""
+_BUSY_S = 5.0
+
+SCHEMA = """
+CREATE TABLE job (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner TEXT NOT NULL,
+    priority INTEGER NOT NULL CHECK (typeof(priority) = 'integer'),
+    gpu_milli INTEGER NOT NULL CHECK (typeof(gpu_milli) = 'integer'),
+    cpus INTEGER NOT NULL CHECK (typeof(cpus) = 'integer'),
+    memory_mib INTEGER NOT NULL CHECK (typeof(memory_mib) = 'integer'),
+    disk_mib INTEGER NOT NULL CHECK (typeof(disk_mib) = 'integer'),
+    vram_mib INTEGER NOT NULL CHECK (typeof(vram_mib) = 'integer'),
+    capability INTEGER NOT NULL CHECK (typeof(capability) = 'integer'),
+    gpu_model TEXT NOT NULL,
+    walltime_s REAL NOT NULL,
+    argv TEXT NOT NULL,
+    env TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('idle', 'running', 'done', 'failed', 'held')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0,
+    drone_id TEXT NOT NULL DEFAULT '',
+    token TEXT NOT NULL DEFAULT '',
+    lease_until REAL NOT NULL DEFAULT 0,
+    started_at REAL NOT NULL DEFAULT 0,
+    ended_at REAL NOT NULL DEFAULT 0,
+    exit_code INTEGER,
+    message TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX job_order ON job (state, priority DESC, submitted_at, id);
+CREATE TABLE slot (
+    drone_id TEXT PRIMARY KEY,
+    site TEXT NOT NULL, type TEXT NOT NULL, state TEXT NOT NULL, heard REAL NOT NULL,
+    free_gpu_milli INTEGER NOT NULL, free_cpus INTEGER NOT NULL,
+    free_memory_mib INTEGER NOT NULL, free_disk_mib INTEGER NOT NULL,
+    jobs INTEGER NOT NULL, jobs_started INTEGER NOT NULL,
+    idle_since REAL NOT NULL, retires_at REAL NOT NULL,
+    gpu_model TEXT NOT NULL, vram_mib INTEGER NOT NULL, capability INTEGER NOT NULL
+);
+CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a drone has for one more job."""
+
+    whole_gpus: int
+    """Untouched devices: a job with one GPU or more gets only such."""
+    share_milli: int
+    """The largest rest on one device: a job with less than one GPU gets its share of one device."""
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    vram_mib: int
+    capability: int
+    gpu_model: str
+    life_s: float
+    """How long a job may still run here."""
+    submitted_before: float
+    """Jobs submitted later have not been through a negotiation yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that a drone has taken."""
+
+    job_id: int
+    attempt: int
+    token: str
+    argv: str
+    env: str
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    walltime_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """What a drone tells about itself. ``idle_since`` and ``retires_at`` are seconds since the epoch."""
+
+    drone_id: str
+    site: str
+    type: str
+    state: str
+    free_gpu_milli: int
+    free_cpus: int
+    free_memory_mib: int
+    free_disk_mib: int
+    jobs: int
+    jobs_started: int
+    idle_since: float
+    retires_at: float
+    gpu_model: str
+    vram_mib: int
+    capability: int
+
+
+def create(path: Path) -> None:
+    """Make the queue file if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(_connect(path, "rwc")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with writing(connection):
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in SCHEMA.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
+    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version."""
+    connection = _connect(path, "rw", busy_s)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {SCHEMA_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path, mode: str, busy_s: float = _BUSY_S) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(os.fspath(path.absolute()))}?mode={mode}", uri=True, isolation_level=None, timeout=busy_s
+    )
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA synchronous = NORMAL")  # survives any crash of ours; a power cut may cost a commit
+    return connection
+
+
+@contextlib.contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """One write transaction. Immediate: what is read in it is still true when it is written."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def lease_clock() -> float:
+    return time.monotonic()
+
+
+# ------------------------------------------------------------------------------------------------------------ jobs
+
+_FITS = """
+    state = 'idle' AND submitted_at <= :submitted_before
+    AND cpus BETWEEN 0 AND :cpus AND memory_mib BETWEEN 0 AND :memory_mib AND disk_mib BETWEEN 0 AND :disk_mib
+    AND (gpu_milli = 0
+         OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli
+         OR gpu_milli >= 1000 AND gpu_milli % 1000 = 0 AND gpu_milli / 1000 <= :whole_gpus)
+    AND vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+    AND walltime_s <= :life_s
+"""
+
+
+def fits_any(connection: sqlite3.Connection, offer: Offer) -> bool:
+    """Whether some waiting job would fit; takes no lock, so it may be asked often."""
+    return connection.execute(f"SELECT 1 FROM job WHERE {_FITS} LIMIT 1", _fields(offer)).fetchone() is not None
+
+
+def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> Claim | None:
+    """Take the first fitting job: highest priority, then oldest. Inside :func:`writing`."""
+    row = connection.execute(
+        f"SELECT * FROM job WHERE {_FITS} ORDER BY priority DESC, submitted_at, id LIMIT 1", _fields(offer)
+    ).fetchone()
+    if row is None:
+        return None
+    token = os.urandom(8).hex()
+    connection.execute(
+        "UPDATE job SET state = 'running', attempts = attempts + 1, drone_id = ?, token = ?, lease_until = ?,"
+        " started_at = ?, message = '' WHERE id = ?",
+        (drone_id, token, lease_until, time.time(), row["id"]),
+    )
+    return Claim(
+        job_id=row["id"],
+        attempt=row["attempts"] + 1,
+        token=token,
+        argv=row["argv"],
+        env=row["env"],
+        gpu_milli=row["gpu_milli"],
+        cpus=row["cpus"],
+        memory_mib=row["memory_mib"],
+        disk_mib=row["disk_mib"],
+        walltime_s=row["walltime_s"],
+    )
+
+
+def renew(connection: sqlite3.Connection, claim: Claim, lease_until: float) -> bool:
+    """False: the job is not ours any more."""
+    return _if_ours(connection, claim, "lease_until = ?", lease_until)
+
+
+def finish(connection: sqlite3.Connection, claim: Claim, exit_code: int, message: str) -> bool:
+    """The job ended by itself. False: it was not ours any more, and nothing is changed."""
+    state = "failed" if exit_code else "done"
+    return _if_ours(
+        connection,
+        claim,
+        "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''",
+        *(state, exit_code, message, time.time()),
+    )
+
+
+def give_back(connection: sqlite3.Connection, claim: Claim, message: str) -> bool:
+    """The job waits again, without a mark against it."""
+    return _if_ours(
+        connection, claim, "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0", message
+    )
+
+
+def _if_ours(connection: sqlite3.Connection, claim: Claim, assignments: str, *values: object) -> bool:
+    changed = connection.execute(
+        f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'",
+        (*values, claim.job_id, claim.token),
+    )
+    return changed.rowcount == 1
+
+
+def expire(connection: sqlite3.Connection, max_lost: int) -> int:
+    """Put jobs of drones that gave no sign of life back to idle (or hold them: they may be the cause); how many."""
+    now = lease_clock()
+    gone = "state = 'running' AND (lease_until < :now OR lease_until > :latest)"
+    bounds = {"now": now, "latest": now + LONGEST_LEASE_S, "max_lost": max_lost}
+    if connection.execute(f"SELECT 1 FROM job WHERE {gone} LIMIT 1", bounds).fetchone() is None:
+        return 0
+    return connection.execute(
+        "UPDATE job SET state = CASE WHEN lost + 1 >= :max_lost THEN 'held' ELSE 'idle' END,"
+        " message = 'lost with drone ' || drone_id, lost = lost + 1, drone_id = '', token = '', started_at = 0"
+        f" WHERE {gone}",
+        bounds,
+    ).rowcount
+
+
+# ----------------------------------------------------------------------------------------------------------- drones
+
+
+def publish(connection: sqlite3.Connection, slot: SlotRow) -> None:
+    fields = {**_fields(slot), "heard": lease_clock()}
+    connection.execute(
+        f"INSERT OR REPLACE INTO slot ({', '.join(fields)}) VALUES ({', '.join(f':{name}' for name in fields)})", fields
+    )
+
+
+def withdraw(connection: sqlite3.Connection, drone_id: str) -> None:
+    connection.execute("DELETE FROM slot WHERE drone_id = ?", (drone_id,))
+    connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
+
+
+def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
+    """How the drone has been asked to leave; empty if it has not."""
+    row = connection.execute("SELECT mode FROM drain WHERE drone_id = ?", (drone_id,)).fetchone()
+    return str(row["mode"]) if row else ""
+
+
+def _fields(value: Offer | SlotRow) -> dict[str, object]:
+    return {name: getattr(value, name) for name in value.__slots__}

@@ -1,0 +1,71 @@
+"""What the operator may write about this host under ``options``."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OURS = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
+
+
+def _plain_environment(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise ValueError(f"`{name[:40]}` cannot be an environment variable: use letters, digits and `_`")
+        if _OURS.fullmatch(name):
+            raise ValueError(f"`{name}` is set by the site itself: remove it")
+    return env
+
+
+class GpuSpec(BaseModel):
+    """Some equal GPUs, declared instead of looked up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(default=1, ge=1, le=1024, description="How many.")
+    model: str = Field(default="", description="Model, as `nvidia-smi` names it.", examples=["A100-SXM4-40GB"])
+    vram: Size = Field(default=0, description="Memory of each.", examples=["40 GiB"])
+    capability: Capability = Field(default=0, description="CUDA compute capability.", examples=[8.0])
+
+
+class Config(BaseModel):
+    """Options of the ``local`` site."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: ConfigPath = Field(
+        description="Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing.",
+        examples=["var/drones"],
+    )
+    gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field(
+        default="auto",
+        description="`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs, real "
+        "or not; they are numbered from 0 in its order.",
+    )
+    cpus: int = Field(
+        default_factory=lambda: len(os.sched_getaffinity(0)),
+        ge=1,
+        description="CPUs for drones. Default: those that the controller may use.",
+    )
+    memory: Size | None = Field(default=None, description="Memory for drones. Default: all of this host's.")
+    disk: Size | None = Field(default=None, description="Disk for drones. Default: the size of `root`'s file system.")
+    keep_ended: Duration = Field(
+        default=3600.0, description="How long the directory of an ended drone is kept for the operator, then removed."
+    )
+    probe_deadline: PositiveDuration = Field(default=20.0, description="Longest wait for `nvidia-smi`.")
+    nice: int = Field(default=0, ge=0, le=19, description="Niceness of drones; 0 is that of the controller.")
+    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
+        default_factory=dict, description="Environment variables added for each drone."
+    )
+    simulate_gpus: str = Field(
+        default="",
+        pattern=r"^[0-9,]*$",
+        description="Passed to drones as DRONE_GPU_SIMULATE: they pretend to find such GPUs (for tests).",
+        examples=["4,8"],
+    )

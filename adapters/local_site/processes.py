@@ -1,0 +1,153 @@
+"""Processes as ``/proc`` shows them: who is alive, who carries a drone's tag, and signals that cannot hit a stranger.
+
+A process is known by pid, start time and boot, never by pid alone. Every process of a drone carries
+``PROVISIONER_DRONE_ID=<id>`` in the environment that it was executed with, wherever it went (``proc(5)``, environ).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+TAG = "PROVISIONER_DRONE_ID"
+_TAG_BYTES = TAG.encode() + b"="
+_KILL_ROUNDS = 50
+_KILL_PAUSE_S = 0.02
+T = TypeVar("T")
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of this boot, or of another; ``start`` is field 22 of ``/proc/<pid>/stat``, in clock ticks."""
+
+    pid: int
+    start: int
+    boot: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``<pid> <start> <boot>``, as the launcher writes it. ValueError for anything else."""
+        pid, start, boot = text.split()
+        return cls(int(pid), int(start), boot)
+
+    @classmethod
+    def own(cls) -> Self:
+        return cls(os.getpid(), _start(os.getpid()) or 0, boot_id())
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.start} {self.boot}"
+
+    def alive(self, boot: str) -> bool:
+        """Whether it still runs; a zombie does not. ``boot``: the current boot id."""
+        return self.pid > 0 and self.boot == boot and _start(self.pid) == self.start
+
+    def signal(self, number: signal.Signals, boot: str) -> bool:
+        """Send a signal to exactly this process; False if it is gone."""
+        if self.pid <= 0 or self.boot != boot:
+            return False
+        try:
+            handle = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            if _start(self.pid) != self.start:
+                return False
+            signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+
+def _fields(pid: int) -> list[bytes]:
+    """Fields 3 (state) and up of ``/proc/<pid>/stat``; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _start(pid: int) -> int | None:
+    fields = _fields(pid)
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
+
+
+def _tag(pid: int) -> str:
+    """The drone id that a living process of this user carries; empty if none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = b"\0" + file.read()
+    except OSError:  # gone, or made unreadable by a change of user: not ours then
+        return ""
+    _, found, rest = environ.partition(b"\0" + _TAG_BYTES)
+    return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def tagged() -> dict[str, list[int]]:
+    """Pids by drone id of all living processes of this user that carry a tag."""
+    found: dict[str, list[int]] = {}
+    uid = os.geteuid()
+    for pid in _all_pids():
+        try:
+            if os.stat(f"/proc/{pid}").st_uid != uid:
+                continue
+        except OSError:
+            continue
+        if drone_id := _tag(pid):
+            found.setdefault(drone_id, []).append(pid)
+    return found
+
+
+def _session(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[3]) if fields else 0
+
+
+def _kill_if(pid: int, mark: Callable[[int], T], wanted: Set[T]) -> None:
+    """SIGKILL ``pid`` if, with a handle on it open, it still bears the mark by which it was chosen."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if mark(pid) in wanted:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it went by itself
+    finally:
+        os.close(handle)
+
+
+def kill_tagged(drone_id: str) -> bool:
+    """SIGKILL every process of a drone and of its sessions, again until none is left; False if some would not go.
+
+    A session with a tagged process in it is the drone's own: its launcher began one, and its jobs may.
+    """
+    foreign = {os.getsid(0), 0}
+    for _ in range(_KILL_ROUNDS):
+        pids = tagged().get(drone_id, [])
+        if not pids:
+            return True
+        sessions = {session for pid in pids if (session := _session(pid)) and _tag(pid) == drone_id} - foreign
+        for pid in pids:
+            _kill_if(pid, _tag, {drone_id})
+        for pid in _all_pids():
+            if _session(pid) in sessions:
+                _kill_if(pid, _session, sessions)
+        time.sleep(_KILL_PAUSE_S)
+    return False

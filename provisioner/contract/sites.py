@@ -1,0 +1,341 @@
+"""The contract of a site: what the controller relies on, whatever stands behind the adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import pytest
+
+from provisioner.contract.waiting import eventually
+from provisioner.model import (
+    Admission,
+    Answer,
+    DroneId,
+    DroneType,
+    EndKind,
+    Receipt,
+    RemoteDrone,
+    RemoteState,
+    StartOrder,
+    StopOrder,
+)
+from provisioner.sites import Site, SiteDenied, SiteDown, SiteError, SiteRefused, Unsure
+
+_FOUR = (SiteDown, SiteRefused, SiteDenied, Unsure)
+_ALIVE = (RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN)
+
+
+class SiteWorld(Protocol):
+    """A site under test, and a way to look at it past the adapter."""
+
+    controller: str
+    """Name of the controller that :meth:`site` is built for."""
+    kind: DroneType
+    """A type of which at least three drones fit at once."""
+    impossible: DroneType
+    """A type that the site refuses for good."""
+    grace_s: float
+    """Between notice and kill; short."""
+    patience_s: float
+    """How long the site may take for anything here."""
+    tells_free: bool
+    """Whether its views have ``free``."""
+    tells_exit_codes: bool
+    """Whether it remembers the exit status of a drone that ended."""
+
+    def site(self, controller: str | None = None) -> Site:
+        """A new adapter object, as a controller (:attr:`controller`, or another) builds it when it starts."""
+        ...
+
+    def living(self) -> Admission:
+        """A drone that runs until it is asked to leave, and then does."""
+        ...
+
+    def stubborn(self) -> Admission:
+        """A drone that does not leave when asked, and has processes besides its first."""
+        ...
+
+    def exiting(self, code: int) -> Admission:
+        """A drone that ends by itself with this status."""
+        ...
+
+    async def alive(self, drone_id: DroneId) -> int:
+        """How many times a drone runs or waits there, seen past the adapter: 0, 1, or more if it was duplicated."""
+        ...
+
+    async def anything_left(self, drone_id: DroneId) -> bool:
+        """Whether anything at all of a drone is left that uses resources."""
+        ...
+
+    def broken(self) -> AbstractAsyncContextManager[None]:
+        """While inside, the site cannot be reached or used."""
+        ...
+
+
+class SiteContract:
+    """Subclass it as ``TestMySite`` with a fixture ``world``."""
+
+    pytestmark = pytest.mark.asyncio
+
+    # --------------------------------------------------------------------------------------------------- stories
+
+    async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            assert drone_id not in (await site.look()).drones
+            [receipt] = await site.start([_order(world, drone_id)])
+            assert (receipt.drone_id, receipt.answer, receipt.fault) == (drone_id, Answer.DONE, None)
+
+            running = await _listed(world, site, drone_id, RemoteState.RUNNING)
+            assert running.type == world.kind.name
+            assert running.remote_id == receipt.remote_id != ""
+            await _runs_once(world, drone_id)
+
+            [receipt] = await site.stop([StopOrder(drone_id, running.remote_id)])
+            assert receipt.answer is Answer.DONE
+            await _gone(world, site, drone_id)
+            ended = (await site.look()).drones.get(drone_id)
+            if ended is not None:  # a site may forget at once, but not lie
+                assert ended.end is not None
+                assert ended.end.kind is EndKind.STOPPED
+
+    async def test_starting_the_same_id_again_is_the_same_drone(self, world: SiteWorld) -> None:
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            first, again = [(await site.start([order]))[0] for _ in range(2)]
+            assert (first.answer, again.answer) == (Answer.DONE, Answer.DONE)
+            assert first.remote_id == again.remote_id
+        async with world.site() as restarted:
+            [later] = await restarted.start([order])
+            assert later.answer is Answer.DONE
+            await _listed(world, restarted, order.drone_id, RemoteState.RUNNING)
+            await _runs_once(world, order.drone_id)
+            await _end(world, restarted, [order.drone_id])
+
+    async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
+        good, bad, good_too = (_id(world, n) for n in (1, 2, 3))
+        orders = [_order(world, good), _order(world, bad, world.impossible), _order(world, good_too)]
+        async with world.site() as site:
+            receipts = await site.start(orders)
+            assert [r.drone_id for r in receipts] == [good, bad, good_too]
+            assert [r.answer for r in receipts] == [Answer.DONE, Answer.REFUSED, Answer.DONE]
+            _assert_told(receipts[1])
+            await _listed(world, site, good_too, RemoteState.RUNNING)
+            view = await site.look()
+            assert {good, good_too} <= view.drones.keys()
+            assert bad not in view.drones
+            assert await world.alive(bad) == 0
+            await _end(world, site, [good, good_too])
+
+    async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
+        never, gone = _id(world, 7), _id(world, 8)
+        async with world.site() as site:
+            [receipt] = await site.stop([StopOrder(never, "")])
+            assert (receipt.drone_id, receipt.answer) == (never, Answer.DONE)
+            await site.start([_order(world, gone)])
+            await _end(world, site, [gone])
+            for kill in (False, True):
+                receipts = await site.stop([StopOrder(gone, "", kill), StopOrder(never, "", kill)])
+                assert [(r.drone_id, r.answer) for r in receipts] == [(gone, Answer.DONE), (never, Answer.DONE)]
+
+    async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(self, world: SiteWorld) -> None:
+        failing, leaving = _id(world, 1), _id(world, 2)
+        async with world.site() as site:
+            await site.start([_order(world, failing, admission=world.exiting(3))])
+            await site.start([_order(world, leaving, admission=world.exiting(0))])
+            for drone_id, code in ((failing, 3), (leaving, 0)):
+                ended = await _listed(world, site, drone_id, RemoteState.ENDED)
+                assert ended.end is not None
+                assert ended.end.kind is EndKind.EXITED
+                assert ended.end.exit_code == (code if world.tells_exit_codes else None)
+                assert abs(time.time() - ended.end.at) < world.patience_s + 60
+                await _gone(world, site, drone_id)
+
+    async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            before = [await _listed(world, site, drone_id, RemoteState.RUNNING) for drone_id in ids]
+        async with world.site() as site:
+            after = (await site.look()).drones
+            assert [after[drone_id].remote_id for drone_id in ids] == [drone.remote_id for drone in before]
+            assert [after[drone_id].state for drone_id in ids] == [RemoteState.RUNNING] * 2
+            await _end(world, site, ids)
+
+    @pytest.mark.parametrize("kill", [False, True], ids=["after its grace", "at once"])
+    async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(self, world: SiteWorld, kill: bool) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            await site.start([_order(world, drone_id, admission=world.stubborn())])
+            await _listed(world, site, drone_id, RemoteState.RUNNING)
+            [receipt] = await site.stop([StopOrder(drone_id, "", kill)])
+            assert receipt.answer is Answer.DONE
+            await _gone(world, site, drone_id)
+
+    async def test_another_controllers_drones_are_neither_listed_nor_touched(self, world: SiteWorld) -> None:
+        other = f"{world.controller}-two"  # its ids begin as ours do
+        mine, foreign = _id(world, 1), DroneId(f"{other}-abcd-1")
+        async with world.site() as site, world.site(other) as theirs:
+            await theirs.start([_order(world, foreign)])
+            await site.start([_order(world, mine)])
+            await _listed(world, theirs, foreign, RemoteState.RUNNING)
+            await _listed(world, site, mine, RemoteState.RUNNING)
+            assert foreign not in (await site.look()).drones
+            assert mine not in (await theirs.look()).drones
+            await _end(world, site, [mine])
+            assert await world.alive(foreign) == 1
+            await _end(world, theirs, [foreign])
+
+    async def test_free_counts_go_down_and_up(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2)]
+        name = world.kind.name
+        async with world.site() as site:
+            before = (await site.look()).free
+            if not world.tells_free:
+                assert before is None
+                return
+            assert before is not None
+            assert before[name] >= 3
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            during = (await site.look()).free
+            assert during is not None
+            assert during[name] == before[name] - 2
+            await _end(world, site, ids)
+            after = (await site.look()).free
+            assert after is not None
+            assert after[name] == before[name]
+
+    @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.004, 0.01, 0.03])
+    async def test_a_start_cut_short_leaves_what_a_listing_can_settle(self, world: SiteWorld, after_s: float) -> None:
+        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        async with world.site() as site:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(after_s):
+                    await site.start(orders)
+                    raise TimeoutError  # it was quicker: as good
+            # The controller has no receipts now. It asks again for what it is not shown, and gets each exactly once.
+            receipts = await site.start(orders)
+            assert [r.answer for r in receipts] == [Answer.DONE] * 3
+            for order in orders:
+                await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+                await _runs_once(world, order.drone_id)
+            await _end(world, site, [order.drone_id for order in orders])
+
+    async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(self, world: SiteWorld) -> None:
+        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        async with world.site() as site:
+            task = asyncio.ensure_future(site.start(orders))
+            await asyncio.sleep(0.002)
+            task.cancel()
+            await asyncio.wait([task], timeout=world.patience_s)
+        async with world.site() as site:
+            await asyncio.sleep(min(1.0, world.patience_s / 4))
+            shown = {d for d, drone in (await site.look()).drones.items() if drone.state in _ALIVE}
+            running = {o.drone_id for o in orders if await world.alive(o.drone_id)}
+            assert running <= shown
+            await _end(world, site, [order.drone_id for order in orders])
+
+    async def test_calls_side_by_side_do_not_disturb_each_other(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids]
+                looks = [group.create_task(site.look()) for _ in range(3)]
+            assert [start.result()[0].answer for start in starts] == [Answer.DONE] * 3
+            assert all(look.result().site == world.kind.site for look in looks)
+            assert set(ids) <= (await site.look()).drones.keys()
+            await _end(world, site, ids)
+
+    async def test_trouble_comes_as_one_of_the_four_errors_or_as_receipts(self, world: SiteWorld) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            async with world.broken():
+                with pytest.raises(SiteError) as looked:
+                    await site.look()  # an empty listing would be a lie
+                assert isinstance(looked.value, _FOUR)
+                await _assert_not_done(site.start([_order(world, drone_id)]))
+                await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
+            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await _end(world, site, [drone_id])
+
+    async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
+        async with world.site() as site:
+            assert list(await site.start([])) == []
+            assert list(await site.stop([])) == []
+            view = await site.look()
+            assert (view.site, dict(view.drones)) == (world.kind.site, {})
+            assert abs(view.taken_at - time.time()) < world.patience_s + 5
+
+
+# ------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def _id(world: SiteWorld, serial: int) -> DroneId:
+    return DroneId(f"{world.controller}-abcd-{serial}")
+
+
+def _order(
+    world: SiteWorld, drone_id: DroneId, kind: DroneType | None = None, admission: Admission | None = None
+) -> StartOrder:
+    return StartOrder(drone_id, kind or world.kind, 600.0, world.grace_s, admission or world.living())
+
+
+def _assert_told(receipt: Receipt) -> None:
+    assert receipt.fault is not None
+    assert receipt.fault.message
+    assert abs(receipt.fault.at - time.time()) < 60
+
+
+async def _assert_not_done(call: Awaitable[Sequence[Receipt]]) -> None:
+    try:
+        [receipt] = await call
+    except SiteError as error:
+        assert isinstance(error, _FOUR)
+    else:
+        assert receipt.answer is not Answer.DONE
+        _assert_told(receipt)
+
+
+async def _looks(site: Site) -> bool:
+    try:
+        await site.look()
+    except SiteError:
+        return False
+    return True
+
+
+async def _listed(world: SiteWorld, site: Site, drone_id: DroneId, state: RemoteState) -> RemoteDrone:
+    async def ask() -> RemoteDrone | None:
+        drone = (await site.look()).drones.get(drone_id)
+        return drone if drone is not None and drone.state is state else None
+
+    return await eventually(f"{drone_id} is listed as {state}", ask, world.patience_s)
+
+
+async def _runs_once(world: SiteWorld, drone_id: DroneId) -> None:
+    """Neither not at all nor twice, once the dust of the start has settled."""
+
+    async def ask() -> bool:
+        return await world.alive(drone_id) == 1
+
+    await eventually(f"{drone_id} runs exactly once", ask, world.patience_s)
+
+
+async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
+    async def ask() -> bool:
+        drone = (await site.look()).drones.get(drone_id)
+        listed = drone is not None and drone.state in _ALIVE
+        return not listed and not await world.alive(drone_id) and not await world.anything_left(drone_id)
+
+    await eventually(f"nothing is left of {drone_id}", ask, world.patience_s + world.grace_s)
+
+
+async def _end(world: SiteWorld, site: Site, drone_ids: Sequence[DroneId]) -> None:
+    receipts = await site.stop([StopOrder(drone_id, "", kill=True) for drone_id in drone_ids])
+    assert [r.answer for r in receipts] == [Answer.DONE] * len(drone_ids)
+    for drone_id in drone_ids:
+        await _gone(world, site, drone_id)

@@ -1,0 +1,92 @@
+"""Drones of the embedded overlay, run as a site would run them, with no site."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from adapters.embedded_overlay import Config
+from provisioner.model import DroneId, DroneType, StartOrder
+
+KIND = DroneType(
+    "here",
+    "pair",
+    gpu_milli=2000,
+    cpus=8,
+    memory_mib=16384,
+    disk_mib=100,
+    vram_mib=40960,
+    capability=80,
+    gpu_model="A100",
+)
+
+
+def config(path: Path, **others: object) -> Config:
+    return Config.model_validate({"path": str(path), "lease": "3s", "poll": "50ms", **others})
+
+
+class Drones:
+    """Processes begun from admissions; each in a session of its own, as a site's launcher does it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.processes: dict[DroneId, subprocess.Popen[bytes]] = {}
+
+    def directory(self, drone_id: DroneId) -> Path:
+        return self._root / drone_id
+
+    def begin(self, order: StartOrder) -> None:
+        assert order.admission is not None
+        kind, directory = order.type, self.directory(order.drone_id)
+        directory.mkdir(parents=True)
+        script = directory / "script"
+        script.write_bytes(order.admission.script)
+        env = {
+            "PATH": os.environ["PATH"],
+            **order.admission.env,
+            "PROVISIONER_DRONE_ID": order.drone_id,
+            "DRONE_ID": order.drone_id,
+            "DRONE_SITE": kind.site,
+            "DRONE_TYPE": kind.name,
+            "DRONE_GPU_MILLI": str(kind.gpu_milli),
+            "DRONE_CPUS": str(kind.cpus),
+            "DRONE_MEMORY_MIB": str(kind.memory_mib),
+            "DRONE_DISK_MIB": str(kind.disk_mib),
+            "DRONE_VRAM_MIB": str(kind.vram_mib),
+            "DRONE_IDLE_S": str(order.idle_timeout_s),
+            "DRONE_GRACE_S": str(order.grace_s),
+            "DRONE_WALLTIME_S": str(kind.walltime_s),
+            "DRONE_DIR": str(directory),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(-(-kind.gpu_milli // 1000))),
+        }
+        with open(directory / "log", "wb") as log:
+            self.processes[order.drone_id] = subprocess.Popen(
+                ["sh", str(script)],
+                env=env,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def signal(self, drone_id: DroneId, number: signal.Signals) -> None:
+        """To the worker itself: its script has become it."""
+        self.processes[drone_id].send_signal(number)
+
+    async def status(self, drone_id: DroneId, deadline_s: float = 20.0) -> int:
+        """The exit status, once it has ended."""
+        return await asyncio.to_thread(self.processes[drone_id].wait, deadline_s)
+
+    def outcome(self, drone_id: DroneId) -> str:
+        return (self.directory(drone_id) / "outcome").read_text().strip()
+
+    def close(self) -> None:
+        """End whatever a story left running, jobs among it: their guards do that."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait(10)

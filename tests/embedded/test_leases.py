@@ -1,0 +1,213 @@
+"""No job is lost and none runs twice at once, however drones come to grief."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from adapters.embedded_overlay import EmbeddedOverlay, queue, table
+from adapters.embedded_overlay.queue import Job, JobState
+from provisioner.contract import eventually
+from provisioner.model import DroneId
+from tests.embedded.drones import KIND, Drones, config
+
+Begin = Callable[..., Awaitable[DroneId]]
+OFFER = table.Offer(2, 1000, 8, 16384, 100, 40960, 80, "A100", 1e12, 1e12)
+
+
+async def job(path: Path, job_id: int, *states: JobState) -> Job:
+    async def ask() -> Job | None:
+        found = queue.jobs(path, ids=[job_id])[0]
+        return found if found.state in states else None
+
+    return await eventually(f"job {job_id} is {' or '.join(states)}", ask, 20)
+
+
+def recorded(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
+    path: Path, tmp_path: Path, drones: Drones, begin: Begin, end: signal.Signals
+) -> None:
+    pids = tmp_path / "pids"
+    # It ignores SIGTERM and has a child: both must go.
+    [job_id] = queue.submit(path, ["sh", "-c", f"trap '' TERM; sleep 1000 & echo $$ $! >> {pids}; wait"])
+    drone = await begin()
+    await eventually("it runs", lambda: _all_told(pids, 2), 20)
+    drones.signal(drone, end)
+
+    overlay = EmbeddedOverlay(config(path), "kit")
+    async with overlay:
+
+        async def waits_again() -> bool:
+            await overlay.look([])
+            return (await job(path, job_id, *JobState)).state is JobState.IDLE
+
+        await eventually("its lease runs out", waits_again, 20)
+    assert [pid for pid in recorded(pids) if alive(pid)] == []
+    again = await job(path, job_id, JobState.IDLE)
+    assert (again.attempts, again.drone_id, again.message) == (1, "", f"lost with drone {drone}")
+    if end is signal.SIGSTOP:
+        await begin(2)
+        await eventually("it runs elsewhere", lambda: _all_told(pids, 4), 20)
+        drones.signal(drone, signal.SIGCONT)  # it wakes, with a job that is not its own any more
+        await asyncio.sleep(1)
+        running = await job(path, job_id, JobState.RUNNING)
+        assert (running.attempts, running.drone_id) == (2, "kit-abcd-2")
+        assert [alive(pid) for pid in recorded(pids)] == [False, False, True, True]
+
+
+async def _all_told(pids: Path, number: int) -> bool:
+    return len(recorded(pids)) == number
+
+
+def test_a_token_of_an_earlier_attempt_changes_nothing(path: Path) -> None:
+    queue.submit(path, ["true"])
+    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+        first = table.take(connection, OFFER, "one", table.lease_clock() - 1)
+        assert first is not None
+        assert table.expire(connection, max_lost=10) == 1
+        second = table.take(connection, OFFER, "two", table.lease_clock() + 60)
+        assert second is not None
+        assert second.attempt == 2
+        assert not table.finish(connection, first, 0, "too late")
+        assert not table.give_back(connection, first, "too late")
+        assert not table.renew(connection, first, table.lease_clock() + 60)
+        assert table.renew(connection, second, table.lease_clock() + 60)
+        assert table.finish(connection, second, 0, "well")
+        assert not table.finish(connection, second, 1, "twice")
+    [done] = queue.jobs(path)
+    assert (done.state, done.message, done.drone_id) == (JobState.DONE, "well", "two")
+
+
+def test_a_lease_from_before_a_reboot_has_run_out(path: Path) -> None:
+    """The monotonic clock begins anew at a boot, so the lease seems to end far in the future."""
+    queue.submit(path, ["true"])
+    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+        assert table.take(connection, OFFER, "one", table.lease_clock() + 10 * table.LONGEST_LEASE_S)
+        assert table.expire(connection, max_lost=10) == 1
+
+
+def test_a_job_that_takes_its_drones_along_is_held_and_can_be_released(path: Path) -> None:
+    [job_id] = queue.submit(path, ["true"])
+    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+        for _ in range(3):
+            assert table.take(connection, OFFER, "one", table.lease_clock() - 1)
+            table.expire(connection, max_lost=3)
+        assert table.take(connection, OFFER, "one", table.lease_clock() + 60) is None
+    [held] = queue.jobs(path)
+    assert (held.state, held.attempts) == (JobState.HELD, 3)
+    assert queue.release(path, [job_id]) == 1
+    assert queue.jobs(path)[0].state is JobState.IDLE
+
+
+def test_many_processes_never_take_the_same_job(path: Path) -> None:
+    jobs, takers = 200, 8
+    queue.submit(path, ["true"], count=jobs)
+    reader, writer = os.pipe()
+    pids = []
+    for taker in range(takers):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with contextlib.closing(table.connect(path, busy_s=30)) as connection:
+                    while True:
+                        with table.writing(connection):
+                            claim = table.take(connection, OFFER, f"drone-{taker}", table.lease_clock() + 60)
+                        if claim is None:
+                            break
+                        os.write(writer, f"{claim.job_id} {taker}\n".encode())
+                        time.sleep(0.001)  # a job has to be begun: others get their turn
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    os.close(writer)
+    with os.fdopen(reader) as told:
+        taken = [line.split() for line in told]
+    for pid in pids:
+        os.waitpid(pid, 0)
+    assert sorted(int(job_id) for job_id, _ in taken) == list(range(1, jobs + 1))
+    assert len({taker for _, taker in taken}) > 1, "one took all: it was no race"
+    owners = {f"{job.id} {job.drone_id}" for job in queue.jobs(path)}
+    assert owners == {f"{job_id} drone-{taker}" for job_id, taker in taken}
+
+
+async def test_each_job_runs_exactly_once_on_drones_that_compete(
+    path: Path, tmp_path: Path, drones: Drones, begin: Begin
+) -> None:
+    ran = tmp_path / "ran"
+    queue.submit(path, ["sh", "-c", f"echo $JOB_ID >> {ran}; sleep 0.05"], count=40, gpus=0.5, memory_mib=10)
+    for serial in (1, 2, 3):
+        await begin(serial, idle_s=0.5)
+    for serial in (1, 2, 3):
+        assert await drones.status(DroneId(f"kit-abcd-{serial}")) == 0
+    assert sorted(recorded(ran)) == list(range(1, 41))
+    assert queue.counts(path)[JobState.DONE] == 40
+
+
+@pytest.mark.slow
+async def test_drones_that_die_at_random_lose_no_job_and_run_none_twice_at_once(
+    path: Path, tmp_path: Path, drones: Drones, begin: Begin
+) -> None:
+    """Each job holds a lock of its own while any process of it lives; whoever finds it held tells."""
+    dice = random.Random(7)
+    once = "flock -n lock-$JOB_ID -c 'sleep 0.4; echo $JOB_ID >> done' || echo $? >> twice"
+    queue.submit(path, ["sh", "-c", f"cd {tmp_path}; {once}"], count=40, gpus=0.5, memory_mib=10)
+    killed, serial = 0, 0
+    alive_ids: list[DroneId] = []
+    while queue.counts(path)[JobState.DONE] < 40:
+        assert serial < 60, "it makes no progress"
+        while len(alive_ids) < 3:
+            serial += 1
+            alive_ids.append(await begin(serial, lease="1500ms"))
+        await asyncio.sleep(dice.uniform(0.1, 1.2))
+        if serial < 12:
+            victim = alive_ids.pop(dice.randrange(3))
+            drones.signal(victim, dice.choice([signal.SIGKILL, signal.SIGSTOP]))
+            killed += 1
+    assert killed >= 8
+    assert any(job.attempts > 1 for job in queue.jobs(path)), "nobody died at work: it tests nothing"
+    assert set(recorded(tmp_path / "done")) == set(range(1, 41))
+    assert "twice" not in os.listdir(tmp_path)
+
+
+async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path, begin: Begin) -> None:
+    pids = tmp_path / "pids"
+    [job_id] = queue.submit(path, ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"])
+    await begin()
+    await eventually("it runs", lambda: _all_told(pids, 1), 20)
+    assert queue.remove(path, [job_id]) == 1
+    await eventually("it is killed", lambda: _dead(recorded(pids)[0]), 20)
+    assert queue.jobs(path) == []
+
+
+async def _dead(pid: int) -> bool:
+    return not alive(pid)
+
+
+async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
+    """Ten tenths run at once on one GPU: they wait for each other, and time out if one of them is not there."""
+    script = 'touch here-$JOB_ID; i=0; while [ "$(ls here-* | wc -l)" -lt 10 ]; do'
+    script += " i=$((i+1)); [ $i -lt 400 ] || exit 9; sleep 0.05; done"
+    queue.submit(path, ["sh", "-c", f"cd {tmp_path}; {script}"], count=10, gpus="0.1", memory_mib=1, cpus=1)
+    one_gpu = KIND.__class__("here", "one", gpu_milli=1000, cpus=10, memory_mib=100, disk_mib=0, vram_mib=40960)
+    drone = await begin(1, one_gpu, idle_s=0.5)
+    assert await drones.status(drone, 60) == 0
+    assert queue.counts(path)[JobState.DONE] == 10

@@ -1,0 +1,182 @@
+"""Jobs as users submit them, and as the controller sees them: grouped, exact, whatever was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.embedded_overlay import EmbeddedOverlay, Queue, queue, table
+from adapters.embedded_overlay.queue import BadJob, JobState
+from provisioner.model import DrainMode, DroneId, Misfit, OverlayView, StartOrder
+from provisioner.sites import SiteDown
+from tests.embedded.drones import KIND, config
+
+
+async def look(path: Path, **options: object) -> OverlayView:
+    async with EmbeddedOverlay(config(path, **options), "kit") as overlay:
+        return await overlay.look([KIND, replace(KIND, name="h", gpu_model="H100")])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "milli"),
+    [(0, 0), (0.5, 500), ("0.001", 1), (0.1 + 0.2 - 0.1, 200), (1, 1000), (8, 8000), (10**9, 10**12), (1.0, 1000)],
+)
+def test_gpus_are_counted_in_whole_thousandths(path: Path, gpus: float | str, milli: int) -> None:
+    if gpus == 0.1 + 0.2 - 0.1:
+        with pytest.raises(BadJob, match=r"steps of 0\.001"):  # what binary fractions make of 0.2 is not 0.2
+            queue.submit(path, ["true"], gpus=gpus)
+        return
+    queue.submit(path, ["true"], gpus=gpus)
+    assert queue.jobs(path)[0].gpu_milli == milli
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"gpus": -1}, "cannot be"),
+        ({"gpus": 1.5}, "write 1 or 2"),
+        ({"gpus": 0.0005}, "steps of 0.001"),
+        ({"gpus": float("nan")}, "cannot be"),
+        ({"gpus": float("inf")}, "cannot be"),
+        ({"gpus": "many"}, "not a number of GPUs"),
+        ({"gpus": 10**30}, "cannot be"),
+        ({"cpus": 0}, "cpus = 0: at least 1"),
+        ({"cpus": 2**63}, "below 2^62"),
+        ({"memory_mib": -1}, "memory_mib = -1"),
+        ({"walltime_s": float("nan")}, "walltime_s"),
+        ({"argv": []}, "argv"),
+        ({"argv": "sleep 1"}, "a list of a program"),
+        ({"argv": ["a\0b"]}, "no NUL"),
+        ({"env": {"A=B": "x"}}, "cannot be an environment variable"),
+        ({"owner": "a\nb"}, "printable"),
+        ({"count": 0}, "at least one job"),
+    ],
+)
+def test_a_request_that_no_drone_can_meet_is_refused_with_a_repair(
+    path: Path, request_: dict[str, object], said: str
+) -> None:
+    with pytest.raises(BadJob) as refused:
+        queue.submit(path, **{"argv": ["true"], **request_})  # type: ignore[arg-type]
+    assert said in str(refused.value)
+    assert not path.exists()
+
+
+async def test_jobs_are_one_object_per_class_with_their_ids_as_ranges(path: Path) -> None:
+    queue.submit(path, ["true"], count=5000, owner="ada")
+    queue.submit(path, ["true"], count=2, owner="bob", gpus=0)
+    queue.submit(path, ["true"], count=100, owner="ada")
+    view = await look(path)
+    assert [(c.owner, c.gpu_milli, c.waiting, c.job_ids) for c in sorted(view.classes, key=lambda c: c.owner)] == [
+        ("ada", 1000, 5100, "1-5000, 5003-5102"),
+        ("bob", 0, 2, "5001-5002"),
+    ]
+
+
+async def test_scattered_ids_are_cut_short(path: Path) -> None:
+    for _ in range(12):
+        queue.submit(path, ["true"], owner="ada")
+        queue.submit(path, ["true"], owner="bob")
+    assert {c.job_ids for c in (await look(path)).classes} == {
+        "1, 3, 5, 7, 9, 11, 13, 15, ...",
+        "2, 4, 6, 8, 10, 12, 14, 16, ...",
+    }
+
+
+async def test_jobs_wait_for_the_next_negotiation(path: Path) -> None:
+    queue.submit(path, ["true"], count=3)
+    view = await look(path, negotiation="1d")
+    [fresh] = view.classes
+    assert (fresh.waiting, fresh.fresh) == (0, 3)
+    assert view.negotiated_at % 86400 == 0
+    with contextlib.closing(table.connect(path)) as connection:
+        connection.execute("UPDATE job SET submitted_at = submitted_at - 86400 WHERE id < 3")
+    [some] = (await look(path, negotiation="1d")).classes
+    assert (some.waiting, some.fresh) == (2, 1)
+    at_once = await look(path)
+    assert (at_once.classes[0].waiting, at_once.negotiated_at) == (3, at_once.taken_at)
+
+
+async def test_another_gpu_model_is_a_misfit_by_name(path: Path) -> None:
+    queue.submit(path, ["true"], gpu_model="H100")
+    [one] = (await look(path)).classes
+    assert one.refuses == {KIND.key: Misfit("gpu_model", "H100", "A100")}
+
+
+async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> None:
+    ids = queue.submit(path, ["true"], count=3)
+    with contextlib.closing(table.connect(path)) as connection:
+        for job_id, change in zip(ids, ("gpu_milli = -5", "gpu_milli = 1500", "cpus = -1"), strict=True):
+            connection.execute(f"UPDATE job SET {change} WHERE id = ?", (job_id,))
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute("UPDATE job SET gpu_milli = 'lots'")
+        offer = table.Offer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12)
+        assert not table.fits_any(connection, offer)
+    said = {c.invalid for c in (await look(path)).classes}
+    assert said == {
+        "-0.005 GPUs: cannot be negative",
+        "1.5 GPUs: write 1 or 2, only less than one GPU can be a share",
+        "cpus = -1: cannot be negative",
+    }
+
+
+async def test_a_drone_asked_to_leave_before_it_joined_finds_the_request(path: Path) -> None:
+    async with EmbeddedOverlay(config(path), "kit") as overlay:
+        await overlay.drain([DroneId("kit-abcd-1")], DrainMode.PEACEFUL, "too late")
+    with contextlib.closing(table.connect(path)) as connection:
+        assert table.drain_mode(connection, "kit-abcd-1") == "peaceful"
+
+
+async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
+    row = table.SlotRow("kit-abcd-1", "here", "pair", "idle", 0, 0, 0, 0, 0, 0, 0.0, 0.0, "", 0, 0)
+    table.create(path)
+    with contextlib.closing(table.connect(path)) as connection:
+        table.publish(connection, row)
+        connection.execute("UPDATE slot SET heard = heard - 30")
+        [slot] = (await look(path)).slots
+        assert 29 < time.time() - slot.heard_at < 40
+        connection.execute("UPDATE slot SET heard = heard - 90")
+        assert (await look(path)).slots == ()
+
+
+async def test_finished_jobs_are_forgotten_after_a_while(path: Path) -> None:
+    queue.submit(path, ["true"], count=2)
+    with contextlib.closing(table.connect(path)) as connection:
+        connection.execute("UPDATE job SET state = 'done', ended_at = ? WHERE id = 1", (time.time() - 7200,))
+    await look(path, keep="1d")
+    assert len(queue.jobs(path)) == 2
+    await look(path, keep="1h")
+    assert [job.id for job in queue.jobs(path)] == [2]
+
+
+@pytest.mark.parametrize("content", [b"this is no database, whatever its name is" * 100, b""])
+def test_a_file_that_is_no_queue_is_trouble_and_is_not_touched(path: Path, content: bytes) -> None:
+    overlay = EmbeddedOverlay(config(path), "kit")
+    path.write_bytes(content)  # after an operator's mistake, say
+    with pytest.raises(SiteDown, match=r"queue\.db"):
+        asyncio.run(overlay.look([KIND]))
+    assert path.read_bytes() == content
+
+
+async def test_the_overlay_takes_jobs_itself(path: Path) -> None:
+    async with EmbeddedOverlay(config(path), "kit") as overlay:
+        as_queue: Queue = overlay
+        ids = await as_queue.submit(["true"], count=2, gpus=0.5, owner="ada")
+        assert [job.owner for job in await as_queue.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
+        assert (await as_queue.counts())[JobState.IDLE] == 2
+        assert await as_queue.remove(ids) == 2
+
+
+async def test_an_admission_needs_no_secret_and_survives_odd_paths(tmp_path: Path) -> None:
+    odd = tmp_path / "a b;$(x)?#%41.db"
+    async with EmbeddedOverlay(config(odd), "kit") as overlay:
+        assert odd.exists()
+        admission = await overlay.admission(StartOrder(DroneId("kit-abcd-1"), KIND, 600.0, 2.0))
+        assert admission.files == {}
+        assert admission.env["EMBEDDED_QUEUE"] == str(odd)
+        await overlay.look([KIND])

@@ -1,0 +1,213 @@
+"""The controller may die at any instruction: what it began is listed once, and ended once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from adapters.local_site.allotment import Allotment
+from adapters.local_site.directory import DroneDirectory, Record, claim, prepare
+from adapters.local_site.processes import Process, boot_id
+from provisioner.contract import eventually
+from provisioner.model import Answer, EndKind, RemoteState, StartOrder, StopOrder
+from tests.local.conftest import MakeSite
+from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, launchers, tagged
+
+Order = Callable[..., StartOrder]
+ROUNDS = 40
+
+
+def in_a_process_of_its_own(work: Callable[[], object]) -> int:
+    """Fork, so that the controller is ready in no time; the child never returns here."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+@pytest.mark.slow
+def test_killed_anywhere_in_start_no_drone_is_unlisted_or_doubled(
+    make_site: MakeSite, order: Order, root: Path, controller: str
+) -> None:
+    dice = random.Random(20)
+    cut_short = 0
+    for turn in range(ROUNDS):
+        orders = [order(10 * turn + n) for n in (1, 2, 3)]
+        victim = in_a_process_of_its_own(lambda: asyncio.run(make_site().start(orders)))  # noqa: B023
+        time.sleep(dice.uniform(0.0, 0.04))
+        os.kill(victim, signal.SIGKILL)
+        cut_short += os.WIFSIGNALED(os.waitpid(victim, 0)[1])
+        asyncio.run(_settle(make_site, orders, controller))
+        assert not list(root.glob(".new-*"))
+    assert cut_short > ROUNDS / 4, "hardly any round was cut short: it tests nothing"
+
+
+async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller: str) -> None:
+    """A new controller lists all that runs, starts again, and has each drone once; then it ends them all."""
+    async with make_site() as site:
+
+        async def all_known() -> bool:
+            shown = (await site.look()).drones
+            return all(drone.state is not RemoteState.PENDING for drone in shown.values())
+
+        await eventually("no drone hangs between claim and launch", all_known, 10)
+        shown = {d for d, drone in (await site.look()).drones.items() if drone.state is RemoteState.RUNNING}
+
+        async def all_shown() -> bool:  # a launcher that came too late for its claim needs an instant to go
+            return set(all_tagged(controller).values()) <= shown
+
+        await eventually("what runs is listed", all_shown, 10)
+
+        receipts = await site.start(orders)
+        assert [r.answer for r in receipts] == [Answer.DONE] * 3
+        after = (await site.look()).drones
+        for one in orders:
+            alive = after[one.drone_id].state is RemoteState.RUNNING
+            await eventually("it runs once, or not at all if it ended", lambda: _runs(one, alive), 10)  # noqa: B023
+            end = after[one.drone_id].end
+            assert alive or (end is not None and end.kind is EndKind.FAULT)
+        await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
+        assert (await site.look()).free == {"small": 4}
+
+
+async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
+    make_site: MakeSite, order: Order, root: Path, controller: str
+) -> None:
+    never = order(1)
+    dead = Process(1, 1, boot_id())  # pid 1 did not start at tick 1 under this name
+    record = Record(controller, HERE, "small", 1.0, str(dead), Allotment(2, 1024, 10, {0: 1000}))
+    assert claim(prepare(root, dead, LIVING), DroneDirectory(root / never.drone_id), record)
+    async with make_site() as site:
+        view = await site.look()
+        end = view.drones[never.drone_id].end
+        assert end is not None
+        assert (end.kind, end.message) == (EndKind.FAULT, "the controller died before it was launched")
+        assert view.free == {"small": 4}
+        [receipt] = await site.start([never])
+        assert receipt.answer is Answer.DONE
+        assert tagged(never.drone_id) == []  # it is over: an id is used once
+
+
+async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
+    make_site: MakeSite, order: Order, root: Path, controller: str
+) -> None:
+    waiting = order(1)
+    me = Process.own()
+    record = Record(controller, HERE, "small", 1.0, str(me), Allotment(2, 1024, 10, {0: 1000}))
+    assert claim(prepare(root, me, LIVING), DroneDirectory(root / waiting.drone_id), record)
+    async with make_site() as site:
+        view = await site.look()
+        assert view.drones[waiting.drone_id].state is RemoteState.PENDING
+        assert view.free == {"small": 3}
+        await site.stop([StopOrder(waiting.drone_id, "")])
+        end = (await site.look()).drones[waiting.drone_id].end
+        assert end is not None
+        assert end.kind is EndKind.STOPPED
+
+
+async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_controller(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    one = order(1, STUBBORN, grace_s=1.0)
+
+    async def start_and_ask() -> None:
+        site = make_site()
+        await site.start([one])
+        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "ready"), 10)
+        await site.stop([StopOrder(one.drone_id, "")])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    controller = in_a_process_of_its_own(lambda: asyncio.run(start_and_ask()))
+    assert os.WIFSIGNALED((await asyncio.to_thread(os.waitpid, controller, 0))[1])
+    assert len(tagged(one.drone_id, "sleep 1000")) >= 3, "it should be in its grace now"
+
+    await eventually("nothing of it is left", lambda: _none_left(one), 20)
+    end = (await make_site().look()).drones[one.drone_id].end
+    assert end is not None
+    assert (end.kind, end.exit_code) == (EndKind.STOPPED, 137)
+
+
+async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    one = order(1, STUBBORN)
+    async with make_site() as site:
+        await site.start([one])
+        await eventually("it runs", lambda: _exists(root / one.drone_id / "ready"), 10)
+        [launcher] = launchers(one.drone_id)
+        os.kill(launcher, signal.SIGKILL)
+        await eventually("the launcher is gone", lambda: _no_launcher(one), 10)
+        assert tagged(one.drone_id), "its script should have outlived it"
+
+        view = await site.look()
+        end = view.drones[one.drone_id].end
+        assert end is not None
+        assert end.kind is EndKind.FAULT
+        assert "launcher vanished" in end.message
+        assert tagged(one.drone_id) == []
+        assert view.free == {"small": 4}
+
+
+async def test_a_reused_pid_is_neither_taken_for_the_drone_nor_killed(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    one = order(1)
+    stranger = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        async with make_site() as site:
+            await site.start([one])
+            await site.stop([StopOrder(one.drone_id, "", kill=True)])
+        ours = root / one.drone_id / ".site"
+        (ours / "end").unlink()
+        (ours / "stop").unlink()
+        (ours / "launcher").write_text(f"{stranger.pid} 1 {boot_id()}\n")
+        async with make_site() as site:
+            await site.stop([StopOrder(one.drone_id, ""), StopOrder(one.drone_id, "", kill=True)])
+            assert (await site.look()).drones[one.drone_id].state is RemoteState.ENDED
+        assert stranger.returncode is None
+        os.kill(stranger.pid, 0)
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+async def test_after_a_reboot_every_drone_has_ended_with_that_word(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    one = order(1)
+    async with make_site() as site:
+        await site.start([one])
+        await site.stop([StopOrder(one.drone_id, "", kill=True)])
+    ours = root / one.drone_id / ".site"
+    (ours / "end").unlink()
+    (ours / "stop").unlink()
+    (ours / "launcher").write_text(f"{os.getpid()} 1 an-earlier-boot\n")
+    end = (await make_site().look()).drones[one.drone_id].end
+    assert end is not None
+    assert (end.kind, end.message) == (EndKind.FAULT, "the host was rebooted")
+
+
+async def _runs(one: StartOrder, times: int) -> bool:
+    return len(launchers(one.drone_id)) == times
+
+
+async def _exists(path: Path) -> bool:
+    return path.name in os.listdir(path.parent)
+
+
+async def _none_left(one: StartOrder) -> bool:
+    return not tagged(one.drone_id)
+
+
+async def _no_launcher(one: StartOrder) -> bool:
+    return not launchers(one.drone_id)

@@ -1,0 +1,307 @@
+"""What the local site does besides the contract: allotments, environment, messages, disks that fail, hostile names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from adapters.local_site import LocalSite
+from provisioner.contract import eventually
+from provisioner.model import Admission, Answer, EndKind, FaultKind, RemoteDrone, RemoteState, StartOrder, StopOrder
+from provisioner.sites import SiteDown
+from tests.local.conftest import MakeSite
+from tests.local.drones import HERE, HUGE, SHARE, SMALL, config, exiting, tagged
+
+Order = Callable[..., StartOrder]
+
+
+async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
+    async def ask() -> RemoteDrone | None:
+        drone = (await site.look()).drones.get(one.drone_id)
+        return drone if drone is not None and drone.state is RemoteState.ENDED else None
+
+    return await eventually(f"{one.drone_id} has ended", ask, 20)
+
+
+async def test_a_script_that_dies_at_once_tells_its_code_and_last_words(make_site: MakeSite, order: Order) -> None:
+    async with make_site() as site:
+        await site.start([order(1, exiting(7))])
+        end = (await ended(site, order(1))).end
+        assert end is not None
+        assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 7, "it leaves with 7")
+
+
+async def test_the_outcome_file_has_the_last_word_made_printable(make_site: MakeSite, order: Order) -> None:
+    script = b"#!/bin/sh\nprintf 'queue lost\\033[2J\\n\\n' > outcome\necho noise\nexit 75\n"
+    async with make_site() as site:
+        await site.start([order(1, Admission(script))])
+        end = (await ended(site, order(1))).end
+        assert end is not None
+        assert (end.exit_code, end.message) == (75, "queue lost [2J")
+
+
+async def test_a_script_that_ends_takes_along_whatever_it_left_running(make_site: MakeSite, order: Order) -> None:
+    script = b"#!/bin/sh\nsetsid sh -c 'setsid sleep 1000 & sleep 1000' &\nsleep 0.1\nexit 0\n"
+    async with make_site() as site:
+        await site.start([order(1, Admission(script))])
+        end = (await ended(site, order(1))).end
+        assert end is not None
+        assert (end.kind, end.exit_code) == (EndKind.EXITED, 0)
+        assert tagged(order(1).drone_id, "sleep") == []
+
+
+async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
+    make_site: MakeSite, order: Order, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POOL_PASSWORD", "hunter2")
+    script = b"#!/bin/sh\nenv > seen\npwd > where\ncat token > told\nreadlink /proc/self/fd/0 > stdin\n"
+    files = {"token": b"abc"}
+    admission = Admission(script, {"FROM_OVERLAY": "yes", "DRONE_CPUS": "lies"}, files)
+    async with make_site(env={"FROM_OPERATOR": "yes"}, simulate_gpus="4,8", nice=5) as site:
+        await site.start([order(1, admission)])
+        await ended(site, order(1))
+    directory = root / order(1).drone_id
+    seen = dict(line.partition("=")[::2] for line in (directory / "seen").read_text().splitlines())
+    expected = {
+        "PROVISIONER_DRONE_ID": order(1).drone_id,
+        "DRONE_ID": order(1).drone_id,
+        "DRONE_SITE": HERE,
+        "DRONE_TYPE": "small",
+        "DRONE_GPUS": "1",
+        "DRONE_GPU_MILLI": "1000",
+        "DRONE_CPUS": "2",
+        "DRONE_MEMORY_MIB": "1024",
+        "DRONE_DISK_MIB": "10",
+        "DRONE_VRAM_MIB": "40960",
+        "DRONE_IDLE_S": "600",
+        "DRONE_GRACE_S": "1",
+        "DRONE_WALLTIME_S": "0",
+        "DRONE_DIR": str(directory),
+        "CUDA_VISIBLE_DEVICES": "0",
+        "DRONE_GPU_SIMULATE": "4,8",
+        "FROM_OVERLAY": "yes",
+        "FROM_OPERATOR": "yes",
+    }
+    assert {name: seen.get(name) for name in expected} == expected
+    assert "POOL_PASSWORD" not in seen
+    assert (directory / "where").read_text().strip() == str(directory)
+    assert (directory / "told").read_text() == "abc"
+    assert (directory / "stdin").read_text().strip() == "/dev/null"
+    assert (directory / "token").stat().st_mode & 0o777 == 0o600
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+async def test_shares_fill_a_gpu_exactly_and_no_device_is_given_twice(make_site: MakeSite, order: Order) -> None:
+    orders = [order(n, kind=SHARE) for n in range(1, 7)]
+    async with make_site([SHARE], gpus=[{"count": 1}]) as site:
+        assert (await site.look()).free == {"share": 5}
+        receipts = await site.start(orders)
+        assert [r.answer for r in receipts] == [Answer.DONE] * 5 + [Answer.REFUSED]
+        assert receipts[5].fault is not None
+        assert receipts[5].fault.kind is FaultKind.CAPACITY
+        assert (await site.look()).free == {"share": 0}
+        await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
+        assert (await site.look()).free == {"share": 5}
+
+
+async def test_allotments_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
+    script = Admission(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
+    for n in (1, 2, 3, 4):  # a new controller each time
+        assert [r.answer for r in await make_site().start([order(n, script)])] == [Answer.DONE]
+    [refused] = await make_site().start([order(5, script)])
+    assert refused.answer is Answer.REFUSED
+    mine = [root / order(n).drone_id / "mine" for n in (1, 2, 3, 4)]
+    await eventually("all have told their device", lambda: _all_written(mine), 10)
+    assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
+    await make_site().stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 3, 4)])
+
+
+async def test_two_controllers_share_one_host_without_giving_anything_twice(root: Path, controller: str) -> None:
+    def site(name: str) -> LocalSite:
+        return LocalSite(HERE, config(root), [SMALL], name)
+
+    def orders(name: str) -> list[StartOrder]:
+        return [
+            StartOrder(f"{name}-abcd-{n}", SMALL, 600.0, 1.0, Admission(b"#!/bin/sh\nexec sleep 1000\n"))  # type: ignore[arg-type]
+            for n in range(4)
+        ]
+
+    one, two = site(controller), site(f"{controller}-b")
+    first, second = await asyncio.gather(one.start(orders(controller)), two.start(orders(f"{controller}-b")))
+    answers = [r.answer for r in (*first, *second)]
+    assert (answers.count(Answer.DONE), answers.count(Answer.REFUSED)) == (4, 4)
+    both = ((one, controller), (two, f"{controller}-b"))
+    assert [(await of.look()).free for of, _ in both] == [{"small": 0}] * 2
+    for of, name in both:
+        await of.stop([StopOrder(o.drone_id, "", kill=True) for o in orders(name)])
+
+
+async def test_a_type_that_can_never_fit_is_a_mistake_in_the_configuration(make_site: MakeSite, order: Order) -> None:
+    async with make_site([SMALL, HUGE]) as site:
+        [receipt] = await site.start([order(1, kind=HUGE)])
+        assert receipt.answer is Answer.REFUSED
+        assert receipt.fault is not None
+        assert receipt.fault.kind is FaultKind.CONFIG
+        assert receipt.fault.message == "this host can never hold here/huge: GPUs: 9 wanted, 4 of 4 free there"
+
+
+@pytest.mark.parametrize("name", ["../token", "a/b", ".site", "", "log", "x\0y", "-rf", "a\nb", ".."])
+async def test_an_admission_file_cannot_be_put_elsewhere(
+    make_site: MakeSite, order: Order, root: Path, name: str
+) -> None:
+    async with make_site() as site:
+        [receipt] = await site.start([order(1, Admission(b"#!/bin/sh\n", files={name: b"x"}))])
+        assert receipt.answer is Answer.REFUSED
+        assert os.listdir(root) == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "x; rm -rf /", "", "KIT-1", "other-abcd-1", "a" * 64, ".site"])
+async def test_an_id_that_is_not_ours_is_refused_and_stopping_it_harms_nothing(
+    make_site: MakeSite, order: Order, root: Path, name: str
+) -> None:
+    elsewhere = root.parent / "elsewhere"
+    elsewhere.mkdir()
+    odd = StartOrder(name, SMALL, 600.0, 1.0, order(1).admission)  # type: ignore[arg-type]
+    async with make_site() as site:
+        [receipt] = await site.start([odd])
+        assert receipt.answer is Answer.REFUSED
+        [receipt] = await site.stop([StopOrder(odd.drone_id, "", kill=True)])
+        assert receipt.answer is Answer.DONE
+    assert elsewhere.is_dir()
+
+
+async def test_whatever_else_lies_in_the_root_is_ignored(
+    make_site: MakeSite, order: Order, root: Path, controller: str
+) -> None:
+    for name in ("x; rm -rf ~", "$(reboot)", "über", "-rf", "UPPER", "new\nline", ".hidden"):
+        (root / name).mkdir()
+    (root / f"{controller}-abcd-90").write_text("a file")
+    (root / f"{controller}-abcd-91").symlink_to("/etc")
+    (root / f"{controller}-abcd-92").mkdir()
+    garbage = root / f"{controller}-abcd-93" / ".site"
+    garbage.mkdir(parents=True)
+    (garbage / "order.json").write_bytes(b'{"controller": 3, "\xff')
+    async with make_site() as site:
+        view = await site.look()
+        assert view.drones == {}
+        assert view.free == {"small": 4}
+        [notice] = view.notices
+        assert "abcd-93" in notice
+        for serial in (90, 91, 92, 93):
+            [receipt] = await site.start([order(serial)])
+            assert receipt.answer is not Answer.DONE
+            assert receipt.fault is not None
+        await site.start([order(1)])
+        assert set((await site.look()).drones) == {order(1).drone_id}
+        await site.stop([StopOrder(order(1).drone_id, "", kill=True)])
+    assert os.readlink(root / f"{controller}-abcd-91") == "/etc"
+
+
+async def test_ended_drones_are_kept_and_then_removed(make_site: MakeSite, order: Order, root: Path) -> None:
+    async with make_site(keep_ended="1h") as site:
+        await site.start([order(1, exiting(0))])
+        await ended(site, order(1))
+        os.utime(root / order(1).drone_id / ".site" / "end", (0, 0))
+    async with make_site(keep_ended="1h") as site:
+        assert order(1).drone_id in (await site.look()).drones  # told once more, then gone
+        assert order(1).drone_id not in (await site.look()).drones
+        assert os.listdir(root) == [".lock"]
+
+
+def test_a_full_disk_is_a_receipt_and_leaves_nothing_running(make_site: MakeSite, order: Order, root: Path) -> None:
+    """A limit on file sizes stands in for a full disk: it fails the same calls, and needs no root."""
+
+    def start_on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        [receipt] = asyncio.run(make_site().start([order(1)]))
+        told = receipt.fault is not None and receipt.fault.kind is FaultKind.NODE and bool(receipt.fault.message)
+        os._exit(42 if receipt.answer is Answer.REFUSED and told else 1)
+
+    assert _exit_status_of(start_on_a_full_disk) == 42
+    assert tagged(order(1).drone_id) == []
+    assert os.listdir(root) == [".lock"]
+
+
+def test_a_root_that_may_not_be_written_is_told_as_denied(make_site: MakeSite, order: Order, root: Path) -> None:
+    def start_without_rights() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        [receipt] = asyncio.run(make_site().start([order(1)]))
+        os._exit(42 if receipt.answer is Answer.REFUSED else 1)
+
+    (root / ".lock").touch()
+    (root / ".lock").chmod(0o666)
+    for directory in (root, *root.parents[:3]):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    root.chmod(0o555)
+    try:
+        assert _exit_status_of(start_without_rights) == 42
+    finally:
+        root.chmod(0o700)
+
+
+def _exit_status_of(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+NVIDIA_SMI = "#!/bin/sh\necho '0, NVIDIA A100-SXM4-40GB, 40960, 8.0'\necho '1, NVIDIA H100 80GB HBM3, 81559, 9.0'\n"
+
+
+async def test_real_gpus_are_those_that_nvidia_smi_lists(
+    make_site: MakeSite, order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _program(tmp_path, monkeypatch, NVIDIA_SMI)
+    async with make_site(gpus="auto") as site:
+        assert (await site.look()).free == {"small": 2}
+
+
+async def test_a_host_without_nvidia_smi_has_no_gpus_and_says_so(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    async with make_site(gpus="auto") as site:
+        view = await site.look()
+        assert view.free == {"small": 0}
+        assert view.notices == ("no nvidia-smi on this host: it has no GPUs for drones",)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("#!/bin/sh\nexec sleep 1000\n", "nvidia-smi did not answer within 0.3 s"),
+        ("#!/bin/sh\necho Failed to initialize NVML; exit 9\n", "nvidia-smi failed with status 9: Failed to init"),
+        ("#!/bin/sh\necho 'zero, what, is, this'\n", "nvidia-smi: invalid literal"),
+    ],
+)
+async def test_a_broken_driver_is_a_fault_of_the_node_not_a_host_without_gpus(
+    make_site: MakeSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    _program(tmp_path, monkeypatch, script)
+    async with make_site(gpus="auto", probe_deadline="300ms") as site:
+        with pytest.raises(SiteDown, match=said) as down:
+            await site.look()
+        assert down.value.kind is FaultKind.NODE
+        _program(tmp_path, monkeypatch, NVIDIA_SMI)
+        assert (await site.look()).free == {"small": 2}
+
+
+def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(script)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+
+
+async def _all_written(paths: list[Path]) -> bool:
+    return all(path.exists() and path.read_text().strip() for path in paths)
