@@ -3,12 +3,12 @@
 A library that keeps the interpreter lock while it waits on the network (the HTCondor bindings do) would stop the event
 loop even from a thread. Here it lives in a child, started with ``python -m provisioner.child`` at the first call:
 
-    pool = Child("adapters.condor.pool:open_pool", "collector.example.org:9618")
+    pool = Child("adapters.condor.pool:open_pool", "pool.example.org:9618")
     view = await pool.call("look", deadline_s=20.0)
 
-``open_pool("collector...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments
-and results are plain picklable values. The pickles go through two pipes, each with its length in front; the child holds
-no other line to us, and the kernel kills it when this process dies.
+``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments and
+results are plain picklable values. The pickles go through two pipes, each with its length in front; the child holds no
+other line to us, and the kernel kills it when this process dies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
 from provisioner import sites
@@ -34,6 +33,8 @@ from provisioner.sites import SiteDown, SiteError
 
 LAST_WORDS = 2000
 """Characters of the child's standard error that are told when it crashes."""
+DYING_S = 5.0
+"""A child that has closed its answers has this long to end by itself, so that its exit code is its own."""
 LOG_LIMIT = 1 << 20
 """Its standard error goes to an unlinked file, emptied beyond this many bytes."""
 
@@ -41,13 +42,9 @@ _LENGTH = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
-    """What a call raised in the child: the class name of a :class:`SiteError`, or "" for anything else."""
-
-    name: str
-    message: str
-    kind: FaultKind
+_Raised = tuple[str, str, str]
+"""What a call raised in the child: class name of a :class:`SiteError` ("" for anything else), message, fault kind.
+An answer is ``(None, result)`` or ``(raised, None)``: built-in types only: in the child this module is __main__."""
 
 
 class Child:
@@ -73,19 +70,19 @@ class Child:
         the start of the child included; the child is killed and started anew at the next call) or crashed."""
         try:
             async with asyncio.timeout(deadline_s), self._turn:
-                answer = await self._ask(name, args)
+                raised, result = await self._ask(name, args)
         except TimeoutError:
             raise SiteDown(f"{name}: no answer within {deadline_s:g} s") from None
-        if isinstance(answer, _Raised):
-            raise _as_error(name, answer)
-        return answer
+        if raised is not None:
+            raise _as_error(name, raised)
+        return result
 
     async def close(self) -> None:
         """End the child, if one runs. A later call starts another."""
         async with self._turn:
             await self._end()
 
-    async def _ask(self, name: str, args: Sequence[Any]) -> Any:
+    async def _ask(self, name: str, args: Sequence[Any]) -> tuple[_Raised | None, Any]:
         """One question and its answer; whatever disturbs that (deadline, cancellation, crash) ends the child."""
         answered = False
         try:
@@ -94,10 +91,10 @@ class Child:
             process.stdin.write(_packed((name, args)))
             await process.stdin.drain()
             (size,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            answer = pickle.loads(await process.stdout.readexactly(size))
+            answer: tuple[_Raised | None, Any] = pickle.loads(await process.stdout.readexactly(size))
             answered = True
         except (asyncio.IncompleteReadError, ConnectionError):
-            code = await self._end()
+            code = await self._end(DYING_S)
             raise SiteDown(f"{name}: the child process ended ({_told(code)}): {self._last_words()}") from None
         finally:
             if not answered:
@@ -110,7 +107,7 @@ class Child:
                 self._log.truncate(0)
             return self._process
         self._close_log()
-        self._log = tempfile.TemporaryFile(buffering=0)
+        self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
         env = self._env | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "provisioner.child", str(os.getpid()), self._target,
@@ -121,13 +118,21 @@ class Child:
         self._process.stdin.write(_packed(self._args))
         return self._process
 
-    async def _end(self) -> int | None:
-        """Kill the child by its pid and collect it. Cancellation cannot leave it alive: the kill comes first."""
+    async def _end(self, wait_s: float = 0.0) -> int | None:
+        """Kill the child, after ``wait_s`` in which it may end by itself, and collect it: its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        try:
+            if wait_s:  # to signal one that has just died would collect it before asyncio does, and lose its exit code
+                async with asyncio.timeout(wait_s):
+                    await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
         if process.stdin:
             process.stdin.close()
         return await process.wait()
@@ -160,10 +165,11 @@ def _told(code: int | None) -> str:
 
 
 def _as_error(call: str, raised: _Raised) -> SiteError:
-    kind = getattr(sites, raised.name, None) if raised.name else None
-    if isinstance(kind, type) and issubclass(kind, SiteError):
-        return kind(raised.message, raised.kind)
-    return SiteDown(f"{call}: {raised.message}", FaultKind.UNKNOWN)
+    name, message, kind = raised
+    error = getattr(sites, name, None) if name else None
+    if isinstance(error, type) and issubclass(error, SiteError):
+        return error(message, FaultKind(kind))
+    return SiteDown(f"{call}: {message}", FaultKind.UNKNOWN)
 
 
 # ------------------------------------------------------------------------------------------------------ in the child
@@ -188,13 +194,13 @@ def _take(pipe: IO[bytes]) -> Any:
 def _answer(call: Callable[[], Any]) -> bytes:
     """The packed result of one call, or what it raised, as a value."""
     try:
-        return _packed(call())
+        return _packed((None, call()))
     except SiteError as error:
-        return _packed(_Raised(type(error).__name__, str(error), error.kind))
+        return _packed(((type(error).__name__, str(error), str(error.kind)), None))
     except Exception as error:  # the border: it goes on as a value and is raised again in the parent
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
-        return _packed(_Raised("", f"{type(error).__name__}: {error} ({place})", FaultKind.UNKNOWN))
+        return _packed((("", f"{type(error).__name__}: {error} ({place})", ""), None))
 
 
 def main() -> None:

@@ -402,6 +402,8 @@ class Breaker:
     until: float = 0.0
     """While banned: when it may be probed."""
     fault: Fault | None = None
+    blind_until: float = 0.0
+    """End of the last outage that was long enough for things to happen unseen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class Worker:
         self._reap()
         self._fence()
         self._report()
-        if time.monotonic() >= self._beat_at:
+        # A drain is heard at once, not at the next beat: who asked waits for it.
+        if time.monotonic() >= self._beat_at or table.drain_mode(self._table, self._terms.drone_id) != self._drain_mode:
             self._beat()
         retirement = self._retirement()
         self._press(retirement)

@@ -1,6 +1,7 @@
 """A drone's directory: the claim on its id, the record that survives the controller, and what is left at the end.
 
-``<root>/<drone id>/`` is the drone's own, with its output in ``log``. Our files are in ``.site/`` below it:
+``<root>/<drone id>/`` holds the drone's output in ``log`` and its own directory, ``drone/``: a drone that root starts may
+give that to another account. Our files are in ``.site/``, which nobody else may enter:
 
 ========== =====================================================================================================
 order.json the type, the allotment, who asked: there from the beginning, as the directory is renamed into place
@@ -75,6 +76,11 @@ class DroneDirectory:
         return self.path.name
 
     @property
+    def own(self) -> Path:
+        """The drone's own directory, in which it starts."""
+        return self.path / "drone"
+
+    @property
     def log(self) -> Path:
         return self.path / "log"
 
@@ -145,7 +151,7 @@ class DroneDirectory:
 
     def _last_words(self) -> str:
         """The last line of the drone's ``outcome``, else of its log; untrusted text, made printable."""
-        for path in (self.path / "outcome", self.log):
+        for path in (self.own / "outcome", self.log):
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError:
@@ -174,19 +180,22 @@ def directories(root: Path) -> Iterator[DroneDirectory]:
 
 
 def prepare(root: Path, starter: Process, admission: Admission) -> Path:
-    """A directory under a temporary name with the drone's script and files; 0700, files 0600.
+    """A directory under a temporary name with the drone's script and files; 0700 (0711 if we are root), files 0600.
 
     Raises OSError, or BadName for a file name that is not a plain one.
     """
     for name in admission.files:
-        if not _FILE.fullmatch(name) or name == "log":
+        if not _FILE.fullmatch(name):
             raise BadName(f"admission file {name[:100]!r}: not a plain file name")
     fresh = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{starter.pid}-{starter.start}-", dir=root))
     try:
+        if os.geteuid() == 0:
+            fresh.chmod(0o711)  # an ordinary account, which a drone of root may become, must get through
         (fresh / ".site").mkdir(mode=0o700)
+        (fresh / "drone").mkdir(mode=0o700)
         _write(fresh / ".site" / "script", admission.script)
         for name, content in admission.files.items():
-            _write(fresh / name, content)
+            _write(fresh / "drone" / name, content)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise

@@ -30,9 +30,9 @@ def drone_environment(
         "DRONE_MEMORY_MIB": str(kind.memory_mib),
         "DRONE_DISK_MIB": str(kind.disk_mib),
         "DRONE_VRAM_MIB": str(kind.vram_mib),
-        "DRONE_IDLE_S": f"{order.idle_timeout_s:g}",
-        "DRONE_GRACE_S": f"{order.grace_s:g}",
-        "DRONE_WALLTIME_S": f"{kind.walltime_s:g}",
+        "DRONE_IDLE_S": str(round(order.idle_timeout_s)),
+        "DRONE_GRACE_S": str(round(order.grace_s)),
+        "DRONE_WALLTIME_S": str(int(kind.walltime_s)),
         "DRONE_DIR": str(directory),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers devices
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, sorted(allotment.gpus))),

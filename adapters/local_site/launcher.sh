@@ -10,7 +10,7 @@
 directory=$1
 grace_s=$2
 site=$directory/.site
-cd "$directory" || exit 1
+cd "$directory/drone" || exit 1
 
 # A shell cannot ask for its own start time, but it can read it: fields after the name begin with the third.
 read -r stat < /proc/$$/stat

@@ -50,6 +50,7 @@ from provisioner.sites import SiteDown
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
 _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
+_ROOT_MODE = 0o711 if os.geteuid() == 0 else 0o700
 """For launchers to report; a drone of which nothing is heard by then is one we are unsure of."""
 _PURGE_BUDGET_S = 1.0
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class LocalSite:
     async def __aenter__(self) -> Self:
         """Makes the root if it can; if not, the first look says why."""
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._root.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._root.mkdir, mode=_ROOT_MODE, parents=True, exist_ok=True)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -227,7 +228,7 @@ class LocalSite:
         argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(target.path), f"{record.grace_s:g}"]
         if self._config.nice:
             argv = ["nice", "-n", str(self._config.nice), *argv]
-        environment = drone_environment(order, order.admission, record.allotment, target.path, self._config)
+        environment = drone_environment(order, order.admission, record.allotment, target.own, self._config)
         with open(target.log, "ab", opener=_private) as log:
             # The launcher becomes nobody's child at once: our death and its life are independent from the start.
             subprocess.run(

@@ -22,7 +22,7 @@ from provisioner.model import (
 from provisioner.reasons import AllVanished, Reason, ViewStale
 
 OVERLAY = "overlay"
-"""Breaker scope of the overlay: its ``since`` tells how long it has been seen without a fault."""
+"""Breaker scope of the overlay; it is never banned."""
 
 VANISH_MIN = 3
 VANISH_FRACTION = 0.5
@@ -143,11 +143,12 @@ def failed(breaker: Breaker, fault: Fault, now: float) -> Breaker:
     )
 
 
-def recovered(breaker: Breaker, now: float) -> Breaker:
-    """The breaker after a success."""
+def recovered(breaker: Breaker, now: float, long_s: float = 0.0) -> Breaker:
+    """The breaker after a success. An outage shorter than ``long_s`` hid nothing."""
     if breaker.state is BreakerState.ACTIVE and not breaker.failures:
         return breaker
-    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now)
+    blind_until = now if now - breaker.since > long_s else breaker.blind_until
+    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=blind_until)
 
 
 def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]:
@@ -169,7 +170,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
         elif seen and scope in known and (breaker.fault is None or not _about_acting(breaker.fault)):
-            known[scope] = recovered(breaker, now)
+            known[scope] = recovered(breaker, now, snapshot.policy.overlay_max_age_s if scope == OVERLAY else 0.0)
     for scope, fault in _young_deaths(snapshot, moves).items():
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:

@@ -190,7 +190,7 @@ def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float
 
 def _pool_seen_since(scene: Scene) -> float:
     breaker = scene.breakers.get(OVERLAY)
-    return breaker.since if breaker else 0.0
+    return breaker.blind_until if breaker else 0.0
 
 
 def _surplus(scene: Scene) -> frozenset[str]:

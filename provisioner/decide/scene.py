@@ -70,7 +70,7 @@ class Scene:
     fits: Mapping[str, Sequence[DroneType]]
     """Class id to the drone types that can host its jobs."""
     strays: Mapping[str, int]
-    """By site: drones in fresh listings that we have no live record of. They count against the caps until gone."""
+    """By site: drones in its listing that we have no live record of. They count against the caps until gone."""
     brake: Reason | None
 
     @classmethod
@@ -94,7 +94,7 @@ class Scene:
             types=types,
             classes=classes,
             fits=fit.table(classes, snapshot.types),
-            strays=_strays(snapshot, trust, live),
+            strays=_strays(snapshot, live),
             brake=_brake(snapshot, live),
         )
 
@@ -125,13 +125,13 @@ class Scene:
         )
 
 
-def _strays(snapshot: Snapshot, trust: Trust, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
+def _strays(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
+    """From the newest good view, however old: too many counted is safer than too few."""
     count: dict[str, int] = {}
-    for name in snapshot.policy.sites:
-        view = trust.site_view(snapshot, name)
-        if view is not None:
+    for name, reading in snapshot.sites.items():
+        if reading.view is not None:
             count[name] = sum(
-                1 for i, r in view.drones.items() if r.state is not RemoteState.ENDED and i not in live
+                1 for i, r in reading.view.drones.items() if r.state is not RemoteState.ENDED and i not in live
             )
     return count
 

@@ -115,3 +115,12 @@ def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: DroneState
     assert [m.drone.state for m in plan.moves] == [DroneState.LOST]
     assert [b.scope for b in plan.breakers] == ["topas/a100"]
     assert len(plan.starts) == 1, "one is tried, not five"
+
+
+def test_a_short_outage_hides_nothing_and_a_long_one_does() -> None:
+    short = Breaker(OVERLAY, B.DEGRADED, NOW - 30, 1, 0.0, fault(), blind_until=NOW - 5000)
+    long = Breaker(OVERLAY, B.DEGRADED, NOW - 300, 9, 0.0, fault(), blind_until=NOW - 5000)
+    (after,) = plan_of(snapshot(breakers=[short])).breakers
+    assert (after.state, after.blind_until) == (B.ACTIVE, NOW - 5000)
+    (after,) = plan_of(snapshot(breakers=[long])).breakers
+    assert (after.state, after.blind_until) == (B.ACTIVE, NOW)

@@ -94,7 +94,7 @@ def test_a_drone_that_does_not_heed_three_notices_is_killed() -> None:
 def test_while_the_pool_is_out_of_sight_nobody_is_blamed_for_not_joining() -> None:
     late = drone("kit-ab12-1", S.BOOTING, age_s=9999)
     assert not plan_of(snapshot(drones=[late], overlay_fault=DOWN)).acts
-    back = Breaker("overlay", BreakerState.ACTIVE, since=NOW - 30)
+    back = Breaker("overlay", BreakerState.ACTIVE, since=NOW - 30, blind_until=NOW - 30)
     assert not plan_of(snapshot(drones=[late], breakers=[back], slots=[])).acts
 
 

@@ -123,7 +123,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     async def start_and_ask() -> None:
         site = make_site()
         await site.start([one])
-        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "ready"), 10)
+        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "drone" / "ready"), 10)
         await site.stop([StopOrder(one.drone_id, "")])
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -143,7 +143,7 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
     one = order(1, STUBBORN)
     async with make_site() as site:
         await site.start([one])
-        await eventually("it runs", lambda: _exists(root / one.drone_id / "ready"), 10)
+        await eventually("it runs", lambda: _exists(root / one.drone_id / "drone" / "ready"), 10)
         [launcher] = launchers(one.drone_id)
         os.kill(launcher, signal.SIGKILL)
         await eventually("the launcher is gone", lambda: _no_launcher(one), 10)

@@ -65,7 +65,7 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     async with make_site(env={"FROM_OPERATOR": "yes"}, simulate_gpus="4,8", nice=5) as site:
         await site.start([order(1, admission)])
         await ended(site, order(1))
-    directory = root / order(1).drone_id
+    directory = root / order(1).drone_id / "drone"
     seen = dict(line.partition("=")[::2] for line in (directory / "seen").read_text().splitlines())
     expected = {
         "PROVISIONER_DRONE_ID": order(1).drone_id,
@@ -115,7 +115,7 @@ async def test_allotments_survive_the_controller(make_site: MakeSite, order: Ord
         assert [r.answer for r in await make_site().start([order(n, script)])] == [Answer.DONE]
     [refused] = await make_site().start([order(5, script)])
     assert refused.answer is Answer.REFUSED
-    mine = [root / order(n).drone_id / "mine" for n in (1, 2, 3, 4)]
+    mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 2, 3, 4)]
     await eventually("all have told their device", lambda: _all_written(mine), 10)
     assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
     await make_site().stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 3, 4)])
@@ -150,7 +150,7 @@ async def test_a_type_that_can_never_fit_is_a_mistake_in_the_configuration(make_
         assert receipt.fault.message == "this host can never hold here/huge: GPUs: 9 wanted, 4 of 4 free there"
 
 
-@pytest.mark.parametrize("name", ["../token", "a/b", ".site", "", "log", "x\0y", "-rf", "a\nb", ".."])
+@pytest.mark.parametrize("name", ["../token", "a/b", ".site", "", "x\0y", "-rf", "a\nb", ".."])
 async def test_an_admission_file_cannot_be_put_elsewhere(
     make_site: MakeSite, order: Order, root: Path, name: str
 ) -> None:

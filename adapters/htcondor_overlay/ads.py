@@ -1,0 +1,137 @@
+"""Reading values out of ads that anybody may have written: bounded, printable, never an exception."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TypeAlias
+
+import classad2
+
+from adapters.htcondor_overlay.printing import LONGEST, printable
+
+LARGEST = 10**12
+"""Beyond this a number from an ad is nonsense."""
+
+Ad: TypeAlias = classad2.ClassAd
+
+
+def value(ad: Ad, name: str) -> object:
+    """What attribute ``name`` evaluates to; None where it is missing, undefined or an error."""
+    try:
+        found: object = ad.eval(name)
+    except (KeyError, ValueError, TypeError, RuntimeError, classad2.ClassAdException):
+        return None
+    return None if isinstance(found, classad2.Value) else found
+
+
+def number(ad: Ad, name: str) -> float | None:
+    """A finite number; None for anything else. Booleans are not numbers."""
+    return as_number(value(ad, name))
+
+
+def as_number(found: object) -> float | None:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return found
+
+
+def whole(ad: Ad, name: str) -> int:
+    """A count: rounded up, and 0 where the ad has no sensible one."""
+    found = number(ad, name)
+    return math.ceil(found) if found is not None and 0 < found <= LARGEST else 0
+
+
+def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
+    """A string fit to be shown; "" where the ad has none."""
+    found = value(ad, name)
+    return printable(found, limit) if isinstance(found, str) else ""
+
+
+def source(ad: Ad, name: str) -> str:
+    """The expression of attribute ``name`` as text; "" where it is missing."""
+    try:
+        return str(ad.lookup(name))
+    except KeyError:
+        return ""
+
+
+def tree(ad: Ad, name: str) -> classad2.ExprTree | None:
+    """The expression of attribute ``name``; None where it is missing."""
+    try:
+        return ad.lookup(name)
+    except KeyError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def expression(source_text: str) -> classad2.ExprTree | None:
+    """``source_text`` parsed; None if it is no expression."""
+    try:
+        return classad2.ExprTree(source_text)
+    except (ValueError, classad2.ClassAdException):
+        return None
+
+
+def holds(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
+    """Whether an expression is true for a pair of ads; undefined and error are not."""
+    return evaluated(parsed, my, target) is True
+
+
+def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
+    """What an expression of ``my`` is against ``target``; None where that is undefined or an error."""
+    if parsed is None:
+        return None
+    try:
+        found: object = parsed.eval(my, target)
+    except (ValueError, TypeError, RuntimeError, classad2.ClassAdException):
+        return None
+    return None if isinstance(found, classad2.Value) else found
+
+
+_LONGEST_SPLIT = 20_000
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL)
+
+
+def clauses(source_text: str) -> Iterator[str]:
+    """The parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
+    if len(source_text) > _LONGEST_SPLIT:
+        yield source_text
+        return
+    parts: list[str] = [""]
+    depth, loose = 0, False
+    for token in _TOKEN.findall(source_text):
+        if token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth -= 1
+        elif depth == 0 and token in ("||", "?"):
+            loose = True  # weaker than && on either side of it: not a conjunction
+        if depth == 0 and token == "&&":
+            parts.append("")
+        else:
+            parts[-1] += token
+    if loose:
+        yield source_text.strip()
+        return
+    for part in parts:
+        bare = _unwrapped(part)
+        if len(parts) == 1 and bare == source_text.strip():
+            yield bare
+        else:
+            yield from clauses(bare)
+
+
+def _unwrapped(part: str) -> str:
+    """``((a || b))`` without the parentheses that hold all of it."""
+    bare = part.strip()
+    while bare.startswith("(") and bare.endswith(")"):
+        depth, tokens = 0, _TOKEN.findall(bare)
+        for at, token in enumerate(tokens):
+            depth += (token in "([{") - (token in ")]}")
+            if depth == 0 and at < len(tokens) - 1:
+                return bare
+        bare = bare[1:-1].strip()
+    return bare

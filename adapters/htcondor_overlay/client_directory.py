@@ -1,0 +1,95 @@
+"""A private directory with the configuration and the tokens of our own HTCondor client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.htcondor_overlay.settings import HTCondorConfig
+from provisioner.config.units import SecretUnreadable
+from provisioner.model import FaultKind
+from provisioner.sites import SiteDenied
+
+CLIENT_CONFIG = """\
+RELEASE_DIR = /nonexistent
+LOCAL_DIR = {home}
+LOG = {home}
+# the bindings say why they failed here and nowhere else
+TOOL_LOG = {home}/tool.log
+MAX_TOOL_LOG = 1 Mb
+COLLECTOR_HOST = {collector}
+LOCAL_CONFIG_FILE =
+LOCAL_CONFIG_DIR =
+REQUIRE_LOCAL_CONFIG_FILE = False
+SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_AUTHENTICATION = REQUIRED
+SEC_DEFAULT_ENCRYPTION = REQUIRED
+SEC_DEFAULT_INTEGRITY = REQUIRED
+SEC_TOKEN_DIRECTORY = {tokens}
+SEC_TOKEN_SYSTEM_DIRECTORY = {tokens}
+# a client that can read the pool's signing key would use that, and be the pool
+SEC_PASSWORD_DIRECTORY = {home}/none
+SEC_TOKEN_POOL_SIGNING_KEY_FILE = {home}/none
+UID_DOMAIN = client.invalid
+FILESYSTEM_DOMAIN = client.invalid
+{more}
+"""
+"""Nothing is taken from the host: the controller may stand on a machine that belongs to another pool."""
+
+
+class ClientDirectory:
+    """Mode 0700, gone at :meth:`close`. Tokens are copied: HTCondor ignores a token file of another user."""
+
+    def __init__(self, config: HTCondorConfig) -> None:
+        self._config = config
+        self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
+        self._tokens = self.path / "tokens"
+        self._tokens.mkdir(mode=0o700)
+        text = CLIENT_CONFIG.format(
+            home=self.path, tokens=self._tokens, collector=config.collector, more=config.client_config
+        )
+        (self.path / "condor_config").write_text(text)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a client: ours, without anything that HTCondor would listen to but this directory."""
+        kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("CONDOR", "_CONDOR"))}
+        return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
+
+    def refresh(self) -> None:
+        """Take over the tokens as they are now, so that they can be rotated. SiteDenied if none can be read."""
+        wanted = self._wanted()
+        for name, token in wanted.items():
+            file = self._tokens / name
+            if not file.exists() or file.read_text() != token:
+                fresh = self._tokens / f".{name}.new"
+                fresh.touch(mode=0o600)
+                fresh.write_text(token)
+                fresh.replace(file)
+        for file in self._tokens.iterdir():
+            if file.name not in wanted:
+                file.unlink()
+
+    def _wanted(self) -> Mapping[str, str]:
+        tokens: dict[str, str] = {}
+        try:
+            if self._config.token is not None:
+                tokens["token"] = self._config.token.read() + "\n"
+            if self._config.token_directory is not None:
+                for file in sorted(self._config.token_directory.iterdir()):
+                    if file.is_file() and not file.name.startswith("."):
+                        tokens[f"d-{file.name}"] = file.read_text()
+        except SecretUnreadable as error:
+            raise SiteDenied(f"token of the overlay: {error}", FaultKind.DENIED) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SiteDenied(f"tokens of the overlay in {self._config.token_directory}: {error}") from None
+        if not tokens:
+            raise SiteDenied(f"no token in {self._config.token_directory}")
+        return tokens
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

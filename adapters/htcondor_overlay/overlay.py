@@ -1,0 +1,103 @@
+"""The overlay seam for an HTCondor pool: looks through a child process, drains with the tool, admits with a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self
+
+from adapters.htcondor_overlay.client_directory import ClientDirectory
+from adapters.htcondor_overlay.drain import Drainer
+from adapters.htcondor_overlay.settings import HTCondorConfig
+from provisioner import drone
+from provisioner.child import Child
+from provisioner.config.units import SecretUnreadable
+from provisioner.model import (
+    Admission,
+    Answer,
+    DrainMode,
+    DroneId,
+    DroneType,
+    Fault,
+    FaultKind,
+    OverlayView,
+    Receipt,
+    StartOrder,
+)
+from provisioner.sites import SiteDenied, SiteDown
+
+
+class HTCondorOverlay:
+    """Jobs wait in the pool's schedds, drones join it as startds of their own."""
+
+    Config = HTCondorConfig
+
+    def __init__(self, config: HTCondorConfig, controller: str) -> None:
+        self._config, self._controller = config, controller
+        self._directory: ClientDirectory | None = None
+        self._pool: Child | None = None
+        self._drainer: Drainer | None = None
+        self._view: OverlayView | None = None
+
+    async def __aenter__(self) -> Self:
+        config = self._config
+        self._directory = ClientDirectory(config)
+        self._pool = Child(
+            "adapters.htcondor_overlay.pool:Pool",
+            config.collector,
+            self._controller,
+            config.schedds,
+            config.constraint,
+            config.owner_attribute,
+            config.negotiation_period,
+            config.collector_memory,
+            env=self._directory.env,
+        )
+        self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+        if self._directory is not None:
+            self._directory.close()
+        self._pool = self._directory = self._drainer = None
+
+    async def look(self, types: Sequence[DroneType]) -> OverlayView:
+        """SiteDown if the collector or any of the schedds did not answer in time: all or nothing. Or SiteDenied."""
+        if self._pool is None or self._directory is None:
+            raise SiteDown("the overlay is not connected")
+        self._directory.refresh()
+        view = await self._pool.call("look", tuple(types), deadline_s=self._config.deadline)
+        assert isinstance(view, OverlayView)
+        self._view = view
+        return view
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
+        """By the slot names of the last look. A drone that was not in it has left already: that is success."""
+        if self._drainer is None or self._directory is None:
+            raise SiteDown("the overlay is not connected")
+        if self._view is None:
+            fault = Fault(FaultKind.DOWN, "no look at the pool yet: its slot is not known", 0.0)
+            return [Receipt(drone_id, Answer.REFUSED, fault=fault) for drone_id in drone_ids]
+        self._directory.refresh()
+        names = {slot.drone_id: slot.name for slot in self._view.slots}
+        return await self._drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
+
+    async def admission(self, order: StartOrder) -> Admission:
+        """The drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
+        try:
+            token = await asyncio.to_thread(self._config.drone_token.read)
+        except SecretUnreadable as error:
+            raise SiteDenied(f"token for drones: {error}") from None
+        files = {"token": f"{token}\n".encode()}
+        env = {
+            "DRONE_COLLECTOR": self._config.collector,
+            "DRONE_TRUST_DOMAIN": self._config.trust_domain,
+            "DRONE_TOKEN_FILE": "token",
+        }
+        if self._config.condor_prefix:
+            env["CONDOR_PREFIX"] = self._config.condor_prefix
+        if self._config.drone_config:
+            files["extra.conf"] = self._config.drone_config.encode()
+        return Admission(script=drone.script("condor_drone.sh"), env=env, files=files)

@@ -1,0 +1,360 @@
+"""The pool as the HTCondor bindings show it: one look per call. Lives in a child process, because they block."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import classad2
+import htcondor2
+
+from adapters.htcondor_overlay import clock, matching
+from adapters.htcondor_overlay.ads import Ad, number, text
+from adapters.htcondor_overlay.classes import (
+    GPU_JOBS,
+    IDLE,
+    Group,
+    as_job,
+    group,
+    group_attributes,
+    job_class,
+    merged,
+    oldest,
+    referenced,
+    representative,
+)
+from adapters.htcondor_overlay.printing import printable
+from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, sightings
+from provisioner.model import DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
+from provisioner.sites import SiteDenied, SiteDown
+
+_OLDEST_PER_LOOK = 100
+"""Classes whose oldest job is looked up in one look: a query each, of a millisecond or two."""
+_SAME_START_S = 2.0
+"""Two starts of the collector are told apart by more than this."""
+_AGAIN_S = 600.0
+"""A drone type's received slot is looked at anew after this long."""
+_DENIED = ("authenticat", "denied", "not authorized", "no token")
+_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One schedd: where it is, and how far its clock is ahead of the collector's."""
+
+    name: str
+    schedd: Any
+    ahead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """The last negotiation cycle, by the collector's clock; zeros if none is known."""
+
+    began_at: float
+    ended_at: float
+
+
+class Reasons:
+    """Why the bindings fail: their exceptions do not tell credentials from silence, but their log does."""
+
+    def __init__(self) -> None:
+        htcondor2.enable_log()
+        self._log = Path(htcondor2.param["TOOL_LOG"])
+
+    @contextmanager
+    def told(self, whom: str) -> Iterator[None]:
+        """Raises what went wrong with ``whom`` as SiteDenied or SiteDown."""
+        begun = self._size()
+        try:
+            yield
+        except (htcondor2.HTCondorException, OSError) as error:
+            words = printable(f"{error}: {self._since(begun)}", 400)
+            if any(sign in words.lower() for sign in _DENIED):
+                raise SiteDenied(f"{whom}: {words}") from None
+            raise SiteDown(f"{whom}: {words}") from None
+
+    def _size(self) -> int:
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def _since(self, begun: int) -> str:
+        """The last lines that were written since, without their dates."""
+        if self._size() <= begun:
+            return "no reason given"
+        with self._log.open(errors="replace") as log:
+            log.seek(begun)
+            lines = [_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
+        return "; ".join(dict.fromkeys(lines[-4:]))
+
+
+class Pool:
+    """Serves ``look``. Remembers what does not change from look to look: verdicts, received slots, oldest jobs."""
+
+    def __init__(
+        self,
+        collector: str,
+        controller: str,
+        schedds: Sequence[str],
+        constraint: str,
+        owner_attribute: str,
+        negotiation_period_s: float,
+        collector_memory_s: float,
+    ) -> None:
+        self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
+        self._owner_attribute = owner_attribute
+        self._constraint = f"({GPU_JOBS}) && ({constraint})"
+        self._attributes = group_attributes(owner_attribute, referenced(constraint))
+        self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
+        self._reasons = Reasons()
+        self._collector = htcondor2.Collector(collector)
+        self._skew_s = 0
+        self._schedds_seen: dict[str, float] = {}
+        self._oldest: dict[tuple[str, str], tuple[float, float]] = {}
+        self._verdicts: dict[tuple[str, TypeKey], Misfit | None] = {}
+        self._types: dict[TypeKey, DroneType] = {}
+        self._templates: dict[TypeKey, Ad] = {}
+        self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
+        self._collector_started = self._restarted_at = 0.0
+        self._last_slots: tuple[Slot, ...] = ()
+
+    # ------------------------------------------------------------------------------------------------- the one call
+
+    def look(self, types: Sequence[DroneType]) -> OverlayView:
+        """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
+        taken_at = time.time()
+        with self._reasons.told(f"collector {self._address}"):
+            self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
+            ads = self._collector.query(htcondor2.AdType.Startd, constraint=OUR_SLOTS, projection=PROJECTION)
+            seen = sightings(ads, self._controller, self._to_our_clock)
+            queues = self._queues()
+            cycle = self._cycle()
+            notices = [*seen.notices, *self._learn(seen, types, taken_at)]
+            slots, restarted = self._after_restart(seen.slots, taken_at)
+        groups = [each for queue in queues for each in self._groups(queue)]
+        by_class = merged(groups)
+        fresh = self._fresh(queues, cycle, by_class)
+        oldest_at = self._oldest_of(by_class, queues, taken_at)
+        self._forget(by_class, types)
+        classes = [
+            self._judged(job_class(each, parts, fresh.get(each, 0), oldest_at.get(each, 0.0)), parts, types)
+            for each, parts in sorted(by_class.items())
+        ]
+        return OverlayView(
+            taken_at=taken_at,
+            classes=tuple(classes),
+            slots=slots,
+            negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
+            notices=tuple([*notices, *restarted]),
+        )
+
+    # ---------------------------------------------------------------------------------------------- collector's side
+
+    def _collector_says(self, constraint: str) -> bool:
+        """Whether an expression is true at the collector (asked of the ads of its schedds, which there must be)."""
+        return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
+
+    def _to_our_clock(self, theirs: float) -> float:
+        return theirs - self._skew_s
+
+    def _queues(self) -> list[Queue]:
+        """The schedds whose jobs count. One that is missing is an error, never a smaller demand."""
+        ads = {
+            text(ad, "Name", 600): ad
+            for ad in self._collector.query(htcondor2.AdType.Schedd)
+            if number(ad, "LastHeardFrom") is not None
+        }
+        now = time.time()
+        self._schedds_seen.update(dict.fromkeys(ads, now))
+        if self._wanted_schedds:
+            missing = [name for name in self._wanted_schedds if name not in ads]
+        else:
+            recent = {n: at for n, at in self._schedds_seen.items() if now - at <= self._collector_memory_s}
+            self._schedds_seen = recent
+            missing = [name for name in recent if name not in ads]
+        if missing or not ads:
+            which = ", ".join(printable(name, 80) for name in missing) or "any schedd"
+            raise SiteDown(f"collector {self._address} does not list {which}")
+        return [
+            Queue(name, htcondor2.Schedd(ad), _ahead(ad))
+            for name, ad in sorted(ads.items())
+            if not self._wanted_schedds or name in self._wanted_schedds
+        ]
+
+    def _cycle(self) -> Cycle:
+        """When the negotiator last went round.
+
+        Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
+        cycle, in a pool without slots too.
+        """
+        negotiators = self._collector.query(
+            htcondor2.AdType.Negotiator,
+            projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
+        )
+        accounting = self._collector.query(htcondor2.AdType.Accounting, projection=["LastHeardFrom"])
+        took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
+        ends = [number(ad, "LastHeardFrom") or 0.0 for ad in accounting]
+        told = [end - _ahead(ad) for ad in negotiators if (end := number(ad, "LastNegotiationCycleEnd0")) and end > 0]
+        if not ends and told:
+            ends = [time.time() + self._skew_s - self._negotiation_period_s]
+        ended_at = max([*ends, *told], default=0.0)
+        return Cycle(ended_at - min(max(took, 0.0), 3600.0), ended_at)
+
+    def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
+        """A collector that has just started knows only the startds that have called since: the others keep the slot,
+        and the age, that they had, for as long as a startd may take to call."""
+        ads = self._collector.query(htcondor2.AdType.Collector, projection=["MonitorSelfTime", "MonitorSelfAge"])
+        starts = [(number(ad, "MonitorSelfTime") or 0.0) - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
+        started = max(starts, default=0.0)  # none in its first second
+        if self._collector_started and abs(started - self._collector_started) > _SAME_START_S:
+            self._restarted_at = now
+        self._collector_started = started or self._collector_started
+        listed = {slot.drone_id for slot in slots}
+        kept: tuple[Slot, ...] = ()
+        if now - self._restarted_at < self._collector_memory_s:
+            kept = tuple(slot for slot in self._last_slots if slot.drone_id not in listed)
+        self._last_slots = slots + kept
+        told = [f"the collector has started anew: {len(kept)} slots are as they were before"] if kept else []
+        return self._last_slots, told
+
+    def _learn(self, seen: Sightings, types: Sequence[DroneType], now: float) -> list[str]:
+        """One whole slot ad of each drone type, now and then: what really arrived replaces the template."""
+        wanted = {kind.key: kind for kind in types}
+        for _, key, name in seen.types:
+            if key not in wanted or now - self._received.get(key, (0.0, None))[0] < _AGAIN_S:
+                continue
+            found = self._collector.query(htcondor2.AdType.Startd, constraint=f"Name == {classad2.quote(name)}")
+            if found:
+                got = matching.received(found[0])
+                if key not in self._received or self._received[key][1] != got:
+                    self._forget_type(key)
+                got = replace(got, notices=matching.differences(wanted[key], got))
+                self._received[key] = (now, got)
+        return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
+
+    # ------------------------------------------------------------------------------------------------ schedds' side
+
+    def _groups(self, queue: Queue) -> Iterator[Group]:
+        for ad in self._grouped(queue, self._constraint, self._attributes):
+            found = group(ad, queue.name, self._owner_attribute)
+            if found is not None:
+                yield found
+
+    def _grouped(self, queue: Queue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
+        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+            found: list[Ad] = queue.schedd.query(
+                constraint, projection=list(attributes), opts=htcondor2.QueryOpt.GroupBy
+            )
+            return found
+
+    def _fresh(self, queues: Sequence[Queue], cycle: Cycle, by_class: dict[str, list[Group]]) -> dict[str, int]:
+        """Idle jobs by class that came after the last negotiation cycle had begun."""
+        known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
+        fresh: dict[str, int] = {}
+        for queue in queues:
+            since = int(cycle.began_at + queue.ahead_s)
+            with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+                any_fresh = queue.schedd.query(
+                    f"JobStatus == {IDLE} && QDate >= {since} && RequestGPUs isnt 0",
+                    projection=["ClusterId"],
+                    limit=1,
+                )
+            if not any_fresh:
+                continue
+            constraint = f"JobStatus == {IDLE} && QDate >= {since} && {self._constraint}"
+            for ad in self._grouped(queue, constraint, [*self._attributes, "QDate"]):
+                found = group(ad, queue.name, self._owner_attribute)
+                if found and found.key in known:
+                    fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
+        return fresh
+
+    def _oldest_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, float]:
+        """When the oldest idle job of each class was submitted: the first of its ids, looked up once."""
+        by_name = {queue.name: queue for queue in queues}
+        left = _OLDEST_PER_LOOK
+        found: dict[str, float] = {}
+        for class_id, groups in by_class.items():
+            for each in groups:
+                if each.status != IDLE:
+                    continue
+                known = self._oldest.get((each.schedd, each.first))
+                if known is None and left > 0:
+                    left -= 1
+                    known = self._submitted(by_name[each.schedd], each.first)
+                    if known:
+                        self._oldest[each.schedd, each.first] = known
+                found[class_id] = min(found.get(class_id, now), known[0] if known else now)
+        return found
+
+    def _submitted(self, queue: Queue, job_id: str) -> tuple[float, float] | None:
+        cluster, _, proc = job_id.partition(".")
+        if not (cluster.isdigit() and proc.isdigit()):
+            return None
+        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+            ads = queue.schedd.query(
+                f"ClusterId == {cluster} && ProcId == {proc}", projection=["QDate", "ServerTime"], limit=1
+            )
+        return oldest(ads[0], time.time()) if ads else None
+
+    # ---------------------------------------------------------------------------------------------------- verdicts
+
+    def _judged(self, jobs: JobClass, groups: list[Group], types: Sequence[DroneType]) -> JobClass:
+        if jobs.invalid:
+            return jobs
+        refuses: dict[TypeKey, Misfit] = {}
+        ad: Ad | None = None
+        for kind in types:
+            if not numbers_fit(jobs, kind):
+                continue
+            if (jobs.id, kind.key) not in self._verdicts:
+                ad = ad or as_job(representative(groups))
+                self._verdicts[jobs.id, kind.key] = matching.misfit(ad, self._template(kind))
+            verdict = self._verdicts[jobs.id, kind.key]
+            if verdict is not None:
+                refuses[kind.key] = verdict
+        return replace(jobs, refuses=refuses) if refuses else jobs
+
+    def _template(self, kind: DroneType) -> Ad:
+        if kind.key not in self._templates:
+            received = self._received.get(kind.key)
+            self._templates[kind.key] = matching.template(kind, received[1] if received else None)
+        return self._templates[kind.key]
+
+    def _forget(self, by_class: dict[str, list[Group]], types: Sequence[DroneType]) -> None:
+        """Drop what concerns classes, jobs and types that are gone or have changed."""
+        for kind in types:
+            if self._types.get(kind.key) != kind:
+                self._forget_type(kind.key)
+        self._types = {kind.key: kind for kind in types}
+        firsts = {(g.schedd, g.first) for groups in by_class.values() for g in groups}
+        self._oldest = {key: at for key, at in self._oldest.items() if key in firsts}
+        self._verdicts = {
+            key: verdict for key, verdict in self._verdicts.items() if key[0] in by_class and key[1] in self._types
+        }
+
+    def _forget_type(self, key: TypeKey) -> None:
+        self._templates.pop(key, None)
+        self._verdicts = {k: verdict for k, verdict in self._verdicts.items() if k[1] != key}
+
+
+def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
+    """Whether the plain numbers already fit: if not, everybody can see why without a verdict of ours."""
+    return (
+        jobs.gpu_milli <= kind.gpu_milli
+        and jobs.cpus <= kind.cpus
+        and jobs.memory_mib <= kind.memory_mib
+        and jobs.disk_mib <= kind.disk_mib
+        and (not kind.vram_mib or jobs.vram_mib <= kind.vram_mib)
+        and (not kind.capability or jobs.capability <= kind.capability)
+    )
+
+
+def _ahead(ad: Ad) -> float:
+    """How far the clock of the daemon that sent an ad is ahead of the collector's."""
+    theirs, heard = number(ad, "MyCurrentTime"), number(ad, "LastHeardFrom")
+    ahead = theirs - heard if theirs is not None and heard is not None else 0.0
+    return ahead if abs(ahead) > clock.SAME_S else 0.0

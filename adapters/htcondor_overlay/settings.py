@@ -1,0 +1,92 @@
+"""What an operator may set for an HTCondor overlay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from provisioner.config.units import ConfigPath, PositiveDuration, Secret
+
+
+def _expression(text: str) -> str:
+    try:
+        import classad2
+    except ImportError:  # checked again, in the child, where the bindings are needed
+        return text
+    try:
+        classad2.ExprTree(text)
+    except classad2.ClassAdException:
+        raise ValueError(f'`{text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`') from None
+    return text
+
+
+Expression = Annotated[str, AfterValidator(_expression)]
+
+
+class HTCondorConfig(BaseModel):
+    """Options of ``overlay: {adapter: htcondor}``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    collector: str = Field(
+        pattern=r"^[A-Za-z0-9.-]+:\d{1,5}$",
+        description="Address of the pool's collector, `host:port`; drones must reach it too.",
+        examples=["pool.example.org:9618"],
+    )
+    trust_domain: str = Field(
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens.",
+        examples=["pool.example.org"],
+    )
+    schedds: tuple[str, ...] = Field(
+        default=(),
+        description="Names of the schedds whose jobs count. Default: all that the collector lists.",
+        examples=[["submit1.example.org"]],
+    )
+    token: Secret | None = Field(
+        default=None,
+        description="Our own token: READ at the collector and the schedds, ADMINISTRATOR at the collector to drain.",
+    )
+    token_directory: ConfigPath | None = Field(
+        default=None, description="Directory with tokens, instead of `token` or beside it; all are offered to the pool."
+    )
+    drone_token: Secret = Field(
+        description="Token given to every drone: READ, ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more.",
+    )
+    deadline: PositiveDuration = Field(default=20.0, description="Longest time for one look at the pool.")
+    drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")
+    constraint: Expression = Field(
+        default="true",
+        description="Only jobs for which this ClassAd expression is true count.",
+        examples=['AcctGroup == "physics"'],
+    )
+    owner_attribute: str = Field(
+        default="AcctGroup",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Job attribute that names the group a job belongs to; `Owner` where a job lacks it.",
+    )
+    negotiation_period: PositiveDuration = Field(
+        default=300.0,
+        description="After this long an idle job counts as seen by the negotiator, where the pool does not advertise"
+        " its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.",
+    )
+    collector_memory: PositiveDuration = Field(
+        default=900.0,
+        description="What the collector forgets in a restart is remembered for this long: a schedd that it no longer"
+        " lists counts as down, not as empty; slots keep their last state. Longer than UPDATE_INTERVAL of the pool.",
+    )
+    drain_tool: str = Field(default="condor_drain", min_length=1, description="The tool that drains; found on PATH.")
+    client_config: str = Field(default="", description="Lines to add to the controller's own HTCondor configuration.")
+    condor_prefix: str = Field(
+        default="",
+        description="Where HTCondor is on the worker nodes: the directory above `usr/sbin/condor_master`."
+        " Default: found on PATH there.",
+    )
+    drone_config: str = Field(default="", description="Lines to add to every drone's HTCondor configuration.")
+
+    @model_validator(mode="after")
+    def _some_token(self) -> Self:
+        if self.token is None and self.token_directory is None:
+            raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
+        return self

@@ -1,0 +1,177 @@
+"""Slots of our drones out of startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import classad2
+
+from adapters.htcondor_overlay.ads import Ad, as_number, expression, number, source, text, value, whole
+from adapters.htcondor_overlay.printing import printable
+from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
+
+OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
+"""A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
+
+PROJECTION = [
+    "Name", "DroneId", "SiteName", "DroneType", "SlotType", "SlotID", "State", "Activity", "ChildState",
+    "NumDynamicSlots", "NumDynamicSlotsTime", "Cpus", "Memory", "Disk", "GPUs", "LastHeardFrom", "MyCurrentTime",
+    "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneRetiresAt",
+    "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability",
+]  # fmt: skip
+
+DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_CLAIMED = frozenset({"claimed", "matched", "preempting"})
+_MOST_NOTICES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One slot ad that is ours: the slot, and of which drone type it says that it is."""
+
+    slot: Slot
+    type: TypeKey
+    started: float
+    """When its startd started, by its own clock: tells two startds with one drone id apart."""
+    slot_id: int
+    ad_name: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sightings:
+    slots: tuple[Slot, ...]
+    types: tuple[tuple[DroneId, TypeKey, str], ...]
+    """Drone, its type and the name of its (first) slot."""
+    notices: tuple[str, ...]
+
+
+def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> Sightings:
+    """One slot per drone of this controller, and a line for each ad that makes no sense.
+
+    ``to_our_clock`` turns a time of the collector's clock into one of ours.
+    """
+    found: dict[DroneId, list[Sighting]] = {}
+    notices: list[str] = []
+    strangers = 0
+    for ad in ads:
+        drone_id = value(ad, "DroneId")
+        if not isinstance(drone_id, str) or not DRONE_ID.fullmatch(drone_id):
+            shown = printable(drone_id if isinstance(drone_id, str) else source(ad, "DroneId"), 60)
+            notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: {shown!r} is not a drone id")
+        elif not drone_id.startswith(f"{controller}-"):
+            strangers += 1
+        else:
+            found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
+    if strangers:
+        notices.append(f"{strangers} slots belong to drones of other controllers")
+    slots, types = [], []
+    for drone_id, seen in sorted(found.items()):
+        newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
+        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)
+        if len(same) < len(seen):
+            notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
+        slots.append(_together(same))
+        types.append((drone_id, same[0].type, same[0].ad_name))
+    if len(notices) > _MOST_NOTICES:
+        notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
+    return Sightings(tuple(slots), tuple(types), tuple(notices))
+
+
+def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
+    heard = number(ad, "LastHeardFrom") or 0.0
+    heard_at = to_our_clock(heard) if heard > 0 else 0.0
+    jobs = _claims(ad)
+    state = _state(ad, jobs)
+    # of the startd's own clock only differences are used
+    idle_s = max(0.0, (number(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
+    capability = as_number(value(ad, "GPUs_Capability")) or 0
+    slot = Slot(
+        drone_id=drone_id,
+        state=state,
+        heard_at=heard_at,
+        free_gpu_milli=whole(ad, "GPUs") * WHOLE_GPU,
+        free_cpus=whole(ad, "Cpus"),
+        free_memory_mib=whole(ad, "Memory"),
+        free_disk_mib=whole(ad, "Disk") // 1024,
+        jobs=jobs,
+        jobs_started=whole(ad, "JobStarts"),
+        idle_since=max(0.0, heard_at - idle_s) if jobs == 0 and heard_at else 0.0,
+        retires_at=float(whole(ad, "DroneRetiresAt")),
+        name=text(ad, "Name"),
+        gpu_model=text(ad, "GPUs_DeviceName", 80),
+        vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
+        capability=round(capability * 10) if 0 < capability < 100 else 0,
+    )
+    return Sighting(
+        slot=slot,
+        type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
+        started=number(ad, "DaemonStartTime") or 0.0,
+        slot_id=whole(ad, "SlotID"),
+        ad_name=text(ad, "Name", 600),
+    )
+
+
+def _idle_from(ad: Ad, heard: float) -> float:
+    """Since when, by the startd's clock, nothing is carved from the slot."""
+    name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    return number(ad, name) or number(ad, "EnteredCurrentState") or number(ad, "MyCurrentTime") or heard
+
+
+def _claims(ad: Ad) -> int:
+    """Claims in the slot. Claimed and idle is claimed: its job may be on the way."""
+    if value(ad, "SlotType") != "Partitionable":
+        return int(str(value(ad, "State")).lower() in _CLAIMED)
+    children = value(ad, "ChildState")
+    claimed = 0
+    if isinstance(children, list):
+        claimed = sum(isinstance(state, str) and state.lower() in _CLAIMED for state in children)
+    return max(claimed, min(whole(ad, "NumDynamicSlots"), 10_000))
+
+
+def _state(ad: Ad, jobs: int) -> SlotState:
+    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    if state == "drained" or activity == "retiring" or value(ad, "Draining") is True:
+        return SlotState.DRAINING
+    if jobs:
+        return SlotState.BUSY
+    refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False or _never_starts(ad)
+    return SlotState.CHECKING if refuses or state == "owner" else SlotState.IDLE
+
+
+def _never_starts(ad: Ad) -> bool:
+    """Whether START is false whatever the job."""
+    tree = expression(source(ad, "Start")) if source(ad, "Start") else None
+    if tree is None:
+        return False
+    asks_the_job = any(str(name).lower().startswith("target.") for name in classad2.ClassAd().externalRefs(tree))
+    return not asks_the_job and value(ad, "Start") is False
+
+
+def _together(seen: list[Sighting]) -> Slot:
+    """The slots of one startd as one: a drone may offer a slot per GPU."""
+    first = seen[0].slot
+    if len(seen) == 1:
+        return first
+    slots = [s.slot for s in seen]
+    jobs = sum(s.jobs for s in slots)
+    states = {s.state for s in slots}
+    state = next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), SlotState.CHECKING)
+    return Slot(
+        drone_id=first.drone_id,
+        state=state,
+        heard_at=max(s.heard_at for s in slots),
+        free_gpu_milli=sum(s.free_gpu_milli for s in slots),
+        free_cpus=sum(s.free_cpus for s in slots),
+        free_memory_mib=sum(s.free_memory_mib for s in slots),
+        free_disk_mib=sum(s.free_disk_mib for s in slots),
+        jobs=jobs,
+        jobs_started=max(s.jobs_started for s in slots),
+        idle_since=0.0 if jobs else max(s.idle_since for s in slots),
+        retires_at=first.retires_at,
+        name=first.name,
+        gpu_model=first.gpu_model,
+        vram_mib=first.vram_mib,
+        capability=first.capability,
+    )

@@ -1,0 +1,137 @@
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer instead of waiting for it.
+
+Everything that asyncio builds on ``call_at`` works as always (``sleep``, ``timeout``, ``TaskGroup``, ``wait``); nothing
+that needs the outside world does (sockets, threads, child processes): a simulation that reaches out is not one.
+Callbacks run in the same order in every run, so the same program gives the same history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+TURNS_WITHOUT_TIME = 1_000_000
+"""So many turns of the loop at one instant are taken for an endless loop."""
+
+
+class Deadlock(RuntimeError):
+    """Every task waits and no timer is set: virtual time has nowhere to go. The message names the tasks."""
+
+
+class Livelock(RuntimeError):
+    """Tasks keep each other busy without ever letting time pass. The message names the tasks."""
+
+
+class NoOutsideWorld(RuntimeError):
+    """Simulated code tried real input or output: a thread, a socket, a child process."""
+
+
+class _Jumper:
+    """Stands where a loop has its selector: "waiting" sets the clock to the next timer."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._turns = 0
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Deadlock(f"nothing will ever happen again at {self._loop.time():.3f} s; {_waiting(self._loop)}")
+        if timeout > 0:
+            self._turns = 0
+            self._loop.jump()
+        else:
+            self._turns += 1
+            if self._turns > TURNS_WITHOUT_TIME:
+                self._turns = 0  # the loop is still to be cleared away
+                raise Livelock(f"time stands still at {self._loop.time():.3f} s; {_waiting(self._loop)}")
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop in virtual time, beginning at 0 s."""
+
+    # asyncio keeps these; its type stubs do not tell.
+    _scheduled: list[asyncio.TimerHandle]
+    _selector: _Jumper
+    _clock_resolution: float
+
+    def __init__(self, start_epoch: float = 0.0) -> None:
+        super().__init__()
+        self.start_epoch = start_epoch
+        self._now_s = 0.0
+        self._selector = _Jumper(self)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def jump(self) -> None:
+        """Set the clock to the next timer: exactly, for sums of floats would fall short of it."""
+        self._now_s = max(self._now_s, self._scheduled[0].when())
+        # Timers are due before now + resolution: with a fixed one, none would be after some months.
+        self._clock_resolution = math.ulp(self._now_s)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
+        raise NoOutsideWorld(f"no threads in virtual time: {func!r}")
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """There is none."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """An exception in a timer's callback ends the run: in a simulated world it is a mistake, never weather."""
+        error = context.get("exception")
+        if error is not None and "handle" in context:
+            raise error
+        super().call_exception_handler(context)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """No events but timers."""
+
+    def _write_to_self(self) -> None:
+        """Nothing ever sleeps, so nothing needs waking (asyncio's handler of Ctrl-C asks for it)."""
+
+
+class VirtualClock:
+    """The controller's clock in a simulation: seconds since the epoch, by the running virtual loop."""
+
+    def now(self) -> float:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop), "a virtual clock shows the time of a virtual loop"
+        return loop.start_epoch + loop.time()
+
+    def drift_s(self) -> float:
+        """Nobody sets this clock."""
+        return 0.0
+
+
+def run_virtual(coro: Coroutine[Any, Any, T], *, start_epoch: float = 0.0) -> T:
+    """Run ``coro`` to its end in virtual time, as ``asyncio.run`` does in real time.
+
+    ``start_epoch``: what :class:`VirtualClock` shows at the beginning, in seconds since the epoch. Raises
+    :class:`Deadlock`, :class:`Livelock`, :class:`NoOutsideWorld`, and whatever ``coro`` raises.
+    """
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(start_epoch)) as runner:
+        return runner.run(coro)
+
+
+def _waiting(loop: asyncio.AbstractEventLoop) -> str:
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    return "waiting: " + ("; ".join(f"{task.get_name()} {_where(task)}" for task in tasks) or "no task at all")
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """The innermost line that a suspended task waits at."""
+    coro: Any = task.get_coro()
+    while getattr(getattr(coro, "cr_await", None), "cr_frame", None) is not None:
+        coro = coro.cr_await
+    frame = getattr(coro, "cr_frame", None)
+    if frame is None:
+        return "(ended or not a coroutine)"
+    code = frame.f_code
+    return f"in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"

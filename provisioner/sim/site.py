@@ -1,0 +1,355 @@
+"""A simulated site: hardware, queue and owner behind the seam that every site has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Self
+
+from provisioner.model import (
+    Answer,
+    Claim,
+    DroneId,
+    DroneType,
+    EndKind,
+    Fault,
+    FaultKind,
+    Receipt,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
+from provisioner.sim.body import Body, Fate, Habits, Stage
+from provisioner.sim.draws import Draw, Fixed, keyed
+from provisioner.sim.faults import Blow, BlowKind, Spell, Trouble
+from provisioner.sim.overlay import SimOverlay
+from provisioner.sim.seam import Wire
+from provisioner.sim.tally import Tally
+from provisioner.sites import SiteDown
+
+
+class Victim(StrEnum):
+    """Whom the owner's jobs push out."""
+
+    YOUNGEST = "youngest"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPool:
+    """``nodes`` nodes of ``gpus_per_node`` GPUs. ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``."""
+
+    name: str
+    gpus_per_node: int
+    nodes: int = 1
+    owner: tuple[tuple[float, int], ...] = ()
+    victim: Victim = Victim.YOUNGEST
+    notice_s: float = 0.0
+    """Between the owner's wish and the drone's end; 0 is without notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facility:
+    """A site to be simulated."""
+
+    policy: SitePolicy
+    types: tuple[DroneType, ...]
+    pools: tuple[GpuPool, ...]
+    serves: Mapping[str, str] = field(default_factory=dict)
+    """Drone type by name to GPU pool; the first pool for types not named."""
+    habits: Habits = field(default_factory=Habits)
+    latency: Draw = field(default_factory=lambda: Fixed(0.2))
+    """Of each call, there and back."""
+    quota: int | None = None
+    """Drones that the site itself allows; more are refused one by one."""
+    queues: bool = True
+    """False: an order that does not fit now is refused."""
+    tells_free: bool = True
+    remembers_s: float = 3600.0
+    """How long ended drones stay in the listing."""
+
+    @property
+    def name(self) -> str:
+        return self.policy.site
+
+
+class _PoolTruth:
+    """What is taken of one GPU pool."""
+
+    def __init__(self, pool: GpuPool) -> None:
+        self.pool = pool
+        self.used_milli = 0
+        self.wanted_milli = 0
+        self.on_node: defaultdict[int, int] = defaultdict(int)
+        self.down: set[int] = set()
+
+    @property
+    def total_milli(self) -> int:
+        return (self.pool.nodes - len(self.down)) * self.pool.gpus_per_node * 1000
+
+    @property
+    def room_milli(self) -> int:
+        return self.total_milli - self.wanted_milli - self.used_milli
+
+    def node_for(self, gpu_milli: int) -> int | None:
+        """The fullest node with room for a drone, if any. The owner's jobs take room, but no certain node."""
+        if self.room_milli < gpu_milli:
+            return None
+        room = self.pool.gpus_per_node * 1000 - gpu_milli
+        fitting = [n for n in range(self.pool.nodes) if n not in self.down and self.on_node[n] <= room]
+        return max(fitting, key=lambda n: (self.on_node[n], -n), default=None)
+
+
+class SimSite:
+    """Implements :class:`provisioner.sites.Site`; the other methods are the world's."""
+
+    def __init__(
+        self,
+        facility: Facility,
+        overlay: SimOverlay,
+        tally: Tally,
+        *,
+        seed: int,
+        start_epoch: float,
+        spells: Sequence[Spell] = (),
+        blows: Sequence[Blow] = (),
+    ) -> None:
+        self.facility = facility
+        self.start_epoch = start_epoch
+        self.bodies: dict[DroneId, Body] = {}
+        """Alive, or ended and not yet forgotten."""
+        self._overlay = overlay
+        self._tally = tally
+        self._seed = seed
+        self._wire = Wire(facility.name, seed, facility.latency, spells, tally.troubles)
+        self._pools = {pool.name: _PoolTruth(pool) for pool in facility.pools}
+        self._queue: dict[DroneId, Body] = {}
+        self._serial = 0
+        self._away = False
+        self._downtimes: list[Blow] = []
+        self._frozen: dict[int, SiteView] = {}
+        self._blows = [blow for blow in blows if blow.where == facility.name]
+
+    @property
+    def name(self) -> str:
+        return self.facility.name
+
+    @property
+    def alive(self) -> list[Body]:
+        return [body for body in self.bodies.values() if body.alive]
+
+    def begin(self) -> None:
+        """Set the timers of owner load and blows. To be called once, inside the running loop."""
+        loop = asyncio.get_running_loop()
+        for pool in self._pools.values():
+            for from_s, gpus in pool.pool.owner:
+                loop.call_at(from_s, self._owner_wants, pool, gpus * 1000)
+        for blow in self._blows:
+            loop.call_at(max(0.0, blow.at_s - blow.notice_s), self._announce, blow)
+            loop.call_at(blow.at_s, self._strike, blow)
+
+    # ---------------------------------------------------------------------------------------------------- the seam
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def look(self) -> SiteView:
+        return await self._wire.look(self._listing, self._lie)
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[Receipt]:
+        return await self._wire.act("start", lambda: [self._accept(order) for order in orders])
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
+        return await self._wire.act("stop", lambda: [self._dismiss(order) for order in orders])
+
+    # ----------------------------------------------------------------------------------------------- what is listed
+
+    def _listing(self) -> SiteView:
+        self._check_open()
+        now = self.start_epoch + asyncio.get_running_loop().time()
+        self._forget(now)
+        free = {t.name: self._free(t) for t in self.facility.types} if self.facility.tells_free else None
+        return SiteView(
+            site=self.name,
+            taken_at=now,
+            drones={drone_id: body.listed() for drone_id, body in self.bodies.items()},
+            free=free,
+            claims=self._claims(now),
+            downtime_at=min((self.start_epoch + b.at_s for b in self._downtimes), default=0.0),
+        )
+
+    def _lie(self, view: SiteView, spell: Spell) -> SiteView:
+        """The view that a spell makes of a true one."""
+        match spell.trouble:
+            case Trouble.EMPTY:
+                return replace(view, drones={})
+            case Trouble.PARTIAL:
+                hidden = {d for d in view.drones if keyed(self._seed, "hidden", spell, d).random() < spell.amount}
+                return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
+            case Trouble.STALE:
+                return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
+            case Trouble.FREE_WRONG:
+                return replace(view, free={t.name: int(spell.amount) for t in self.facility.types})
+            case _:
+                return replace(
+                    view, drones={d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
+                )
+
+    def _forget(self, now: float) -> None:
+        limit = now - self.facility.remembers_s
+        for drone_id in [d for d, body in self.bodies.items() if body.end is not None and body.end.at <= limit]:
+            del self.bodies[drone_id]
+
+    def _pool_of(self, kind: DroneType) -> _PoolTruth:
+        return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
+
+    def _free(self, kind: DroneType) -> int:
+        """Drones of a type that could start right now, were it not for others like them."""
+        pool = self._pool_of(kind)
+        queued_milli = sum(b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool)
+        return max(0, pool.room_milli - queued_milli) // max(1, kind.gpu_milli)
+
+    def _claims(self, now: float) -> tuple[Claim, ...]:
+        short = sum(max(0, -pool.room_milli) for pool in self._pools.values())
+        return (Claim(-(-short // 1000), 1000, 1, 1024, now),) if short else ()
+
+    # ------------------------------------------------------------------------------------------- what is carried out
+
+    def _check_open(self) -> None:
+        if self._away:
+            raise SiteDown(f"{self.name}: downtime")
+
+    def _accept(self, order: StartOrder) -> Receipt:
+        self._check_open()
+        known = self.bodies.get(order.drone_id)
+        if known is not None:
+            return Receipt(order.drone_id, Answer.DONE, known.remote_id)
+        quota = self.facility.quota
+        if quota is not None and len(self.alive) >= quota:
+            return self._refused(order.drone_id, FaultKind.QUOTA, f"quota of {quota} drones is used up")
+        if not self.facility.queues and not self._free(order.type):
+            return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
+        self._serial += 1
+        fate = Fate.drawn(self.facility.habits, self._seed, self.name, order.drone_id)
+        body = Body(order, f"{self.name}-{self._serial}", fate, self, self._overlay)
+        self.bodies[body.id] = body
+        self._tally.born(body.id, body.type, asyncio.get_running_loop().time())
+        if fate.queue_s > 0:
+            asyncio.get_running_loop().call_later(fate.queue_s, self._eligible, body)
+        else:
+            self._eligible(body)
+        return Receipt(body.id, Answer.DONE, body.remote_id)
+
+    def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> Receipt:
+        now = self.start_epoch + asyncio.get_running_loop().time()
+        return Receipt(drone_id, Answer.REFUSED, fault=Fault(kind, f"{self.name}: {message}", now))
+
+    def _dismiss(self, order: StopOrder) -> Receipt:
+        self._check_open()
+        body = self.bodies.get(order.drone_id)
+        if body is not None and body.alive:
+            if order.kill:
+                body.kill()
+            else:
+                body.leave(EndKind.STOPPED, None, "stopped on request", body.order.grace_s)
+        return Receipt(order.drone_id, Answer.DONE, order.remote_id)
+
+    # ------------------------------------------------------------------------------------------------- the hardware
+
+    def _eligible(self, body: Body) -> None:
+        if body.stage is Stage.QUEUED:
+            self._queue[body.id] = body
+            self._place()
+
+    def _place(self) -> None:
+        """Give room to those who wait for it, first come first served, small ones may slip by."""
+        if self._away:
+            return
+        for body in list(self._queue.values()):
+            pool = self._pool_of(body.type)
+            node = pool.node_for(body.type.gpu_milli)
+            if node is not None:
+                del self._queue[body.id]
+                pool.used_milli += body.type.gpu_milli
+                pool.on_node[node] += body.type.gpu_milli
+                body.grant(node)
+
+    def left(self, body: Body) -> None:
+        """A body is gone: its room is free again."""
+        assert body.end is not None
+        self._queue.pop(body.id, None)
+        self._tally.gone(body.id, body.type, body.end.kind)
+        if body.granted_s is not None:
+            pool = self._pool_of(body.type)
+            pool.used_milli -= body.type.gpu_milli
+            pool.on_node[body.node] -= body.type.gpu_milli
+            self.account(body)
+        self._place()
+
+    def account(self, body: Body) -> None:
+        """Enter a body's GPU time, up to now, in the tally."""
+        if body.granted_s is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        boot_end_s = now_s if body.serving_s is None else body.serving_s
+        self._tally.held(body.type.gpu_milli, now_s - body.granted_s, boot_end_s - body.granted_s)
+
+    def _owner_wants(self, pool: _PoolTruth, milli: int) -> None:
+        pool.wanted_milli = min(milli, pool.total_milli)
+        if pool.pool.notice_s > 0:
+            leaving = 0
+            for body in self._victims(pool):
+                if pool.room_milli + leaving >= 0:
+                    break
+                leaving += body.type.gpu_milli
+                body.leave(EndKind.PREEMPTED, None, "preempted by the owner", pool.pool.notice_s)
+        else:
+            for body in self._victims(pool):
+                if pool.room_milli >= 0:
+                    break
+                body.perish(EndKind.PREEMPTED, "preempted by the owner")
+        self._place()
+
+    def _victims(self, pool: _PoolTruth) -> list[Body]:
+        """The bodies in a GPU pool, first victim first."""
+        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
+        if pool.pool.victim is Victim.RANDOM:
+            now_s = asyncio.get_running_loop().time()
+            return sorted(placed, key=lambda b: keyed(self._seed, "victim", now_s, b.id).random())
+        return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
+
+    def _announce(self, blow: Blow) -> None:
+        if blow.kind is BlowKind.DOWNTIME:
+            self._downtimes.append(blow)
+
+    def _strike(self, blow: Blow) -> None:
+        """Hardware goes away, and comes back ``for_s`` later."""
+        pools = list(self._pools.values()) if blow.kind is BlowKind.DOWNTIME else list(self._pools.values())[:1]
+        for pool in pools:
+            down = range(pool.pool.nodes) if blow.kind is BlowKind.DOWNTIME else [blow.node % pool.pool.nodes]
+            pool.down.update(down)
+        self._away = self._away or blow.kind is BlowKind.DOWNTIME
+        for body in self.alive:
+            pool = self._pool_of(body.type)
+            if body.node in pool.down:
+                body.perish(EndKind.FAULT, f"node failure: {blow.kind.value}")
+        asyncio.get_running_loop().call_later(blow.for_s, self._recover, blow)
+
+    def _recover(self, blow: Blow) -> None:
+        for pool in self._pools.values():
+            if blow.kind is BlowKind.DOWNTIME:
+                pool.down.clear()
+            else:
+                pool.down.discard(blow.node % pool.pool.nodes)
+        if blow.kind is BlowKind.DOWNTIME:
+            self._away = False
+            self._downtimes.remove(blow)
+        self._place()

@@ -1,0 +1,84 @@
+"""The simulated world: sites, overlay, jobs, and the books of what really happened. No word of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provisioner.model import DroneId, DroneType, Policy
+from provisioner.sim.body import Body
+from provisioner.sim.faults import Blow, Spell
+from provisioner.sim.jobs import SimJob
+from provisioner.sim.overlay import PoolHabits, SimOverlay
+from provisioner.sim.site import Facility, SimSite
+from provisioner.sim.tally import Tally
+
+
+class World:
+    """To be made and begun inside a running virtual loop; it then lives by its own timers."""
+
+    def __init__(
+        self,
+        facilities: Sequence[Facility],
+        jobs: Sequence[SimJob],
+        policy: Policy,
+        *,
+        seed: int,
+        start_epoch: float,
+        pool: PoolHabits | None = None,
+        spells: Sequence[Spell] = (),
+        blows: Sequence[Blow] = (),
+    ) -> None:
+        self.types: tuple[DroneType, ...] = tuple(t for facility in facilities for t in facility.types)
+        self.tally = Tally(policy, self.types)
+        self.overlay = SimOverlay(
+            jobs,
+            self.tally,
+            habits=pool or PoolHabits(),
+            seed=seed,
+            start_epoch=start_epoch,
+            spells=spells,
+            blows=blows,
+        )
+        self._possible = sum(any(job.wants.misfit(t) is None for t in self.types) for job in jobs)
+        self.sites = {
+            facility.name: SimSite(
+                facility, self.overlay, self.tally, seed=seed, start_epoch=start_epoch, spells=spells, blows=blows
+            )
+            for facility in facilities
+        }
+
+    def begin(self) -> None:
+        """Let time work: arrivals, negotiation, owner load, blows."""
+        self.overlay.begin()
+        for site in self.sites.values():
+            site.begin()
+
+    @property
+    def bodies(self) -> list[Body]:
+        """Drones alive at any site."""
+        return [body for site in self.sites.values() for body in site.alive]
+
+    @property
+    def live_ids(self) -> set[DroneId]:
+        return {body.id for body in self.bodies}
+
+    @property
+    def jobs_done(self) -> bool:
+        """All that can be done: not those that no drone type fits."""
+        return self.jobs_left <= 0
+
+    @property
+    def jobs_left(self) -> int:
+        """Those that could be done and are not."""
+        return self._possible - self.overlay.done
+
+    def jobs_astray(self) -> int:
+        """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
+        pool = self.overlay
+        return len(pool.tickets) - pool.to_come - pool.waiting - pool.running - pool.done
+
+    def close(self) -> None:
+        """Enter what is still held in the books."""
+        for site in self.sites.values():
+            for body in site.alive:
+                site.account(body)

@@ -1,0 +1,151 @@
+"""Scenarios in which nearly everything is drawn from a seed: sites, types, jobs, and all that goes wrong at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.sim.body import Habits
+from provisioner.sim.draws import Fixed, LogNormal, Uniform, keyed
+from provisioner.sim.facilities import drone_type
+from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, crashes, rough_wire
+from provisioner.sim.jobs import SimJob, Wants
+from provisioner.sim.scenario import Scenario
+from provisioner.sim.site import Facility, GpuPool, Victim
+from provisioner.sim.workload import Shape, burst, poisson_mix
+
+BUSY_S = 900.0
+"""Jobs come, and things go wrong, for so long."""
+
+
+def wild(seed: int) -> Scenario:
+    """One to three sites; lies are shorter than ``gone_after``, so that no cap may be broken because of them."""
+    rng = keyed(seed, "wild")
+    facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
+    return Scenario(
+        facilities=facilities,
+        jobs=_jobs(seed, rng),
+        seed=seed,
+        policy=Policy(
+            idle_timeout_s=60.0,
+            max_drones=rng.randint(4, 12),
+            max_gpu_milli=rng.choice([None, 4000]),
+            slot_max_age_s=rng.choice([120.0, 900.0]),
+        ),
+        tick_s=10.0,
+        tick_quick_s=3.0,
+        spells=_lies(facilities, rng) + (rough_wire(seed, chance=0.2) if rng.random() < 0.7 else ()),
+        blows=_blows(facilities, rng),
+        crashes=crashes(seed, rng.randint(0, 2), furthest=200),
+        limit_s=4 * 3600.0,
+    )
+
+
+def _facility(name: str, rng: Random) -> Facility:
+    policy = SitePolicy(
+        name,
+        max_drones=rng.randint(1, 6),
+        max_gpu_milli=rng.choice([None, 2000, 3000]),
+        max_pending=rng.randint(1, 6),
+        max_starts_per_tick=rng.randint(1, 4),
+        grace_s=rng.choice([2.0, 10.0]),
+        queue_when_full=rng.random() < 0.4,
+        queue_limit_s=rng.choice([900.0, 86400.0]),
+        boot_limit_s=200.0,
+        join_limit_s=60.0,
+    )
+    pool = GpuPool(
+        "pool",
+        gpus_per_node=rng.randint(2, 4),
+        nodes=2,
+        owner=_owner(rng),
+        victim=rng.choice(list(Victim)),
+        notice_s=rng.choice([0.0, 20.0]),
+    )
+    return Facility(
+        policy,
+        types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
+        pools=(pool,),
+        habits=_habits(rng),
+        quota=rng.choice([None, None, 3]),
+        queues=rng.random() < 0.7,
+        tells_free=rng.random() < 0.6,
+        remembers_s=rng.choice([0.0, 25.0, 3600.0]),
+    )
+
+
+def _type(site: str, name: str, rng: Random) -> DroneType:
+    return drone_type(
+        site,
+        name,
+        gpu_milli=rng.choice([250, 500, 1000, 2000]),
+        vram_mib=rng.choice([16000, 40960, 81920]),
+        capability=rng.choice([70, 80, 90]),
+        max_drones=rng.choice([None, None, 2]),
+        walltime_s=rng.choice([0.0, 0.0, 1200.0]),
+        price=rng.choice([1.0, 2.0]),
+    )
+
+
+def _habits(rng: Random) -> Habits:
+    return Habits(
+        queue=rng.choice([Fixed(0.0), Uniform(0.0, 60.0), LogNormal(60.0, 1.0, 600.0)]),
+        boot=Uniform(2.0, 60.0),
+        check=Uniform(0.5, 10.0),
+        release=Uniform(0.5, 20.0),
+        lifetime=rng.choice([None, None, Uniform(60.0, 900.0)]),
+        dies_young=rng.choice([0.0, 0.0, 0.2]),
+        never_joins=rng.choice([0.0, 0.0, 0.1]),
+        hangs_in_check=rng.choice([0.0, 0.0, 0.1]),
+        matches_nothing=rng.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def _owner(rng: Random) -> tuple[tuple[float, int], ...]:
+    if rng.random() < 0.6:
+        return ()
+    return (*sorted((rng.uniform(0.0, BUSY_S), rng.randint(0, 4)) for _ in range(4)), (1200.0, 0))
+
+
+def _jobs(seed: int, rng: Random) -> tuple[SimJob, ...]:
+    shapes = [
+        Shape(
+            Wants(
+                gpu_milli=rng.choice([250, 500, 1000]),
+                cpus=rng.choice([1, 2]),
+                vram_mib=rng.choice([0, 20000, 60000]),
+                capability=rng.choice([0, 75, 85]),
+                priority=rng.choice([0, 5]),
+                owner=owner,
+            ),
+            Uniform(10.0, rng.choice([60.0, 300.0])),
+        )
+        for owner in ("ann", "bob", "eve")
+    ]
+    steady = poisson_mix(shapes, per_hour=rng.choice([40.0, 120.0]), span_s=BUSY_S, seed=seed)
+    return steady + burst(rng.randint(0, 10), shapes[0], at_s=rng.uniform(0.0, 600.0), seed=seed)
+
+
+def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[Spell, ...]:
+    of_sites = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.UNKNOWN_STATES, Trouble.FREE_WRONG]
+    of_overlay = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.HANG]
+    chosen = [(t, rng.choice(facilities).name, 25.0) for t in of_sites if rng.random() < 0.4]
+    chosen += [(t, OVERLAY, 60.0) for t in of_overlay if rng.random() < 0.3]
+    spells = [Spell(trouble, where, "look", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
+    return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in spells)
+
+
+def _shifted(spell: Spell, by_s: float) -> Spell:
+    return replace(spell, from_s=spell.from_s + by_s, to_s=spell.to_s + by_s)
+
+
+def _blows(facilities: tuple[Facility, ...], rng: Random) -> tuple[Blow, ...]:
+    blows = []
+    if rng.random() < 0.3:
+        at_s, node = rng.uniform(0.0, BUSY_S), rng.randint(0, 1)
+        blows.append(Blow(BlowKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node))
+    if rng.random() < 0.2:
+        at_s, notice_s = rng.uniform(0.0, BUSY_S), rng.choice([0.0, 60.0])
+        blows.append(Blow(BlowKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s))
+    return tuple(blows)
