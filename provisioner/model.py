@@ -400,7 +400,7 @@ class Breaker:
     failures: int = 0
     """In a row."""
     until: float = 0.0
-    """While banned: when it may be probed."""
+    """While banned: when it may be probed. Of the overlay after an outage: when it may be believed to need drones."""
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough for things to happen unseen."""
@@ -544,6 +544,8 @@ class Start:
 
     drone: Drone
     reason: Reason
+    vram_mib: int = 0
+    """VRAM per GPU that the jobs need for which it is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,6 +645,10 @@ class StartOrder:
     idle_timeout_s: float
     """When the drone leaves by itself without the controller: later than the controller would ask it to."""
     grace_s: float
+    kept_vram_mib: int = 0
+    """For its first ``kept_s`` in the pool it takes only jobs that need at least this much VRAM per GPU: those it was
+    started for. Else jobs that would run anywhere take it first, and another like it must be started."""
+    kept_s: float = 0.0
     admission: Admission | None = None
     """None when the overlay is asked; set when the site is."""
 

@@ -189,10 +189,10 @@ def fits_any(connection: sqlite3.Connection, offer: Offer) -> bool:
 
 
 def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> Claim | None:
-    """Take the first fitting job: highest priority, then oldest. Inside :func:`writing`."""
-    row = connection.execute(
-        f"SELECT * FROM job WHERE {_FITS} ORDER BY priority DESC, submitted_at, id LIMIT 1", _fields(offer)
-    ).fetchone()
+    """Take the first fitting job: highest priority, most VRAM, then oldest: a job that runs anywhere must not take the
+    large GPU that another needs. Inside :func:`writing`."""
+    order = "priority DESC, vram_mib DESC, submitted_at, id"
+    row = connection.execute(f"SELECT * FROM job WHERE {_FITS} ORDER BY {order} LIMIT 1", _fields(offer)).fetchone()
     if row is None:
         return None
     token = os.urandom(8).hex()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TypeAlias
 
 import classad2
+import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions: countMatches is an error without it
 
 from adapters.htcondor_overlay.printing import LONGEST, printable
 
@@ -58,17 +58,11 @@ def source(ad: Ad, name: str) -> str:
         return ""
 
 
-def tree(ad: Ad, name: str) -> classad2.ExprTree | None:
-    """The expression of attribute ``name``; None where it is missing."""
-    try:
-        return ad.lookup(name)
-    except KeyError:
-        return None
-
-
-@lru_cache(maxsize=4096)
 def expression(source_text: str) -> classad2.ExprTree | None:
-    """``source_text`` parsed; None if it is no expression."""
+    """``source_text`` parsed; None if it is no expression.
+
+    Always anew: an expression that is owned by an ad is not to be evaluated in another pair of ads.
+    """
     try:
         return classad2.ExprTree(source_text)
     except (ValueError, classad2.ClassAdException):

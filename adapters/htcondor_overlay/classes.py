@@ -52,6 +52,8 @@ _USAGE = frozenset(
 )
 """Measured while a job runs: a running job may differ here from its waiting brothers and is still of their class."""
 
+_OWNERS = frozenset({"owner", "acctgroup", "accountinggroup"})
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -62,6 +64,8 @@ class Group:
     """Digest of all requirements."""
     brothers: str
     """The same without measured usage."""
+    shape: str
+    """The same without the owner, unless an expression looks at that: what verdicts depend on."""
     status: int
     count: int
     first: str
@@ -80,10 +84,13 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
     attributes = {name.lower(): source(ad, name) for name in ad}
     kept = {name: text for name, text in attributes.items() if name not in _NOT_REQUIREMENTS}
     ids = text(ad, "JobIds")
+    owners = _OWNERS | {owner_attribute.lower()}
+    about_owner = any(name in text.lower() for text in kept.values() for name in owners)
     return Group(
         schedd=schedd,
         key=_digest(kept),
         brothers=_digest({name: text for name, text in kept.items() if name not in _USAGE}),
+        shape=_digest({name: text for name, text in kept.items() if about_owner or name not in owners}, 16),
         status=status,
         count=count,
         first=ids.split(" ", 1)[0],
@@ -94,9 +101,9 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
     )
 
 
-def _digest(attributes: dict[str, str]) -> str:
+def _digest(attributes: dict[str, str], size: int = 4) -> str:
     words = "\0".join(f"{name}={attributes[name]}" for name in sorted(attributes))
-    return hashlib.blake2s(words.encode(errors="replace"), digest_size=4).hexdigest()
+    return hashlib.blake2s(words.encode(errors="replace"), digest_size=size).hexdigest()
 
 
 def merged(groups: Iterable[Group]) -> dict[str, list[Group]]:

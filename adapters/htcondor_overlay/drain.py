@@ -23,8 +23,9 @@ _HARDER = (DrainMode.GRACEFUL, DrainMode.FAST)
 _GONE = ("can't find address", "unknown host", "failed to locate", "couldn't locate", "no such startd")
 _ALREADY = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
-_DENIED = ("authenticat", "denied", "not authorized", "failed to start drain_jobs", "failed to start cancel_drain_jobs")
-"""The tool says no more than that it could not start the command: the startd refused the secret, or we had none."""
+_DENIED = ("authenticat", "denied", "not authorized")
+_WHY = ("-debug",)
+"""Without it the tool says the same of a startd that refuses us as of one that is not there."""
 
 
 def slot_name(name: str, drone_id: DroneId) -> bool:
@@ -61,11 +62,11 @@ class Drainer:
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
         async with self._room:
             try:
-                code, said = await self._run([tool, *_FLAGS[mode], *because, name])
+                code, said = await self._run([tool, *_FLAGS[mode], *_WHY, *because, name])
                 if mode in _HARDER and _says(said, _ALREADY):
                     # a drain cannot be hurried: it is taken back and asked for anew
                     await self._run([tool, *_FLAGS[DrainMode.RESUME], name])
-                    code, said = await self._run([tool, *_FLAGS[mode], *because, name])
+                    code, said = await self._run([tool, *_FLAGS[mode], *_WHY, *because, name])
             except TimeoutError:
                 message = f"condor_drain: no answer within {self._deadline_s:g} s"
                 return _receipt(drone_id, Answer.UNSURE, FaultKind.DOWN, message)
@@ -98,7 +99,7 @@ def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> Receipt
     if code == 0 or _says(said, settled):
         return Receipt(drone_id, Answer.DONE)
     kind = FaultKind.DENIED if _says(said, _DENIED) else FaultKind.DOWN
-    return _receipt(drone_id, Answer.REFUSED, kind, f"condor_drain: exit {code}: {printable(said[-300:], 300)}")
+    return _receipt(drone_id, Answer.REFUSED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:

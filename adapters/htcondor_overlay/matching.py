@@ -22,7 +22,6 @@ from adapters.htcondor_overlay.ads import (
     holds,
     number,
     source,
-    tree,
     value,
 )
 from adapters.htcondor_overlay.printing import printable
@@ -185,9 +184,8 @@ def misfit(job: Ad, slot: Ad) -> Misfit | None:
 
 
 def _match(job: Ad, slot: Ad) -> bool:
-    own = tree(job, "Requirements")
     return (
-        (own is None or holds(own, job, slot))
+        holds(expression(source(job, "Requirements") or "true"), job, slot)
         and holds(expression("Requirements"), slot, job)
         and ("RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= (number(job, "RequestGPUs") or 0))
     )

@@ -95,6 +95,8 @@ class HTCondorOverlay:
             "DRONE_COLLECTOR": self._config.collector,
             "DRONE_TRUST_DOMAIN": self._config.trust_domain,
             "DRONE_TOKEN_FILE": "token",
+            "DRONE_KEPT_VRAM_MIB": str(order.kept_vram_mib),
+            "DRONE_KEPT_S": str(round(order.kept_s)),
         }
         if self._config.condor_prefix:
             env["CONDOR_PREFIX"] = self._config.condor_prefix

@@ -35,6 +35,9 @@ from provisioner.sites import SiteDenied, SiteDown
 
 _OLDEST_PER_LOOK = 100
 """Classes whose oldest job is looked up in one look: a query each, of a millisecond or two."""
+_JUDGING_S = 5.0
+"""Of one look goes into new verdicts: some ten thousand."""
+_NOT_YET = Misfit("requirements", "judged at one of the next looks", "too many new classes and types at once")
 _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
 _AGAIN_S = 600.0
@@ -140,8 +143,9 @@ class Pool:
         fresh = self._fresh(queues, cycle, by_class)
         oldest_at = self._oldest_of(by_class, queues, taken_at)
         self._forget(by_class, types)
+        until = time.monotonic() + _JUDGING_S
         classes = [
-            self._judged(job_class(each, parts, fresh.get(each, 0), oldest_at.get(each, 0.0)), parts, types)
+            self._judged(job_class(each, parts, fresh.get(each, 0), oldest_at.get(each, 0.0)), parts, types, until)
             for each, parts in sorted(by_class.items())
         ]
         return OverlayView(
@@ -302,18 +306,24 @@ class Pool:
 
     # ---------------------------------------------------------------------------------------------------- verdicts
 
-    def _judged(self, jobs: JobClass, groups: list[Group], types: Sequence[DroneType]) -> JobClass:
+    def _judged(self, jobs: JobClass, groups: list[Group], types: Sequence[DroneType], until: float) -> JobClass:
+        """A class with the types that its requirements refuse. What could not be judged ``until`` now is refused
+        for this once: the next look goes on where this one ended."""
         if jobs.invalid:
             return jobs
+        shape = groups[0].shape
         refuses: dict[TypeKey, Misfit] = {}
         ad: Ad | None = None
         for kind in types:
             if not numbers_fit(jobs, kind):
                 continue
-            if (jobs.id, kind.key) not in self._verdicts:
+            if (shape, kind.key) not in self._verdicts:
+                if time.monotonic() > until:
+                    refuses[kind.key] = _NOT_YET
+                    continue
                 ad = ad or as_job(representative(groups))
-                self._verdicts[jobs.id, kind.key] = matching.misfit(ad, self._template(kind))
-            verdict = self._verdicts[jobs.id, kind.key]
+                self._verdicts[shape, kind.key] = matching.misfit(ad, self._template(kind))
+            verdict = self._verdicts[shape, kind.key]
             if verdict is not None:
                 refuses[kind.key] = verdict
         return replace(jobs, refuses=refuses) if refuses else jobs
@@ -332,8 +342,9 @@ class Pool:
         self._types = {kind.key: kind for kind in types}
         firsts = {(g.schedd, g.first) for groups in by_class.values() for g in groups}
         self._oldest = {key: at for key, at in self._oldest.items() if key in firsts}
+        shapes = {g.shape for groups in by_class.values() for g in groups}
         self._verdicts = {
-            key: verdict for key, verdict in self._verdicts.items() if key[0] in by_class and key[1] in self._types
+            key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
         }
 
     def _forget_type(self, key: TypeKey) -> None:

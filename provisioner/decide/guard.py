@@ -23,6 +23,7 @@ from provisioner.reasons import AllVanished, Reason, ViewStale
 
 OVERLAY = "overlay"
 """Breaker scope of the overlay; it is never banned."""
+SETTLE_CAP_S = 60.0
 
 VANISH_MIN = 3
 VANISH_FRACTION = 0.5
@@ -143,12 +144,25 @@ def failed(breaker: Breaker, fault: Fault, now: float) -> Breaker:
     )
 
 
-def recovered(breaker: Breaker, now: float, long_s: float = 0.0) -> Breaker:
-    """The breaker after a success. An outage shorter than ``long_s`` hid nothing."""
+def recovered(breaker: Breaker, now: float) -> Breaker:
+    """The breaker after a success."""
     if breaker.state is BreakerState.ACTIVE and not breaker.failures:
         return breaker
-    blind_until = now if now - breaker.since > long_s else breaker.blind_until
-    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=blind_until)
+    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now)
+
+
+def overlay_back(breaker: Breaker, now: float, long_s: float) -> Breaker:
+    """The overlay's breaker after a look that succeeded. An outage shorter than ``long_s`` hid nothing; but for as long
+    as it lasted (at most SETTLE_CAP_S) the pool is given time to come to itself: right after a schedd's restart jobs
+    that lost their slot look as if they needed another."""
+    if not breaker.failures:
+        return breaker
+    away_s = now - breaker.since
+    return replace(
+        recovered(breaker, now),
+        until=now + min(SETTLE_CAP_S, away_s),
+        blind_until=now if away_s > long_s else breaker.blind_until,
+    )
 
 
 def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]:
@@ -170,7 +184,10 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
         elif seen and scope in known and (breaker.fault is None or not _about_acting(breaker.fault)):
-            known[scope] = recovered(breaker, now, snapshot.policy.overlay_max_age_s if scope == OVERLAY else 0.0)
+            if scope == OVERLAY:
+                known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
+            else:
+                known[scope] = recovered(breaker, now)
     for scope, fault in _young_deaths(snapshot, moves).items():
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:

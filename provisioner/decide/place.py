@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from provisioner.decide import fit
 from provisioner.decide.demand import ENDLESS, UNTOLD_MIB, Ledger, empty
 from provisioner.decide.fit import jobs_in
+from provisioner.decide.guard import OVERLAY
 from provisioner.decide.scene import Placed, Scene
 from provisioner.model import (
     WHOLE_GPU,
@@ -18,6 +19,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     DroneType,
+    FaultKind,
     JobClass,
     Refusal,
     Start,
@@ -46,6 +48,10 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
     snapshot = scene.snapshot
     if scene.trust.overlay is not None:
         return Placed(refusals=(Refusal("all", 0, scene.trust.overlay),))
+    back = scene.breakers.get(OVERLAY)
+    if back is not None and scene.now < back.until:
+        settling = BackingOff(OVERLAY, back.until, FaultKind.DOWN.value, "the pool was out of sight and settles first")
+        return Placed(refusals=(Refusal("all", 0, settling),))
     room = Room.of(scene)
     rank = _rank(scene)
     draining = _resumable(scene)
@@ -168,6 +174,7 @@ def _starts(
                 for_class=job.id,
             ),
             reason,
+            job.vram_mib,
         )
         for serial in range(first, first + count)
     ]

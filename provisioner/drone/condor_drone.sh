@@ -46,6 +46,8 @@ number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
 number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
+number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
+number DRONE_KEPT_S 0
 number DRONE_JOIN_S 300
 number DRONE_POOL_LOST_S 1200
 number DRONE_CHECK_S 600           # between two rounds of checks
@@ -267,6 +269,10 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         needs='(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))'
         fits="(time() < MY.DroneRetiresAt && time() + $needs <= MY.DroneEndsAt - $DRONE_GRACE_S)"
     fi
+    kept=True
+    if [ "$DRONE_KEPT_VRAM_MIB" -gt 0 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
+        kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB)"
+    fi
     simulate=
     [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"
 
@@ -345,7 +351,7 @@ $ends
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
 
 # --- what it takes: jobs that want a GPU, that say no longer than we live, while the GPUs are well
-START = (TARGET.RequestGPUs ?: 0) >= 1 && $healthy && $fits
+START = (TARGET.RequestGPUs ?: 0) >= 1 && $healthy && $fits && $kept
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

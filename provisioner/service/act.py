@@ -35,6 +35,8 @@ DRAIN_DEADLINE_S = 30.0
 ADMISSION_DEADLINE_S = 30.0
 OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
 """A drone leaves by itself, without us, only well after we would have asked it to."""
+KEPT_S = 90.0
+"""A negotiation cycle of HTCondor's default (60 s) and some: by then the jobs that a drone was started for have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
             Batch(
                 site,
                 tuple(
-                    StartOrder(s.drone.id, types[s.drone.type], own_timeout, grace_s)
+                    StartOrder(s.drone.id, types[s.drone.type], own_timeout, grace_s, s.vram_mib, KEPT_S)
                     for s in plan.starts
                     if s.drone.site == site
                 ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.decide.guard import BACKOFF, OVERLAY, after_receipts, failed, recovered
 from provisioner.model import Answer, Breaker, BreakerState, DroneId, DroneState, Fault, FaultKind, Receipt
-from provisioner.reasons import AllVanished
+from provisioner.reasons import AllVanished, BackingOff
 from tests.decide.scenes import A100, DOWN, NOW, drone, jobs, plan_of, slot_of, snapshot, why
 
 B = BreakerState
@@ -124,3 +126,14 @@ def test_a_short_outage_hides_nothing_and_a_long_one_does() -> None:
     assert (after.state, after.blind_until) == (B.ACTIVE, NOW - 5000)
     (after,) = plan_of(snapshot(breakers=[long])).breakers
     assert (after.state, after.blind_until) == (B.ACTIVE, NOW)
+
+
+def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_it() -> None:
+    away = Breaker(OVERLAY, B.DEGRADED, NOW - 17, 3, 0.0, fault())
+    plan = plan_of(snapshot(classes=[jobs(waiting=2)], breakers=[away]))
+    assert plan.starts == ()
+    (reason,) = why(plan, "all")
+    assert isinstance(reason, BackingOff) and reason.until == NOW + 17
+    (back,) = plan.breakers
+    later = plan_of(replace(snapshot(classes=[jobs(waiting=2)], breakers=[back]), now=NOW + 18))
+    assert len(later.starts) == 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.live.lab import QUICK_DRONE, Pool, end, processes_with
+from tests.live.lab import QUICK_DRONE, Pool, end, processes_with, until
 
 CONTROLLER = """\
 controller: lab
@@ -139,7 +139,12 @@ class LabController:
             start_new_session=True,
         )
         log.close()
+        until(lambda: self.call("status").returncode == 0, 30, what="the first tick")
         return self
+
+    def overlay(self) -> dict[str, Any]:
+        """The view of the overlay as ``status`` tells it."""
+        return next(v for v in self.json("status")["views"] if v["view"] == "overlay")
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One call of the operator's command."""

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.controller import LabController
-from tests.live.lab import Pool, gpu_job, lab_directory, until, running_pool
+from tests.live.lab import Pool, gpu_job, lab_directory, running_pool, until
+
+pytestmark = pytest.mark.timeout(420)
 
 
 @pytest.fixture
@@ -35,7 +37,6 @@ def idle_jobs(pool: Pool, seconds: float = 20) -> tuple[int, int, int]:
 def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.start()
-    until(lambda: controller.call("status").returncode == 0, 30, what="the first tick")
     submitted = time.time()
     plain, big, never = idle_jobs(pool)
 
@@ -70,7 +71,7 @@ def test_without_idle_jobs_no_drone_is_ever_started(lab: tuple[Pool, LabControll
     assert not controller.processes()
 
 
-@pytest.mark.parametrize("daemon", ["COLLECTOR", "SCHEDD"])
+@pytest.mark.parametrize("daemon", ["collector", "schedd"])
 def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     lab: tuple[Pool, LabController], daemon: str
 ) -> None:
@@ -84,8 +85,7 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     held = pool.submit(gpu_job(5, n=1, more="hold = true"))  # something to see on return
     pool.signal(daemon, signal.SIGSTOP)
     time.sleep(15)
-    status = controller.json("status")
-    overlay = next(v for v in status["views"] if v["name"] == "overlay")
+    overlay = controller.overlay()
     assert overlay["fault"], "status says that the view failed"
     assert overlay["age_s"] >= 5, "and how old it is"
     pool.signal(daemon, signal.SIGKILL)
@@ -94,7 +94,7 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     assert {d["id"] for d in controller.live()} == before, "nothing stopped"
     # The pool's master starts the daemon anew; the controller goes on.
     until(
-        lambda: not next(v for v in controller.json("status")["views"] if v["name"] == "overlay")["fault"],
+        lambda: not controller.overlay()["fault"],
         90,
         what="a fresh view again",
         every_s=1,

@@ -1,0 +1,81 @@
+# Everything that a newcomer, a developer and CI do, in one place: `make` alone lists it.
+# Works as an ordinary user and as root; the set-up lives in .venv and is redone only when what it was made from changes.
+
+SHELL := /bin/sh
+VENV  := .venv
+BIN   := $(VENV)/bin
+# Pinned for the build step as well, which older and newer pips take from different variables.
+PIP   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check -q
+
+# Real HTCondor daemons for the live tests: the suites of Debian that they are taken from (HTCondor 23 and 25).
+CONDOR_SUITES := trixie forky
+# Tests run side by side; the live pools wait on daemons more than they compute.
+WORKERS       := 2
+PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv dev demo test test-quick lint types contracts condor bench docs check-docs build clean
+
+help:  ## this list
+	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
+	@sed -n 's/^\([a-z-]*\):.*## *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+venv: $(VENV)/.runtime  ## .venv with the command .venv/bin/provisioner
+
+dev: $(VENV)/.dev  ## .venv with all that the tests need as well
+
+demo: venv  ## 40 GPU jobs on this host: drones come, run them and go (no root, no HTCondor, under a minute)
+	@$(BIN)/provisioner demo
+
+test: lint types contracts condor  ## everything: linters, types, contracts, all tests with real HTCondor daemons
+	$(PYTEST) tests
+
+test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
+	$(PYTEST) -m "not live and not slow" tests
+
+lint: dev
+	$(BIN)/ruff check .
+
+types: dev
+	$(BIN)/mypy
+
+contracts: dev
+	$(BIN)/lint-imports
+
+condor: dev
+	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/live/get-condor.sh $$suite || exit 1; done
+
+bench: dev  ## the benchmarks: a table, and benchmarks/results.json
+	$(BIN)/python benchmarks/run.py
+
+docs: dev  ## regenerate what is generated: references, schemas, the demo's picture
+	$(BIN)/python -m provisioner.config.reference --write docs/reference
+	$(BIN)/python -m provisioner.config.schema --write docs/reference
+	for page in cli.md reasons.md cli-schemas.json; do \
+	    $(BIN)/python -m provisioner.cli.reference --write docs/reference/$$page || exit 1; done
+	$(BIN)/python docs/pictures/make_demo.py
+
+check-docs: dev
+	$(PYTEST) tests/test_docs.py
+
+build: dev  ## wheel and sdist under dist/
+	$(BIN)/python -m build --outdir dist .
+
+clean:  ## remove the set-up and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.made: packaging/make-venv.sh
+	@echo "setting up $(VENV)"
+	@packaging/make-venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
+	@$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "adding what the tests need"
+	@$(PIP) install -e '.[dev]'
+	@touch $@

@@ -1,0 +1,106 @@
+"""The whole service with 10,000 drones: what a tick costs at steady state, and how soon a drone is usable.
+
+The controller, the SQLite store and the settings as shipped, on the virtual loop, at one simulated site without any
+delay. An hour passes virtually; what is counted is real processor time, that of the simulated site and pool included.
+In virtual time computing takes none, so the processor time of bringing all drones up is added to their waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from benchmarks.cost import Figure, cpu_s, peak_mib, tell
+from provisioner.model import DroneState, Policy, SitePolicy
+from provisioner.service.controller import Controller
+from provisioner.sim.body import Habits
+from provisioner.sim.draws import Fixed
+from provisioner.sim.facilities import drone_type
+from provisioner.sim.jobs import SimJob, Wants
+from provisioner.sim.loop import VirtualClock, run_virtual
+from provisioner.sim.overlay import PoolHabits
+from provisioner.sim.site import Facility, GpuPool
+from provisioner.sim.world import World
+from provisioner.store.sql import SqlStore
+
+START = 1_750_000_000.0
+HOUR_S = 3600.0
+AT_ONCE = Fixed(0.0)
+
+
+def facility(drones: int) -> Facility:
+    """A site that starts anything at once."""
+    return Facility(
+        policy=SitePolicy("fake", max_drones=drones, max_pending=drones, max_starts_per_tick=drones),
+        types=(drone_type("fake", "gpu"),),
+        pools=(GpuPool("gpus", drones),),
+        habits=Habits(boot=AT_ONCE, check=AT_ONCE, release=AT_ONCE),
+        latency=AT_ONCE,
+    )
+
+
+async def all_busy(store: SqlStore, drones: int) -> None:
+    while sum(d.state is DroneState.BUSY for d in store.drones.values()) < drones:  # noqa: ASYNC110 (virtual time)
+        await asyncio.sleep(1.0)
+
+
+async def play(drones: int, path: Path) -> list[Figure]:
+    place = facility(drones)
+    policy = Policy(max_drones=drones, sites={place.name: place.policy})
+    jobs = [SimJob(0.0, 10 * HOUR_S, Wants()) for _ in range(drones)]
+    world = World([place], jobs, policy, seed=1, start_epoch=START, pool=PoolHabits(latency=AT_ONCE))
+    world.begin()
+    stop = asyncio.Event()
+    async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=False) as store:
+        controller = Controller(
+            name="bench",
+            policy=replace(policy),
+            types=world.types,
+            overlay=world.overlay,
+            sites=dict(world.sites),
+            store=store,
+            clock=VirtualClock(),
+        )
+        async with controller:
+            begin_cpu = cpu_s()
+            life = asyncio.create_task(controller.run(stop), name="controller")
+            await all_busy(store, drones)
+            ramp_cpu, ready_s = cpu_s() - begin_cpu, [d.joined_at - d.requested_at for d in store.drones.values()]
+            await asyncio.sleep(60.0)
+            tick, before = store.tick, cpu_s()
+            await asyncio.sleep(HOUR_S)
+            hour_cpu, ticks = cpu_s() - before, store.tick - tick
+            busy = sum(d.state is DroneState.BUSY for d in store.drones.values())
+            assert busy == drones, f"not a steady state: {busy} of {drones} busy"
+            stop.set()
+            await life
+    world.close()
+    return [
+        Figure(f"{drones:,} drones at steady state: processor seconds per minute", hour_cpu / 60, "s/min"),
+        Figure("  ticks in the virtual hour", ticks, ""),
+        Figure("  processor time of one tick", hour_cpu / ticks * 1000, "ms"),
+        Figure("  peak memory, simulated world included", peak_mib(), "MiB"),
+        Figure(f"from request to usable, {drones:,} at once: the last", max(ready_s) + ramp_cpu, "s"),
+        Figure("  of which waiting for the next tick: median", statistics.median(ready_s), "s"),
+        Figure("  processor time to bring them all up", ramp_cpu, "s"),
+    ]
+
+
+def main() -> None:
+    drones = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "record.db"
+        figures = run_virtual(play(drones, path), start_epoch=START)
+        tell(*figures, Figure("  record on disk", path.stat().st_size / 2**20, "MiB"))
+
+
+if __name__ == "__main__":
+    main()

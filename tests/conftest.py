@@ -1,0 +1,47 @@
+"""What all tests share: no settings of the person who runs them, and a demo that has been played once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+for name in [name for name in os.environ if name.startswith(("PROVISIONER_", "_CONDOR_", "CONDOR_CONFIG"))]:
+    if not name.endswith(("_CACHE", "_MIRROR")):
+        del os.environ[name]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A demo that is over: where it was, and what it printed."""
+
+    directory: Path
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """`provisioner demo`, once for all tests of a worker; those that use it are in the group `demo`."""
+    directory = tmp_path_factory.mktemp("demo") / "place"
+    done = subprocess.run(
+        [sys.executable, "-m", "provisioner.cli", "demo", "--dir", str(directory)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return Played(directory, done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def lived(played: Played) -> Path:
+    """A directory with the demo's configuration and a record in which 40 jobs have come and gone."""
+    assert played.code == 0, played.out + played.err
+    return played.directory

@@ -1,0 +1,37 @@
+"""Job ads as `condor_submit` writes them, grouped as a schedd does."""
+
+from __future__ import annotations
+
+import classad2
+
+REQUIREMENTS = (
+    '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'
+    " && (TARGET.Memory >= RequestMemory) && (countMatches(MY.RequireGPUs,TARGET.AvailableGPUs) >= RequestGPUs)"
+    " && ((TARGET.FileSystemDomain == MY.FileSystemDomain) || (TARGET.HasFileTransfer))"
+)
+BASE = {
+    "JobStatus": "1",
+    "JobCount": "1",
+    "JobIds": '"1.0"',
+    "JobUniverse": "5",
+    "JobPrio": "0",
+    "Owner": '"alice"',
+    "FileSystemDomain": '"submit.example.org"',
+    "RequestGPUs": "1",
+    "RequestCpus": "1",
+    "RequestMemory": "128",
+    "RequestDisk": "DiskUsage",
+    "DiskUsage": "1024",
+    "Requirements": REQUIREMENTS.replace("(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs)", "(TARGET.GPUs"),
+}
+
+
+def job(**attributes: str) -> classad2.ClassAd:
+    """A group ad; attributes are expressions. ``RequireGPUs`` brings its clause in Requirements along."""
+    both = {**BASE, **attributes}
+    if "RequireGPUs" in attributes and "Requirements" not in attributes:
+        both["Requirements"] = REQUIREMENTS
+    ad = classad2.ClassAd()
+    for name, text in both.items():
+        ad[name] = classad2.ExprTree(text)
+    return ad

@@ -1,0 +1,229 @@
+"""Groups of jobs become classes; nonsense becomes a reason or nothing, never an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import classad2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.htcondor_overlay.classes import (
+    GPU_JOBS,
+    Group,
+    group,
+    group_attributes,
+    job_class,
+    merged,
+    oldest,
+    referenced,
+)
+from provisioner.model import JobClass
+from tests.overlay_htcondor.jobs import job
+
+
+def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> Group:
+    found = group(ad, schedd, "AcctGroup")
+    assert found is not None
+    return found
+
+
+def classes(*ads: classad2.ClassAd) -> list[JobClass]:
+    return [job_class(key, parts, 0, 50.0) for key, parts in merged(grouped(ad) for ad in ads).items()]
+
+
+def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
+    (found,) = classes(
+        job(JobStatus="1", JobCount="7", JobIds='"4.0 ... 4.6"', JobPrio="3"),
+        job(JobStatus="2", JobCount="2", JobIds='"3.0 3.1"'),
+        job(JobStatus="6"),
+        job(JobStatus="5", JobCount="4"),
+    )
+    assert (found.waiting, found.running, found.held) == (7, 3, 4)
+    assert (found.gpu_milli, found.cpus, found.memory_mib, found.disk_mib) == (1000, 1, 128, 1)
+    assert (found.owner, found.priority, found.oldest_at, found.job_ids) == ("alice", 3, 50.0, "4.0-4.6")
+
+
+def test_the_same_requirements_are_one_class_over_schedds_and_looks() -> None:
+    here, there = grouped(job(), "s1"), grouped(job(JobCount="5", JobIds='"9.9"', JobPrio="1"), "s2")
+    assert here.key == there.key and len(here.key) == 8
+    assert len(merged([here, there])) == 1
+    for other in (job(RequestCpus="2"), job(Owner='"bob"'), job(RequireGPUs="Capability >= 8.0"), job(MyAttr="4")):
+        assert grouped(other).key != here.key
+
+
+def test_classes_that_differ_in_their_owner_share_verdicts_unless_the_owner_matters() -> None:
+    ann, bob = grouped(job(Owner='"ann"')), grouped(job(Owner='"bob"', AcctGroup='"physics"'))
+    assert ann.key != bob.key and ann.shape == bob.shape
+    picky = [grouped(job(Owner=name, Requirements="TARGET.For == MY.Owner")) for name in ('"ann"', '"bob"')]
+    assert picky[0].shape != picky[1].shape
+
+
+def test_a_running_job_whose_usage_has_grown_is_still_of_its_class() -> None:
+    (found,) = classes(job(JobStatus="1"), job(JobStatus="2", DiskUsage="999999", JobCount="3"))
+    assert (found.waiting, found.running, found.disk_mib) == (1, 3, 1)
+    assert len(classes(job(DiskUsage="1"), job(DiskUsage="999999"))) == 2, "waiting ones do ask for different disks"
+
+
+def test_what_the_gpu_must_be_is_read_as_numbers_where_it_is_one() -> None:
+    (found,) = classes(
+        job(
+            RequireGPUs="Capability >= GPUsMinCapability && (GlobalMemoryMb >= 35000) && MaxSupportedVersion >= 12040",
+            GPUsMinCapability="8.6",
+            AllowedExecuteDuration="1800",
+        )
+    )
+    assert (found.capability, found.vram_mib, found.driver, found.walltime_s) == (86, 35000, 12040, 1800.0)
+    (loose,) = classes(job(RequireGPUs="Capability >= 8.0 || GlobalMemoryMb >= 35000"))
+    assert (loose.capability, loose.vram_mib) == (0, 0), "either is enough: no number holds for all"
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu_milli", "repair"),
+    [
+        ("1", 1000, ""),
+        ("2 * 2", 4000, ""),
+        ("NoSuch ?: 2", 2000, ""),
+        ("1000000000", 10**12, ""),
+        ("1.0", 1000, ""),
+        ("0.5", 500, "write request_gpus = 1, and offer a drone type that shares its GPU"),
+        ("1.5", 1500, "write request_gpus = 1 or request_gpus = 2"),
+        ("-1", 0, "negative: write request_gpus = 1"),
+        ("NoSuch", 0, "request_gpus = NoSuch is not a number"),
+        ('"one"', 0, "is not a number"),
+        ('real("NaN")', 0, "is not a number"),
+        ("1e400", 0, "is not a number"),
+        ("1/0", 0, "is not a number"),
+    ],
+)
+def test_every_request_for_gpus_is_a_number_or_gets_a_repair(asked: str, gpu_milli: int, repair: str) -> None:
+    (found,) = classes(job(RequestGPUs=asked))
+    assert found.gpu_milli == gpu_milli
+    assert repair in found.invalid and bool(repair) == bool(found.invalid)
+
+
+def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
+    (found,) = classes(job(RequestMemory="NoSuch * 2"))
+    assert "request_memory = NoSuch * 2 is not a number" in found.invalid
+
+
+@pytest.mark.parametrize(
+    ("ad", "counts"),
+    [
+        (job(), True),
+        (job(RequestGPUs="NoSuch"), True),
+        (job(RequestGPUs="-1"), True),
+        (job(RequestGPUs="0"), False),
+        (job(RequestGPUs="undefined"), False),
+        (job(JobUniverse="7"), False),
+        (job(JobUniverse="12"), False),
+        (job(JobStatus="4"), False),
+        (job(JobStatus="3"), False),
+    ],
+)
+def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
+    assert (classad2.ExprTree(GPU_JOBS).eval(ad) is True) is counts
+
+
+def test_an_operators_constraint_is_grouped_by() -> None:
+    also = referenced('Owner != "test" && TARGET.x == 1 && MY.ProjectName == "p"')
+    assert "ProjectName" in group_attributes("AcctGroup", also)
+    assert len([a for a in group_attributes("owner", ["OWNER"]) if a.lower() == "owner"]) == 1
+
+
+def test_the_age_of_a_job_is_told_by_our_clock() -> None:
+    ad = classad2.ClassAd({"QDate": 1000, "ServerTime": 5100})
+    assert oldest(ad, 100.0) == (-4000.0, 1000), "the schedd is 5000 s ahead of us: its 1000 is our -4000"
+    assert oldest(ad, 5099.5)[0] == 1000.0, "rounding is no skew"
+
+
+TEXTS = st.one_of(
+    st.sampled_from(
+        [
+            "1",
+            "-1",
+            "0.5",
+            "undefined",
+            "error",
+            '"x"',
+            'real("NaN")',
+            "1e400",
+            "1/0",
+            "{1,2}",
+            "[a=1]",
+            "true",
+            "NoSuch",
+            "99999999999999999999",
+            "time()",
+            "-99999999999999999999",
+            "TARGET.Memory",
+            "RequestCpus",
+            "RequestGPUs",
+            "a&&b||c",
+            "((((a))))",
+            "Capability>=1/0",
+            "GlobalMemoryMb>=NoSuch",
+            "Capability>=-1",
+        ]
+    ),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30).map(classad2.quote),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers().map(str),
+)
+
+
+def _parses(text: str) -> bool:
+    try:
+        classad2.ExprTree(text)
+    except classad2.ClassAdException:
+        return False
+    return True
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "RequestGPUs",
+                "RequestCpus",
+                "RequestMemory",
+                "RequestDisk",
+                "RequireGPUs",
+                "Requirements",
+                "JobStatus",
+                "JobCount",
+                "JobIds",
+                "JobPrio",
+                "Owner",
+                "AcctGroup",
+                "AllowedJobDuration",
+                "MaxWallTimeMins",
+                "GPUsMinMemory",
+            ]
+        ),
+        TEXTS.filter(_parses),
+    )
+)
+def test_no_ad_is_too_strange(attributes: dict[str, str]) -> None:
+    found = group(job(**attributes), "s1", "AcctGroup")
+    if found is None:
+        return
+    made = job_class(found.key, [found], 10**9, 0.0)
+    for amount in (made.gpu_milli, made.cpus, made.memory_mib, made.disk_mib, made.vram_mib, made.capability):
+        assert 0 <= amount <= 10**18
+    assert made.waiting >= 0 and made.fresh >= 0 and made.walltime_s >= 0
+    for text in (made.owner, made.invalid, made.job_ids):
+        assert text.isprintable() and len(text) < 400
+    assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") == "0" or _zero(found)
+
+
+def _zero(found: Any) -> bool:
+    return bool(found.ad.eval("RequestGPUs") == 0)
+
+
+def test_strings_of_a_megabyte_are_cut_and_control_characters_do_not_get_through() -> None:
+    ad = job(Owner=classad2.quote("\x1b[31m" + "x" * 1_000_000), JobIds=classad2.quote("1.0 " * 300_000))
+    made = job_class("c", [grouped(ad)], 0, 0.0)
+    assert len(made.owner) <= 80 and made.owner.startswith("?[31mxxx")
+    assert len(made.job_ids) <= 200

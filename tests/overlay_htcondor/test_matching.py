@@ -1,0 +1,189 @@
+"""What fits a drone type, and what is told where it does not: job ads against the template of a type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import classad2
+import pytest
+
+from adapters.htcondor_overlay import matching
+from adapters.htcondor_overlay.ads import clauses, number
+from adapters.htcondor_overlay.classes import as_job
+from provisioner.model import DroneType, Misfit
+from tests.overlay_htcondor.jobs import REQUIREMENTS, job
+
+A100 = DroneType(
+    site="topas", name="a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200, vram_mib=40960,
+    gpu_model="A100-SXM4-40GB", capability=80, driver=12040, walltime_s=86400.0,
+)  # fmt: skip
+PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
+ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
+UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
+
+FITS = [
+    (job(), A100),
+    (job(), UNTOLD),
+    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), A100),
+    (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), A100),
+    (job(RequireGPUs="Capability >= 7.0 && Capability < 9.0"), PAIR),
+    (job(RequestGPUs="2"), PAIR),
+    (job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"), A100),
+    (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
+    (job(RequireGPUs='DeviceName =!= "none"'), UNTOLD),
+    (job(AllowedJobDuration="3600"), A100),
+    (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
+    (job(Requirements="TARGET.HasCVMFS"), ARM),
+    (
+        job(
+            RequireGPUs="true",
+            Requirements=REQUIREMENTS + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")',
+        ),
+        A100,
+    ),
+    (job(RequestGPUs="MyGPUs ?: 1"), A100),
+    # what newer submitters write
+    (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
+]
+
+REFUSED = [
+    (job(RequestGPUs="2"), A100, Misfit("gpus", "2", "1")),
+    (job(RequestGPUs="1000000000"), A100, Misfit("gpus", "1000000000", "1")),
+    (
+        job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"),
+        PAIR,
+        Misfit("vram", "35000 MiB", "16384 MiB"),
+    ),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, Misfit("vram", "35000 MiB", "not told")),
+    (job(RequireGPUs="Capability >= 9.5"), A100, Misfit("capability", "9.5", "8.0")),
+    (
+        job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"),
+        PAIR,
+        Misfit("vram", "30000 MiB", "16384 MiB"),
+    ),
+    (
+        job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"),
+        PAIR,
+        Misfit("driver", "CUDA 12.4", "CUDA 11.8"),
+    ),
+    (
+        job(RequireGPUs='regexp("H100", DeviceName)'),
+        A100,
+        Misfit("gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
+    ),
+    (job(RequestCpus="9"), A100, Misfit("cpus", "9", "8")),
+    (job(RequestMemory="20481"), A100, Misfit("memory", "20481 MiB", "20480 MiB")),
+    (job(RequestDisk="52428801"), A100, Misfit("disk", "52428801 KiB", "52428800 KiB")),
+    (job(), ARM, Misfit("arch", 'TARGET.Arch == "X86_64"', "aarch64")),
+    (job(AllowedJobDuration="86400"), A100, Misfit("walltime", "86400 s", "86340 s")),
+    (job(MaxWallTimeMins="2880"), A100, Misfit("walltime", "172800 s", "86340 s")),
+    (
+        job(Requirements=REQUIREMENTS.replace("MY.RequireGPUs", "true") + " && TARGET.HasCVMFS"),
+        A100,
+        Misfit("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told"),
+    ),
+    (
+        job(Requirements=f'({REQUIREMENTS.replace("MY.RequireGPUs", "true")}) && (TARGET.SiteName == "horeka")'),
+        A100,
+        Misfit("requirements", 'TARGET.SiteName == "horeka"', "SiteName=topas"),
+    ),
+    (
+        job(Requirements="TARGET.FileSystemDomain == MY.FileSystemDomain"),
+        A100,
+        Misfit("requirements", "TARGET.FileSystemDomain == MY.FileSystemDomain", "FileSystemDomain=drone.invalid"),
+    ),
+    (job(RequestGPUs="0.5"), A100, Misfit("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
+    (
+        job(),
+        replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}),
+        Misfit("start", 'TARGET.Owner == "bob"', "false for this job"),
+    ),
+    # the GPU is told first, whatever else is wrong
+    (
+        job(RequireGPUs="Capability >= 9.5", RequestCpus="64", RequestMemory="999999", Requirements="false"),
+        A100,
+        Misfit("capability", "9.5", "8.0"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("ad", "kind"), FITS)
+def test_it_fits(ad: classad2.ClassAd, kind: DroneType) -> None:
+    assert matching.misfit(as_job(ad), matching.template(kind)) is None
+
+
+@pytest.mark.parametrize(("ad", "kind", "expected"), REFUSED)
+def test_the_first_failing_dimension_is_told(ad: classad2.ClassAd, kind: DroneType, expected: Misfit) -> None:
+    assert matching.misfit(as_job(ad), matching.template(kind)) == expected
+
+
+def test_gpus_that_each_meet_something_else_are_told_as_too_few_for_all_of_it() -> None:
+    received = matching.Received(
+        {}, ({"Capability": "9.0", "GlobalMemoryMb": "10000"}, {"Capability": "7.0", "GlobalMemoryMb": "80000"})
+    )
+    slot = matching.template(PAIR, received)
+    wanting = as_job(job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 40000"))
+    found = matching.misfit(wanting, slot)
+    assert found == Misfit(
+        "requirements",
+        "Capability >= 8.000000000000000E+00 && GlobalMemoryMb >= 40000",
+        "fewer than 1 GPUs meet all of it",
+    )
+
+
+def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
+    real = classad2.parseOne(
+        '[Name="slot1@kit-1@node"; SlotType="Partitionable"; Cpus=0; Memory=128; GPUs=0; TotalSlotCpus=4;'
+        ' TotalSlotMemory=9000; TotalSlotDisk=1000000.0; Start=false; State="Claimed"; AvailableGPUs={};'
+        ' OpSysAndVer="Rocky9"; Microarch="x86_64-v4";'
+        ' GPUs_DeviceName="NVIDIA A100 80GB"; GPUs_GlobalMemoryMb=81000; GPUs_Capability=8.0;'
+        ' GPUs_GPU_aa=[Id="GPU-aa"; Capability=8.0; GlobalMemoryMb=81000; DeviceName="NVIDIA A100 80GB"]; JobId="3.0"]'
+    )
+    got = matching.received(real)
+    slot = matching.template(A100, got)
+    assert (number(slot, "Cpus"), number(slot, "Memory"), number(slot, "GPUs")) == (4, 9000, 1)
+    assert matching.misfit(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
+    assert matching.misfit(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot) is None
+    assert matching.misfit(as_job(job(RequestCpus="8")), slot) == Misfit("cpus", "8", "4")
+    assert "Start" not in got.ad and "JobId" not in got.ad, "what the slot does just now is not of its type"
+    assert matching.differences(A100, got) == (
+        "drone type topas/a100: ordered Cpus 8, received 4",
+        "drone type topas/a100: ordered Memory 20480 MiB, received 9000 MiB",
+        "drone type topas/a100: ordered GPU A100-SXM4-40GB, received NVIDIA A100 80GB",
+    )
+
+
+def test_a_received_ad_of_nonsense_changes_nothing_it_must_not() -> None:
+    real = classad2.parseOne(
+        "[TotalSlotCpus=-3; TotalSlotMemory=undefined; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false;"
+        " Rank=1/0]"
+    )
+    real["Blob"] = "x" * 1_000_000
+    got = matching.received(real)
+    assert "Blob" not in got.ad and "Requirements" not in got.ad and "Cpus" not in got.ad
+    assert matching.misfit(as_job(job()), matching.template(A100, got)) is None
+
+
+def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it() -> None:
+    slot = matching.template(replace(A100, ad={"HasCVMFS": "&&& oops"}))
+    assert matching.misfit(as_job(job()), slot) is None
+    found = matching.misfit(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
+    assert found is not None and found.dimension == "requirements"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", ["a"]),
+        ("a && b && (c && d)", ["a", "b", "c", "d"]),
+        ("((a)) && ((b || c))", ["a", "b || c"]),
+        ("a && b || c", ["a && b || c"]),
+        ("a ? b && c : d", ["a ? b && c : d"]),
+        ('x == "a && b" && f(y && z)', ['x == "a && b"', "f(y && z)"]),
+        ('x == "a \\" && (b" && y', ['x == "a \\" && (b"', "y"]),
+        ("(a) && (b)", ["a", "b"]),
+        ("", [""]),
+    ],
+)
+def test_clauses(text: str, expected: list[str]) -> None:
+    assert list(clauses(text)) == expected

@@ -1,0 +1,273 @@
+"""The documents tell the truth: links lead somewhere, commands and options exist, examples run, configurations check.
+
+Three kinds of fenced blocks are tried. ``console``: every ``$ provisioner ...`` line is run, in order, in the directory
+that a demo has left behind, with its configuration and its record; text below a line is what it must print, with
+``...`` for anything. ``yaml`` that begins with a comment naming a file: the files of a document are written out and
+go through `provisioner check`. ``sh``: not run, but each ``provisioner`` command in it must exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "site_configs").rglob("*.md")],
+    key=lambda path: path.relative_to(ROOT).as_posix(),
+)
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OTHER_TOOLS = {"systemctl", "install"}
+EXIT = re.compile(r"\s*#\s*exit (\d+)\s*$")
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    return [body for name, body in FENCE.findall(page.read_text()) if name == kind]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors as the usual renderers make them from headings."""
+    prose = FENCE.sub("", page.read_text())
+    titles = re.findall(r"^#+ +(.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# ------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    dead = []
+    for target in LINK.findall(FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        there = path.is_relative_to(ROOT) and path.exists()
+        if not there or (anchor and path.suffix == ".md" and anchor not in anchors(path)):
+            dead.append(target)
+    assert dead == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    seen: set[Path] = set()
+    ahead = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    while ahead:
+        page = ahead.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        for target in LINK.findall(FENCE.sub("", page.read_text())):
+            path = (page.parent / target.partition("#")[0]).resolve()
+            if path.suffix == ".md" and path.is_file():
+                ahead.append(path)
+    assert [page_id(page) for page in PAGES if page not in seen] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True)
+class Mention:
+    """A command as a document writes it."""
+
+    page: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}: {' '.join(self.words)}"
+
+
+def shell_lines(page: Path) -> Iterator[str]:
+    for kind in ("console", "sh"):
+        for body in blocks(page, kind):
+            for line in body.splitlines():
+                if kind == "sh" or line.startswith("$ "):
+                    yield line.removeprefix("$ ")
+
+
+def mentions(page: Path) -> Iterator[Mention]:
+    """Every ``provisioner ...`` in shell blocks and in inline code."""
+    inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text()))
+    for line in [*shell_lines(page), *inline]:
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            words = line.split()
+        for at, word in enumerate(words):
+            if word.rpartition("/")[2] == "provisioner" and at + 1 < len(words) and "=" not in word:
+                if at and (words[at - 1].startswith("-") or not OTHER_TOOLS.isdisjoint(words[:at])):
+                    continue  # the account, the unit or a file of that name
+                yield Mention(page_id(page), tuple(words[at:]))
+                break
+
+
+def command_tree() -> Any:
+    """The command as typer builds it; whose ``click`` that is depends on its version."""
+    from provisioner.cli.root import app
+
+    return typer.main.get_command(app)
+
+
+def sub_command(command: Any, name: str) -> Any:
+    return command.get_command(command.make_context("x", [], resilient_parsing=True), name)
+
+
+def unknown_in(mention: Mention, root: Any) -> str:
+    """The first word of a mention that does not exist, else nothing."""
+    command, words = root, iter(mention.words[1:])
+    for word in words:
+        if word in {"...", "|", "||", ">", "&&", "--"}:
+            break
+        if word.startswith("-"):
+            option, equals, _ = word.partition("=")
+            known = [p for p in command.params if option in (*p.opts, *p.secondary_opts)]
+            if not known and option not in {"--help", "-h"}:
+                return option
+            if known and not known[0].is_flag and not equals:
+                next(words, None)
+        elif hasattr(command, "get_command"):
+            found = sub_command(command, word)
+            if found is None:
+                return word
+            command = found
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_command_and_option_exists(page: Path) -> None:
+    root = command_tree()
+    wrong = [f"{m} ({bad})" for m in mentions(page) if (bad := unknown_in(m, root))]
+    assert wrong == []
+
+
+def test_the_service_unit_runs_commands_that_exist() -> None:
+    text = (ROOT / "packaging" / "systemd" / "provisioner.service").read_text()
+    lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("Exec")]
+    lines += re.findall(r"`(provisioner [^`]*)`", text)
+    found = [Mention("unit", tuple(shlex.split(line))) for line in lines if "provisioner " in line]
+    assert len(found) >= 3
+    root = command_tree()
+    assert [f"{m} ({bad})" for m in found if (bad := unknown_in(m, root))] == []
+
+
+def test_the_check_would_notice() -> None:
+    root = command_tree()
+    assert unknown_in(Mention("x", ("provisioner", "stauts")), root) == "stauts"
+    assert unknown_in(Mention("x", ("provisioner", "status", "--no-such")), root) == "--no-such"
+    assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "show", "shwo")), root) == "shwo"
+    assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "x", "show", "ID")), root) == ""
+
+
+def test_every_verb_is_told_of_somewhere() -> None:
+    """A verb that no document mentions is a verb that nobody finds."""
+    root = command_tree()
+    told = {m.words[1] for page in PAGES for m in mentions(page) if len(m.words) > 1}
+    names = root.list_commands(root.make_context("x", [], resilient_parsing=True))
+    assert [name for name in names if name not in told and not sub_command(root, name).hidden] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- examples
+
+
+def provisioner(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PROVISIONER_")}
+    return subprocess.run(
+        [sys.executable, "-m", "provisioner.cli", *words],
+        cwd=cwd,
+        env=env | {"NO_COLOR": "1", "COLUMNS": "100"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def examples(page: Path) -> list[tuple[str, int, str]]:
+    """Lines to run, the exit code each must have, and the output it must have (empty: any)."""
+    found: list[tuple[str, int, str]] = []
+    for body in blocks(page, "console"):
+        for line in body.splitlines(keepends=True):
+            if line.startswith("$ "):
+                code = EXIT.search(line)
+                found.append((EXIT.sub("", line[2:]).strip(), int(code[1]) if code else 0, ""))
+            elif found:
+                command, exit_code, output = found[-1]
+                found[-1] = (command, exit_code, output + line)
+    return found
+
+
+def matches(wanted: str, got: str) -> bool:
+    """Compare line by line; ``...`` stands for anything within a line, alone on a line for any lines."""
+
+    def squeezed(text: str) -> str:
+        return re.sub(r"[ \t]+", " ", text.strip())
+
+    parts = re.split(r"(\.\.\.)", squeezed(wanted))
+    pattern = "".join(".*" if part == "..." else re.escape(part) for part in parts)
+    return re.fullmatch(pattern, squeezed(got), re.DOTALL) is not None
+
+
+def with_examples() -> list[Path]:
+    """All but the generated reference: its examples are those of the help texts, about a pool that is not here."""
+    return [page for page in PAGES if examples(page) and page.parent.name != "reference"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.xdist_group("demo")
+@pytest.mark.parametrize("page", with_examples(), ids=page_id)
+def test_the_examples_run(page: Path, lived: Path) -> None:
+    for command, exit_code, output in examples(page):
+        words = shlex.split(command)
+        assert words[0] == "provisioner", f"only provisioner is run from documents: {command}"
+        done = provisioner(words[1:], lived)
+        assert done.returncode == exit_code, f"$ {command}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr, done.stderr
+        if output:
+            assert matches(output, done.stdout), f"$ {command}\nwanted:\n{output}\ngot:\n{done.stdout}"
+
+
+def named_files(page: Path) -> dict[str, str]:
+    """YAML blocks whose first line is a comment that names a file."""
+    found = {}
+    for body in blocks(page, "yaml"):
+        first = re.match(r"# ([\w./-]+\.yaml)\b", body)
+        if first:
+            found[first[1]] = body
+    return found
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "provisioner.yaml" in named_files(p)], ids=page_id)
+def test_configurations_in_documents_are_valid(page: Path, tmp_path: Path) -> None:
+    for name, body in named_files(page).items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(body)
+    for name in ("controller.token", "drone.token"):
+        (tmp_path / name).write_text("not a real token")
+        (tmp_path / name).chmod(0o400)
+    done = provisioner(["check", "-c", "provisioner.yaml"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("provisioner.yaml")), ids=page_id)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    done = provisioner(["check", "-c", str(path)], ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
