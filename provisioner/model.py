@@ -645,12 +645,12 @@ class StartOrder:
     idle_timeout_s: float
     """When the drone leaves by itself without the controller: later than the controller would ask it to."""
     grace_s: float
+    admission: Admission | None = None
+    """None when the overlay is asked; set when the site is."""
     kept_vram_mib: int = 0
     """For its first ``kept_s`` in the pool it takes only jobs that need at least this much VRAM per GPU: those it was
     started for. Else jobs that would run anywhere take it first, and another like it must be started."""
     kept_s: float = 0.0
-    admission: Admission | None = None
-    """None when the overlay is asked; set when the site is."""
 
 
 @dataclass(frozen=True, slots=True)

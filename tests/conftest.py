@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-for name in [name for name in os.environ if name.startswith(("PROVISIONER_", "_CONDOR_", "CONDOR_CONFIG"))]:
-    if not name.endswith(("_CACHE", "_MIRROR")):
-        del os.environ[name]
+# Settings of the person who runs the tests must not reach the product; those of the tests themselves stay.
+for name in [name for name in os.environ if name.startswith(("_CONDOR_", "CONDOR_CONFIG"))]:
+    del os.environ[name]
+for name in ("PROVISIONER_CONFIG", "PROVISIONER_STORE", "PROVISIONER_OUTPUT"):
+    os.environ.pop(name, None)
 
 
 @dataclass(frozen=True)

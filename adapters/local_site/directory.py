@@ -1,7 +1,7 @@
 """A drone's directory: the claim on its id, the record that survives the controller, and what is left at the end.
 
-``<root>/<drone id>/`` holds the drone's output in ``log`` and its own directory, ``drone/``: a drone that root starts may
-give that to another account. Our files are in ``.site/``, which nobody else may enter:
+``<root>/<drone id>/`` holds the drone's output in ``log`` and its own directory, ``drone/``: a drone that root starts
+may give that to another account. Our files are in ``.site/``, which nobody else may enter:
 
 ========== =====================================================================================================
 order.json the type, the allotment, who asked: there from the beginning, as the directory is renamed into place

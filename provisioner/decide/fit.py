@@ -10,7 +10,8 @@ from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, TypeKey
 def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
     """The first dimension in which one empty drone of ``kind`` cannot host one job: the GPU first, then VRAM,
     capability, driver, CPUs, RAM, disk, architecture, life, then what the jobs' own requirements refuse."""
-    if job.gpu_milli <= 0 or job.gpu_milli > kind.gpu_milli or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU):
+    broken = job.gpu_milli <= 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
+    if broken or job.gpu_milli > kind.gpu_milli:
         return Misfit("gpus", gpus(job.gpu_milli), gpus(kind.gpu_milli))
     if job.vram_mib > kind.vram_mib:
         return Misfit("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")

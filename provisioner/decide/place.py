@@ -48,9 +48,9 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
     snapshot = scene.snapshot
     if scene.trust.overlay is not None:
         return Placed(refusals=(Refusal("all", 0, scene.trust.overlay),))
-    back = scene.breakers.get(OVERLAY)
-    if back is not None and scene.now < back.until:
-        settling = BackingOff(OVERLAY, back.until, FaultKind.DOWN.value, "the pool was out of sight and settles first")
+    outage = scene.breakers.get(OVERLAY)
+    if outage is not None and scene.now < outage.until:
+        settling = BackingOff(OVERLAY, outage.until, FaultKind.DOWN.value, "it was out of sight and settles first")
         return Placed(refusals=(Refusal("all", 0, settling),))
     room = Room.of(scene)
     rank = _rank(scene)

@@ -80,7 +80,14 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
             Batch(
                 site,
                 tuple(
-                    StartOrder(s.drone.id, types[s.drone.type], own_timeout, grace_s, s.vram_mib, KEPT_S)
+                    StartOrder(
+                        s.drone.id,
+                        types[s.drone.type],
+                        own_timeout,
+                        grace_s,
+                        kept_vram_mib=s.vram_mib,
+                        kept_s=KEPT_S,
+                    )
                     for s in plan.starts
                     if s.drone.site == site
                 ),

@@ -110,7 +110,12 @@ def test_listings_move_a_drone_on_and_an_unknown_state_is_alive(state: S, remote
 
 @pytest.mark.parametrize(
     ("slot_state", "becomes"),
-    [(SlotState.CHECKING, S.JOINED), (SlotState.IDLE, S.IDLE), (SlotState.BUSY, S.BUSY), (SlotState.DRAINING, S.DRAINING)],
+    [
+        (SlotState.CHECKING, S.JOINED),
+        (SlotState.IDLE, S.IDLE),
+        (SlotState.BUSY, S.BUSY),
+        (SlotState.DRAINING, S.DRAINING),
+    ],
 )
 def test_a_slot_makes_a_booting_drone_join(slot_state: SlotState, becomes: S) -> None:
     booting = drone("kit-ab12-1", S.BOOTING)

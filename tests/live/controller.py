@@ -48,7 +48,7 @@ SITE = """\
 site: {name}
 adapter: local
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
-timeouts: {{act_deadline: 15s, settle: 20s, gone_after: 5s, boot: 3min, grace: 10s, stop: 30s}}
+timeouts: {{act_deadline: 15s, settle: 20s, gone_after: 5s, boot: {boot_s}s, grace: 10s, stop: 30s}}
 types:
   {kind}:
     gpus: 1
@@ -94,6 +94,7 @@ class LabController:
     directory: Path
     sites: Sequence[LabSite] = (BIG, SMALL)
     idle_s: int = 6
+    boot_s: int = 180
     process: subprocess.Popen[bytes] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -121,7 +122,7 @@ class LabController:
             )
         )
         for site in self.sites:
-            (self.directory / f"site-{site.name}.yaml").write_text(SITE.format(**vars(site)))
+            (self.directory / f"site-{site.name}.yaml").write_text(SITE.format(**vars(site), boot_s=self.boot_s))
 
     def start(self, *, write: bool = True) -> LabController:
         if write:

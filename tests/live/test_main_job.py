@@ -63,7 +63,7 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, La
 
 
 def test_without_idle_jobs_no_drone_is_ever_started(lab: tuple[Pool, LabController]) -> None:
-    pool, controller = lab
+    _, controller = lab
     controller.start()
     ticks = until(lambda: controller.json("status").get("tick", 0) >= 12, 60, what="more than ten ticks")
     assert ticks
@@ -113,6 +113,7 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
 
 def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
+    controller.boot_s = 15
     controller.write()
     (controller.directory / "drone.token").write_text("no token at all\n")
     controller.start(write=False)
