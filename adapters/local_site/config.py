@@ -42,6 +42,7 @@ class Config(BaseModel):
     root: ConfigPath = Field(
         description="Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing.",
         examples=["var/drones"],
+        json_schema_extra={"places_drones": "shared"},
     )
     gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field(
         default="auto",

@@ -32,12 +32,13 @@ def distinct_places(sites: Sequence[tuple[Document, str, BaseModel]]) -> None:
     """No two sites keep their drones in one place: each would take the other's for strays, and stop them.
 
     ``sites``: document, adapter and its options. An adapter marks the options that say where its drones are with
-    ``json_schema_extra={"places_drones": True}``; two sites are one place if all of these are the same.
+    ``json_schema_extra={"places_drones": True}``, or ``"shared"`` where its sites tell their drones apart in one place;
+    two sites are one place if all of these are the same.
     """
     first: dict[tuple[object, ...], Document] = {}
     for document, adapter, options in sites:
         keys = placing_options(type(options))
-        if not keys:
+        if not keys or all(_mark(type(options), key) == "shared" for key in keys):
             continue
         place = (adapter, *(repr(getattr(options, key)) for key in keys))
         if place in first:
@@ -48,11 +49,12 @@ def distinct_places(sites: Sequence[tuple[Document, str, BaseModel]]) -> None:
 
 def placing_options(config: type[BaseModel]) -> list[str]:
     """Names of the options that the adapter marks as saying where its drones are."""
-    return [
-        name
-        for name, field in config.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("places_drones")
-    ]
+    return [name for name in config.model_fields if _mark(config, name)]
+
+
+def _mark(config: type[BaseModel], name: str) -> object:
+    extra = config.model_fields[name].json_schema_extra
+    return extra.get("places_drones") if isinstance(extra, dict) else None
 
 
 def types_can_run(document: Document, site: SiteFile) -> None:
