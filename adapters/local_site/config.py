@@ -32,6 +32,14 @@ class GpuSpec(BaseModel):
     model: str = Field(default="", description="Model, as `nvidia-smi` names it.", examples=["A100-SXM4-40GB"])
     vram: Size = Field(default=0, description="Memory of each.", examples=["40 GiB"])
     capability: Capability = Field(default=0, description="CUDA compute capability.", examples=[8.0])
+    simulate: int | None = Field(
+        default=None,
+        ge=0,
+        le=9,
+        description="Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery"
+        " -simulate` (2: V100, 4: A100), for tests.",
+        examples=[4],
+    )
 
 
 class Config(BaseModel):
@@ -63,10 +71,4 @@ class Config(BaseModel):
     nice: int = Field(default=0, ge=0, le=19, description="Niceness of drones; 0 is that of the controller.")
     env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
         default_factory=dict, description="Environment variables added for each drone."
-    )
-    simulate_gpus: str = Field(
-        default="",
-        pattern=r"^[0-9,]*$",
-        description="Passed to drones as DRONE_GPU_SIMULATE: they pretend to find such GPUs (for tests).",
-        examples=["4,8"],
     )

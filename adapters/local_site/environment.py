@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from adapters.local_site.allotment import Allotment
 from adapters.local_site.config import Config
+from adapters.local_site.host import Gpu
 from adapters.local_site.processes import TAG
 from provisioner.model import WHOLE_GPU, Admission, StartOrder
 
@@ -15,7 +17,7 @@ _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIB
 
 
 def drone_environment(
-    order: StartOrder, admission: Admission, allotment: Allotment, directory: Path, config: Config
+    order: StartOrder, admission: Admission, allotment: Allotment, directory: Path, config: Config, gpus: Sequence[Gpu]
 ) -> dict[str, str]:
     kind = order.type
     inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
@@ -37,6 +39,8 @@ def drone_environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers devices
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, sorted(allotment.gpus))),
     }
-    if config.simulate_gpus:
-        contract["DRONE_GPU_SIMULATE"] = config.simulate_gpus
+    pretended = [gpu.simulate for gpu in gpus if gpu.index in allotment.gpus and gpu.simulate is not None]
+    if pretended:
+        # As many as this host has: of those the discovery takes the ones in CUDA_VISIBLE_DEVICES.
+        contract["DRONE_GPU_SIMULATE"] = f"{pretended[0]},{len(gpus)}"
     return {"PATH": os.defpath, **inherited, **config.env, **admission.env, **contract}

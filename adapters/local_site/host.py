@@ -23,6 +23,7 @@ class Gpu:
     model: str
     vram_mib: int
     capability: int
+    simulate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def survey(config: Config) -> Host:
 
 def _declared(specs: tuple[GpuSpec, ...]) -> tuple[Gpu, ...]:
     each = [spec for spec in specs for _ in range(spec.count)]
-    return tuple(Gpu(index, spec.model, spec.vram, spec.capability) for index, spec in enumerate(each))
+    return tuple(Gpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(each))
 
 
 def _memory_mib() -> int:

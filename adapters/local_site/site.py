@@ -228,7 +228,8 @@ class LocalSite:
         argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(target.path), f"{record.grace_s:g}"]
         if self._config.nice:
             argv = ["nice", "-n", str(self._config.nice), *argv]
-        environment = drone_environment(order, order.admission, record.allotment, target.own, self._config)
+        gpus = self._host.gpus if self._host else ()
+        environment = drone_environment(order, order.admission, record.allotment, target.own, self._config, gpus)
         with open(target.log, "ab", opener=_private) as log:
             # The launcher becomes nobody's child at once: our death and its life are independent from the start.
             subprocess.run(

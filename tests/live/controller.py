@@ -63,8 +63,7 @@ options:
   cpus: 1000
   memory: 1000 GiB
   disk: 1000 GiB
-  gpus: [{{count: 64, model: {model}, vram: {vram} MiB, capability: {capability}}}]
-  simulate_gpus: "{simulate},64"
+  gpus: [{{count: 64, model: {model}, vram: {vram} MiB, capability: {capability}, simulate: {simulate}}}]
   keep_ended: 1h
 """
 

@@ -18,6 +18,7 @@ from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, HUGE, SHARE, SMALL, config, exiting, tagged
 
 Order = Callable[..., StartOrder]
+PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
 
 
 async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
@@ -62,7 +63,7 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     script = b"#!/bin/sh\nenv > seen\npwd > where\ncat token > told\nreadlink /proc/self/fd/0 > stdin\n"
     files = {"token": b"abc"}
     admission = Admission(script, {"FROM_OVERLAY": "yes", "DRONE_CPUS": "lies"}, files)
-    async with make_site(env={"FROM_OPERATOR": "yes"}, simulate_gpus="4,8", nice=5) as site:
+    async with make_site(env={"FROM_OPERATOR": "yes"}, gpus=PRETENDED, nice=5) as site:
         await site.start([order(1, admission)])
         await ended(site, order(1))
     directory = root / order(1).drone_id / "drone"
