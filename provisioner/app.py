@@ -8,9 +8,10 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
@@ -18,13 +19,33 @@ from provisioner import loader
 from provisioner.config import ConfigErrors, Settings, SiteSpec
 from provisioner.config.reading import load
 from provisioner.config.reload import changes
+from provisioner.service.calls import fault_of, within
 from provisioner.service.clock import SteadyClock
 from provisioner.service.controller import Controller
+from provisioner.service.door import Door
 from provisioner.service.lag import LagProbe
-from provisioner.sites import Site, SiteError
+from provisioner.sites import SiteDown
 from provisioner.store.sql import SqlStore
 
 log = structlog.get_logger()
+
+
+CONNECT_S = 20.0
+CLOSE_S = 20.0
+"""How long a site may take to be connected, and to be left."""
+
+
+class Stderr:
+    """Where log lines go. One that cannot be written (full disk, reader gone) must not end the service."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return sys.stderr.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
@@ -36,17 +57,19 @@ def log_to_stderr(level: int = logging.INFO) -> None:
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=14),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Stderr())),
         cache_logger_on_first_use=False,
     )
 
 
 async def run(path: Path, *, once: bool = False, root: Path | None = None) -> int:
     """Run the controller until SIGTERM or SIGINT; ``once``: a single tick. Returns the exit code.
+    At a second SIGTERM it does not wait for orders under way: 1.
     ``root``: what relative paths in the files start from, where that is not the files' own directory.
 
     SIGHUP reads the configuration anew. Drones outlive the controller: the next one takes them over.
-    Raises ConfigErrors, StoreError (StoreHeld: another controller runs) and SiteError (an adapter cannot be built).
+    Raises ConfigErrors, StoreError (StoreHeld: another controller runs), SiteError (the overlay, or an adapter as it is
+    built), AdapterBroken and AdapterUnknown.
     """
     settings = load(path, root=root)
     store = SqlStore(
@@ -55,16 +78,53 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
         keep_s=settings.store.keep_s,
         snapshots=settings.store.snapshots,
     )
+    stop, hangup = _signals()
+    try:
+        return await _serve(path, root, settings, store, stop, hangup, once=once)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        log.warning("broken-off", drones="go on; what was asked for and not answered is settled by the next controller")
+        return 1
+
+
+def _signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set when asked to stop, and when asked to read the configuration anew. Asked to stop twice, this task is
+    cancelled; three times, the process dies as any would."""
     stop, hangup = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def asked_to_stop(number: signal.Signals) -> None:
+        if stop.is_set():
+            loop.remove_signal_handler(number)
+            task.cancel()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, asked_to_stop, number)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    return stop, hangup
+
+
+async def _serve(
+    path: Path,
+    root: Path | None,
+    settings: Settings,
+    store: SqlStore,
+    stop: asyncio.Event,
+    hangup: asyncio.Event,
+    *,
+    once: bool,
+) -> int:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(store)
         adapters = await stack.enter_async_context(Adapters(settings))
         overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-        await stack.enter_async_context(overlay)
+        try:
+            await within(CONNECT_S, stack.enter_async_context(overlay))
+        except TimeoutError:
+            raise SiteDown(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
         controller = Controller(
             name=settings.controller,
             policy=settings.policy,
@@ -103,75 +163,87 @@ async def _reloads(
         hangup.clear()
         try:
             new = load(path, root=root)
-        except ConfigErrors as error:
+            live = Counter(d.site for d in controller.store.drones.values())
+            change = changes(adapters.settings, new, live)
+            if change.refused:
+                raise NotApplied("\n".join(change.refused))
+            opened = await adapters.opened(new, change.rebuilt)
+        except (ConfigErrors, NotApplied) as error:
             await controller.event("reload-refused", problems=str(error)[:4000])
             continue
-        live = Counter(d.site for d in controller.store.drones.values())
-        change = changes(adapters.settings, new, live)
-        if change.refused:
-            await controller.event("reload-refused", problems="\n".join(change.refused)[:4000])
-            continue
         async with controller.between_ticks:
-            try:
-                await adapters.become(new, change.rebuilt)
-            except SiteError as error:
-                await controller.event("reload-refused", problems=str(error)[:4000])
-                continue
-            controller.apply(new.policy, new.types, adapters.sites, new.tick_s, new.tick_quick_s)
+            adapters.become(new, opened)
+            under_way = controller.apply(new.policy, new.types, adapters.sites, new.tick_s, new.tick_quick_s)
         await controller.event("reloaded", changes="; ".join(change.notes) or "nothing changed")
+        if adapters.leaving and under_way:
+            await asyncio.wait(under_way)
+        await adapters.close_leaving()
+
+
+class NotApplied(Exception):
+    """A configuration that is valid and yet cannot be taken over now; the message says why."""
 
 
 @dataclass(slots=True)
 class Adapters:
-    """The site adapters of a configuration, entered; replaced one by one when it changes."""
+    """The site adapters of a configuration; replaced one by one when it changes."""
 
     settings: Settings
-    _open: dict[str, tuple[Site, AsyncExitStack]] = field(default_factory=dict)
-
-    @property
-    def sites(self) -> Mapping[str, Site]:
-        return {name: site for name, (site, _) in self._open.items()}
+    sites: Mapping[str, Door] = field(default_factory=dict)
+    leaving: list[tuple[str, Door]] = field(default_factory=list)
+    """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 
     async def __aenter__(self) -> Adapters:
-        try:
-            await self.become(self.settings)
-        except BaseException:
-            await self.__aexit__()
-            raise
+        """A site that cannot be reached is no reason not to start: it is tried again at each look."""
+        self.sites = {spec.name: self._built(spec, self.settings) for spec in self.settings.sites}
+        async with asyncio.TaskGroup() as group:
+            for name, door in self.sites.items():
+                group.create_task(_open_if_it_can_be(name, door))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for name in list(self._open):
-            await self._close(name)
+        self.leaving += self.sites.items()
+        await self.close_leaving()
 
-    async def become(self, new: Settings, changed: Collection[str] = ()) -> None:
-        """Open what is new or among the ``changed``, then close what is gone. A site that cannot be opened raises and
-        changes nothing."""
-        opened: dict[str, tuple[Site, AsyncExitStack]] = {}
+    async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, Door]:
+        """Doors of what is new or among the ``changed``. Raises NotApplied if one cannot be opened: then none is."""
+        doors: dict[str, Door] = {}
         try:
             for spec in new.sites:
-                if spec.name not in self._open or spec.name in changed:
-                    opened[spec.name] = await self._opened(spec, new.controller)
-        except BaseException:
-            for _, stack in opened.values():
-                await stack.aclose()
-            raise
-        wanted = {s.name for s in new.sites}
-        for name in [n for n in self._open if n in opened or n not in wanted]:
-            await self._close(name)
-        self._open.update(opened)
+                if spec.name not in self.sites or spec.name in changed:
+                    doors[spec.name] = self._built(spec, new)
+                    await within(CONNECT_S, doors[spec.name].open())
+        except BaseException as error:
+            self.leaving += doors.items()
+            if not isinstance(error, Exception):
+                raise
+            await self.close_leaving()
+            raise NotApplied(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
+        return doors
+
+    def become(self, new: Settings, opened: Mapping[str, Door]) -> None:
+        """Take over the doors that :meth:`opened` gave for ``new``."""
+        before = dict(self.sites)
+        self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
+        self.leaving += [(name, door) for name, door in before.items() if self.sites.get(name) is not door]
         self.settings = new
 
-    async def _opened(self, spec: SiteSpec, controller: str) -> tuple[Site, AsyncExitStack]:
-        site = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
-        stack = AsyncExitStack()
-        await stack.enter_async_context(site)
-        return site, stack
+    async def close_leaving(self) -> None:
+        """A site that cannot say good-bye must not keep the others from it."""
+        while self.leaving:
+            name, door = self.leaving.pop()
+            try:
+                await within(CLOSE_S, door.close())
+            except Exception as error:
+                log.warning("close-failed", site=name, message=fault_of(error, 0.0).message)
 
-    async def _close(self, name: str) -> None:
-        _, stack = self._open.pop(name)
-        try:
-            async with asyncio.timeout(30):
-                await stack.aclose()
-        except Exception as error:  # a site that cannot say good-bye must not keep the others from it
-            log.warning("close-failed", site=name, message=f"{type(error).__name__}: {error}")
+    @staticmethod
+    def _built(spec: SiteSpec, settings: Settings) -> Door:
+        return Door(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
+
+
+async def _open_if_it_can_be(name: str, door: Door) -> None:
+    try:
+        await within(CONNECT_S, door.open())
+    except Exception as error:
+        log.warning("not-connected", site=name, message=fault_of(error, 0.0).message)

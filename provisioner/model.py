@@ -330,7 +330,7 @@ class Drone:
     busy_at: float = 0.0
     """When it first had a job; 0 if never."""
     idle_at: float = 0.0
-    """Since when it has had no job; 0 while busy or before it joined."""
+    """Since when it has had no job; 0 while busy. Before it joined: since when no job has waited for it."""
     heard_at: float = 0.0
     jobs: int = 0
     jobs_started: int = 0
@@ -381,6 +381,8 @@ class Fault:
     kind: FaultKind
     message: str
     at: float
+    of_order: bool = False
+    """An order met it, not a look: then a look that succeeds says nothing of it."""
 
 
 class BreakerState(StrEnum):

@@ -27,6 +27,4 @@ def decide(snapshot: Snapshot) -> Plan:
         moves=tuple(moves),
         breakers=tuple(b for b in breakers.values() if snapshot.breakers.get(b.scope) != b),
     )
-    if scene.brake is not None:
-        return scene.braked(plan)
     return scene.finished(plan, retire.retire(scene), place.place(scene, Ledger.of(scene)))

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from provisioner.decide.fit import jobs_in
+from provisioner.decide.fit import UNTOLD_MIB, jobs_in
 from provisioner.decide.scene import Scene
 from provisioner.model import Drone, DroneState, DroneType, JobClass, TypeKey
 
 ENDLESS = float("inf")
-UNTOLD_MIB = 1 << 50
-"""Stands for a disk size that a drone type does not tell."""
 
 
 @dataclass(slots=True)
@@ -116,7 +114,6 @@ class Ledger:
             if taken.jobs >= jobs:
                 break
         return taken
-
 
     def untouched(self, kind: DroneType) -> int:
         """Drones of a type on their way that nothing was booked into."""

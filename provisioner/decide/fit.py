@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, TypeKey
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, Slot, TypeKey
+
+UNTOLD_MIB = 1 << 50
+"""Stands for a disk size that a drone type or a slot does not tell."""
 
 
 def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
@@ -54,6 +57,17 @@ def jobs_in(job: JobClass, gpu_milli: int, cpus: int, memory_mib: int, disk_mib:
         if need > 0:
             count = min(count, there // need)
     return max(0, count)
+
+
+def jobs_in_type(job: JobClass, kind: DroneType) -> int:
+    """How many jobs of a class an empty drone holds."""
+    return jobs_in(job, kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB)
+
+
+def jobs_in_slot(job: JobClass, slot: Slot) -> int:
+    """How many jobs of a class fit into what is left of a drone."""
+    disk_mib = slot.free_disk_mib or UNTOLD_MIB
+    return jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, disk_mib)
 
 
 # Order of the dimensions: the later the first failure, the nearer the type.

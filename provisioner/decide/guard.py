@@ -22,7 +22,7 @@ from provisioner.model import (
 from provisioner.reasons import AllVanished, Reason, ViewStale
 
 OVERLAY = "overlay"
-"""Breaker scope of the overlay; it is never banned."""
+"""Breaker scope of the overlay; looks at it never ban it."""
 SETTLE_CAP_S = 60.0
 
 VANISH_MIN = 3
@@ -148,7 +148,7 @@ def recovered(breaker: Breaker, now: float) -> Breaker:
     """The breaker after a success."""
     if breaker.state is BreakerState.ACTIVE and not breaker.failures:
         return breaker
-    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now)
+    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
 def overlay_back(breaker: Breaker, now: float, long_s: float) -> Breaker:
@@ -183,7 +183,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
             known[scope] = breaker if breaker.fault == fault else failed(breaker, fault, now)
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
-        elif seen and scope in known and (breaker.fault is None or not _about_acting(breaker.fault)):
+        elif seen and scope in known and not _of_order(breaker):
             if scope == OVERLAY:
                 known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
             else:
@@ -191,15 +191,16 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
     for scope, fault in _young_deaths(snapshot, moves).items():
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
-        key = str(move.drone.type)
+        key, site = str(move.drone.type), move.drone.site
+        if move.was is DroneState.REQUESTED and not move.drone.state.ended and site in known and _of_order(known[site]):
+            known[site] = recovered(known[site], now)  # whatever the answer was, it did take the order
         if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
             known[key] = recovered(known[key], now)
     return known
 
 
-def _about_acting(fault: Fault) -> bool:
-    # A listing that works says nothing of credentials or of limits on asking.
-    return fault.kind in (FaultKind.DENIED, FaultKind.THROTTLED)
+def _of_order(breaker: Breaker) -> bool:
+    return breaker.fault is not None and breaker.fault.of_order
 
 
 def _had_work(snapshot: Snapshot, move: Move) -> bool:
@@ -230,7 +231,8 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
 def after_receipts(
     known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[Receipt], now: float
 ) -> list[Breaker]:
-    """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key."""
+    """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key. What an order
+    has tripped an accepted order clears; not the blame for drones that die, nor a site that cannot be looked at."""
     changed: dict[str, Breaker] = {}
 
     def current(scope: str) -> Breaker:
@@ -240,15 +242,11 @@ def after_receipts(
     for receipt in receipts:
         if receipt.fault is not None and receipt.answer is not Answer.DONE:
             scope = types[receipt.drone_id] if BACKOFF[receipt.fault.kind].per_type else site
-            worst.setdefault(scope, receipt.fault)
+            worst.setdefault(scope, replace(receipt.fault, of_order=True))
     for receipt in receipts:
-        scope = types[receipt.drone_id]
-        before = current(scope).fault
-        if receipt.answer is Answer.DONE:
-            if scope not in worst and before is not None and before.kind is not FaultKind.DRONE:
+        for scope in (types[receipt.drone_id], site):
+            if receipt.answer is Answer.DONE and scope not in worst and _of_order(current(scope)):
                 changed[scope] = recovered(current(scope), now)
-            if site not in worst and current(site).fault is not None:
-                changed[site] = recovered(current(site), now)
     for scope, fault in worst.items():
         changed[scope] = failed(current(scope), fault, now)
     return [b for b in changed.values() if known.get(b.scope) != b]

@@ -176,8 +176,8 @@ def observe(
     """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new."""
     if view is not None:
         remote = view.drones.get(drone.id)
-        if remote is not None and remote.end is not None:
-            return _ended(drone, remote.end, now)
+        if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
+            return _ended(drone, remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how"), now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
         )
@@ -271,11 +271,13 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         state = drone.state  # put back by its site: an old slot ad must not bring it to life
     worked = slot.jobs > 0 or slot.jobs_started > drone.jobs_started or slot.state is SlotState.BUSY
     busy_at = drone.busy_at or (now if worked else 0.0)
-    idle_at = 0.0
-    if slot.jobs == 0 and slot.state is not SlotState.BUSY:
-        idle_at = drone.idle_at or slot.idle_since or now
-        if worked:
-            idle_at = slot.idle_since or now
+    idle_at = drone.idle_at if drone.joined_at else 0.0
+    if slot.jobs > 0 or slot.state is SlotState.BUSY:
+        idle_at = 0.0
+    elif worked:  # a job came and went between two looks
+        idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
+    elif slot.state is not SlotState.CHECKING:
+        idle_at = idle_at or now
     leaving = drone.leaving
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.MATCHED_NOTHING  # it leaves by itself: end of life, or its own time-out

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from provisioner.decide import fit
-from provisioner.decide.demand import ENDLESS, UNTOLD_MIB, Ledger, empty
-from provisioner.decide.fit import jobs_in
+from provisioner.decide.demand import ENDLESS, Ledger, empty
+from provisioner.decide.fit import jobs_in_slot, jobs_in_type
 from provisioner.decide.guard import OVERLAY
 from provisioner.decide.scene import Placed, Scene
 from provisioner.model import (
@@ -19,6 +19,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     DroneType,
+    Fault,
     FaultKind,
     JobClass,
     Refusal,
@@ -46,12 +47,14 @@ PENDING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneS
 def place(scene: Scene, ledger: Ledger) -> Placed:
     """Go through the classes, hardest to place first, and start what they lack."""
     snapshot = scene.snapshot
+    if scene.brake is not None:
+        return Placed(refusals=(Refusal("all", len(scene.drones), scene.brake),))
     if scene.trust.overlay is not None:
         return Placed(refusals=(Refusal("all", 0, scene.trust.overlay),))
     outage = scene.breakers.get(OVERLAY)
     if outage is not None and scene.now < outage.until:
-        settling = BackingOff(OVERLAY, outage.until, FaultKind.DOWN.value, "it was out of sight and settles first")
-        return Placed(refusals=(Refusal("all", 0, settling),))
+        fault = outage.fault or Fault(FaultKind.DOWN, "it was out of sight and settles first", outage.since)
+        return Placed(refusals=(Refusal("all", 0, BackingOff(OVERLAY, outage.until, fault.kind.value, fault.message)),))
     room = Room.of(scene)
     rank = _rank(scene)
     draining = _resumable(scene)
@@ -70,17 +73,17 @@ def place(scene: Scene, ledger: Ledger) -> Placed:
         taken = ledger.take(job, job.waiting, iter([k.key for k in kinds]))
         covered = taken.jobs
         if draining and covered < job.waiting:
-            back = _resume(scene, job, kinds, job.waiting - covered, draining)
+            back, room_back = _resume(scene, job, kinds, job.waiting - covered, draining)
             resumes.extend(back)
-            covered += sum(_holds(job, scene.types[d.drone.type]) for d in back)
+            covered += room_back
         short: DroneType | None = None  # the best type of which fewer can be started than the jobs need
         for kind in _cheapest_first(job, kinds, rank):
             lack = job.waiting - covered
             if lack <= 0:
                 break
-            each = _holds(job, kind)
-            count = min(-(-lack // each), room.for_type(kind)[0])
-            if count < -(-lack // each):
+            needed = -(-lack // jobs_in_type(job, kind))
+            count = min(needed, room.for_type(kind)[0])
+            if count < needed:
                 short = short or kind
             if count <= 0:
                 continue
@@ -138,13 +141,9 @@ def _cheapest_first(job: JobClass, kinds: Sequence[DroneType], rank: Mapping[Typ
 
     def cost(kind: DroneType) -> tuple[bool, float, tuple[int, int, str]]:
         fixed = rank[kind.key]
-        return fixed.full, fixed.price / max(1, _holds(job, kind)), fixed.waste
+        return fixed.full, fixed.price / max(1, jobs_in_type(job, kind)), fixed.waste
 
     return sorted(kinds, key=cost)
-
-
-def _holds(job: JobClass, kind: DroneType) -> int:
-    return jobs_in(job, kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB)
 
 
 def _never(job: JobClass, types: Sequence[DroneType]) -> Reason:
@@ -201,19 +200,20 @@ def _resumable(scene: Scene) -> dict[DroneId, Drone]:
 
 def _resume(
     scene: Scene, job: JobClass, kinds: Sequence[DroneType], lack: int, draining: dict[DroneId, Drone]
-) -> list[Drain]:
-    """Draining drones with room for the class go back into service (and out of ``draining``): cheaper than a start."""
+) -> tuple[list[Drain], int]:
+    """Draining drones with room for the class go back into service (and out of ``draining``): cheaper than a start.
+    Also for how many jobs they have room."""
     found: list[Drain] = []
+    covered = 0
     keys = {k.key for k in kinds}
     for drone in list(draining.values()):
-        slot = scene.slots[drone.id]
-        room = jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib)
-        if lack > 0 and room and drone.type in keys:
+        room = jobs_in_slot(job, scene.slots[drone.id])
+        if covered < lack and room and drone.type in keys:
             del draining[drone.id]
             back = replace(drone, state=DroneState.BUSY, since=scene.now, leaving=None, asked_at=0.0, asked=0)
             found.append(Drain(back, drone.state, DrainMode.RESUME, WantedAgain(job.id, job.waiting)))
-            lack -= room
-    return found
+            covered += room
+    return found, covered
 
 
 @dataclass(slots=True)
@@ -226,6 +226,8 @@ class Room:
     gpu_milli: dict[str, int] = field(default_factory=dict)
     pending: dict[str, int] = field(default_factory=dict)
     started: dict[str, int] = field(default_factory=dict)
+    probes: dict[str, int] = field(default_factory=dict)
+    """Of the pending ones, those asked for since their site or type is probed: what queued there before is no probe."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: what the site shows as free, less what is asked of it now."""
     spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
@@ -235,10 +237,13 @@ class Room:
     def of(cls, scene: Scene) -> Room:
         """Count everything once."""
         room = cls(scene)
+        probing = {b.scope: b.since for b in scene.breakers.values() if b.state is BreakerState.PROBING}
         for drone in scene.drones.values():
             room._count(drone.type, drone.site, 1, drone.gpu_milli)
             if drone.state in PENDING:
                 room._add(room.pending, 1, drone.site, drone.type)
+                asked = [s for s in (drone.site, str(drone.type)) if drone.requested_at >= probing.get(s, ENDLESS)]
+                room._add(room.probes, 1, *asked)
         for site, count in scene.strays.items():
             biggest = max((t.gpu_milli for t in scene.snapshot.types if t.site == site), default=0)
             room._count("", site, count, count * biggest)
@@ -274,6 +279,7 @@ class Room:
         """Book ``count`` starts."""
         self._count(kind.key, kind.site, count, count * kind.gpu_milli)
         self._add(self.pending, count, kind.site, kind.key)
+        self._add(self.probes, count, kind.site, kind.key)
         self._add(self.started, count, kind.site, kind.key)
         self._occupy(kind.site, kind.name, count)
 
@@ -332,7 +338,7 @@ class Room:
             case BreakerState.DEGRADED:
                 return max(0, 1 - self.started.get(scope, 0)), Probing(scope)
             case BreakerState.PROBING:
-                return max(0, 1 - self.pending.get(scope, 0)), Probing(scope)
+                return max(0, 1 - self.probes.get(scope, 0)), Probing(scope)
             case BreakerState.BANNED:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from provisioner.decide.demand import Ledger
-from provisioner.decide.fit import jobs_in
+from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
-from provisioner.decide.life import LIFE, Overdue
+from provisioner.decide.life import LIFE, Overdue, end
 from provisioner.decide.scene import Leaving, Scene
 from provisioner.model import (
     Drain,
     DrainMode,
     Drone,
     DroneState,
+    Move,
     OperatorRequest,
     Refusal,
     RemoteState,
@@ -37,20 +38,28 @@ from provisioner.reasons import (
 
 INSIST_KILL = 3
 """A drone asked to stop this often is killed without notice."""
+WITHDRAW_AFTER_S = 60.0
+"""A drone that waits at its site goes when no job has needed it for this long, or for the idle time-out if that is
+shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting."""
 WANTED_FACTOR = 3
 """An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
 
 
 def retire(scene: Scene) -> Leaving:
-    """Who is asked to go, at most one request per drone; the first rule that applies gives the reason."""
+    """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
+    is on only people's requests count: they may be what ends the trouble."""
     asked = _Asked(scene)
-    done = tuple(_operator(scene, asked, r) for r in scene.snapshot.requests)
-    surplus = _surplus(scene)
-    for drone in scene.drones.values():
-        if drone.id in asked.named or not scene.touchable(drone):
-            continue
-        _one(scene, asked, drone, surplus)
-    return Leaving(tuple(asked.drains), tuple(asked.stops), _orphans(scene), tuple(asked.refusals), done)
+    done = tuple(r.id for r in scene.snapshot.requests if _operator(scene, asked, r))
+    orphans: tuple[StopOrphan, ...] = ()
+    if scene.brake is None:
+        surplus = _surplus(scene, asked)
+        for drone in scene.drones.values():
+            if drone.id not in asked.named and scene.touchable(drone):
+                _one(scene, asked, drone, surplus)
+        orphans = _orphans(scene)
+    return Leaving(
+        tuple(asked.drains), tuple(asked.stops), orphans, tuple(asked.refusals), done, moves=tuple(asked.moves)
+    )
 
 
 @dataclass(slots=True)
@@ -61,6 +70,7 @@ class _Asked:
     drains: list[Drain] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     named: set[str] = field(default_factory=set)
 
     def drain(self, drone: Drone, mode: DrainMode, reason: Reason, leaving: DroneState) -> None:
@@ -87,8 +97,21 @@ class _Asked:
         self.stops.append(Stop(after, drone.state, reason, kill))
         self.named.add(drone.id)
 
+    def write_off(self, drone: Drone, reason: Reason) -> None:
+        self.moves.append(Move(end(drone, DroneState.LOST, self.scene.now), drone.state, reason))
+        self.named.add(drone.id)
 
-def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> int:
+    def mark(self, drone: Drone, unneeded_at: float) -> None:
+        self.moves.append(Move(replace(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value)))
+
+
+def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
+    """Whether the request is dealt with. A drain waits for the overlay: only the overlay can be asked for it."""
+    named = [scene.drones[i] for i in request.drone_ids if i in scene.drones]
+    blind = scene.trust.overlay
+    if blind is not None and request.kind is RequestKind.DRAIN and any(d.joined_at for d in named):
+        asked.refusals.extend(Refusal(f"drone:{d.id}", 1, blind) for d in named)
+        return False
     reason = OperatorAsked(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = scene.drones.get(drone_id)
@@ -97,12 +120,17 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> int:
         elif drone.id in asked.named:
             continue
         elif request.kind is RequestKind.KILL:
-            asked.stop(drone, reason, DroneState.WITHDRAWN, kill=True)
-        elif drone.joined_at and request.mode is not DrainMode.NONE:
+            if drone.site in scene.snapshot.policy.sites:
+                asked.stop(drone, reason, DroneState.WITHDRAWN, kill=True)
+            else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
+                asked.write_off(drone, reason)
+        elif drone.state is DroneState.STOPPING:
+            continue  # it is past draining
+        elif drone.joined_at:
             asked.drain(drone, request.mode, reason, DroneState.WITHDRAWN)
-        elif not drone.joined_at:
+        else:
             asked.stop(drone, reason, DroneState.WITHDRAWN)
-    return request.id
+    return True
 
 
 def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> None:
@@ -131,7 +159,7 @@ def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None
     slot = scene.slots.get(drone.id)
     if slot is None or scene.trust.overlay is not None:
         return
-    idle = scene.now - max(drone.idle_at, drone.since)
+    idle = scene.now - (drone.idle_at or drone.since)
     if idle <= limit or (idle <= WANTED_FACTOR * limit and _wanted(scene, drone)):
         return
     asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit), worked)
@@ -141,7 +169,7 @@ def _wanted(scene: Scene, drone: Drone) -> bool:
     """Whether jobs wait that fit it: then the negotiator, not we, should act."""
     slot = scene.slots[drone.id]
     return any(
-        jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib)
+        jobs_in_slot(job, slot)
         for job in scene.classes
         if any(kind.key == drone.type for kind in scene.fits[job.id])
     )
@@ -193,9 +221,11 @@ def _pool_seen_since(scene: Scene) -> float:
     return breaker.blind_until if breaker else 0.0
 
 
-def _surplus(scene: Scene) -> frozenset[str]:
-    """Drones that wait at a site and that no job needs any more. Fresh jobs count as need here: slower down than up."""
-    if scene.trust.overlay is not None:
+def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
+    """Drones that wait at a site and that no job has needed for a while. Fresh jobs count as need here: slower down
+    than up."""
+    outage = scene.breakers.get(OVERLAY)
+    if scene.trust.overlay is not None or (outage is not None and scene.now < outage.until):
         return frozenset()
     waiting = [
         d
@@ -204,16 +234,25 @@ def _surplus(scene: Scene) -> frozenset[str]:
         and d.leaving is None
         and not d.started_at
         and d.type in scene.types
+        and d.id not in asked.named
     ]
     if not waiting:
         return frozenset()
     ledger = Ledger.of(scene)
     for job in sorted(scene.classes, key=lambda c: (len(scene.fits[c.id]), c.id)):
         ledger.take(job, job.waiting + job.fresh, iter([k.key for k in scene.fits[job.id]]))
+    left = {key: ledger.untouched(scene.types[key]) for key in {d.type for d in waiting}}
     surplus: list[str] = []
-    for key in {d.type for d in waiting}:
-        newest_first = sorted((d for d in waiting if d.type == key), key=lambda d: (-d.requested_at, d.id))
-        surplus.extend(d.id for d in newest_first[: ledger.untouched(scene.types[key])])
+    limit_s = min(WITHDRAW_AFTER_S, scene.snapshot.policy.idle_timeout_s)
+    for drone in sorted(waiting, key=lambda d: (-d.requested_at, d.id)):  # newest first
+        left[drone.type] -= 1
+        if left[drone.type] < 0:
+            if drone.idle_at:
+                asked.mark(drone, 0.0)
+        elif not drone.idle_at:
+            asked.mark(drone, scene.now)
+        elif scene.now - drone.idle_at >= limit_s:
+            surplus.append(drone.id)
     return frozenset(surplus)
 
 

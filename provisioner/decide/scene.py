@@ -38,6 +38,8 @@ class Leaving:
     orphans: tuple[StopOrphan, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     requests_done: tuple[int, ...] = ()
+    moves: tuple[Move, ...] = ()
+    """What else is now to be remembered of drones on record, each as it is after the moves that views tell."""
 
     @property
     def asks(self) -> tuple[Drain | Stop, ...]:
@@ -106,16 +108,19 @@ class Scene:
         """Whether its site's view is good enough to ask anything of it there."""
         return drone.site in self.trust.sites and self.trust.sites[drone.site] is None
 
-    def braked(self, plan: Plan) -> Plan:
-        """Record what was seen, do nothing: it is probably us."""
-        assert self.brake is not None
-        return replace(plan, refusals=(Refusal("all", len(self.drones), self.brake),))
-
     def finished(self, plan: Plan, left: Leaving, placed: Placed) -> Plan:
         """The whole plan. A drone that somebody asked for something in this tick is asked only once."""
         gone = {a.drone.id for a in left.asks}
+        moves = {m.drone.id: m for m in plan.moves}
+        for more in left.moves:
+            told = moves.get(more.drone.id)
+            if told is not None:
+                news = told if more.drone.state is told.drone.state else more
+                more = Move(more.drone, told.was, news.reason)
+            moves[more.drone.id] = more
         return replace(
             plan,
+            moves=tuple(moves.values()),
             starts=placed.starts,
             drains=left.drains + tuple(d for d in placed.resumes if d.drone.id not in gone),
             stops=left.stops,

@@ -25,8 +25,9 @@ from provisioner.model import (
     StopOrder,
     TypeKey,
 )
+from provisioner.service.border import receipt_taken_over
+from provisioner.service.calls import fault_of, within
 from provisioner.service.clock import Clock
-from provisioner.service.sense import fault_of
 from provisioner.sites import Overlay, Site, SiteDenied, SiteDown, SiteRefused
 
 log = structlog.get_logger()
@@ -65,6 +66,8 @@ class Answers:
     site: str
     starts: tuple[Receipt, ...] = ()
     leaves: tuple[Receipt, ...] = ()
+    admissions: tuple[Receipt, ...] = ()
+    """The overlay's, for the same drones as ``starts``: where it refused one, the site was not asked."""
 
 
 def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[Batch]:
@@ -110,13 +113,14 @@ async def carry_out(batch: Batch, site: Site | None, overlay: Overlay, clock: Cl
     if batch.stops:
         stop_ids = [o.drone_id for o in batch.stops]
         leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), clock, deadline_s)
+    if not batch.starts:
+        return Answers(batch.site, leaves=tuple(leaves))
+    admitted, admissions = await _admit(batch.starts, overlay, clock)
     starts: list[Receipt] = []
-    if batch.starts:
-        admitted, starts = await _admit(batch.starts, overlay, clock)
-        if admitted:
-            start_ids = [o.drone_id for o in admitted]
-            starts += await _asked(start_ids, lambda: site.start(admitted), clock, deadline_s)
-    return Answers(batch.site, tuple(starts), tuple(leaves))
+    if admitted:
+        start_ids = [o.drone_id for o in admitted]
+        starts = await _asked(start_ids, lambda: site.start(admitted), clock, deadline_s)
+    return Answers(batch.site, tuple(starts), tuple(leaves), tuple(admissions))
 
 
 async def _admit(
@@ -124,16 +128,20 @@ async def _admit(
 ) -> tuple[list[StartOrder], list[Receipt]]:
     """Give every order what its drone needs to join, as late as possible; the site is not asked without it."""
     admitted: list[StartOrder] = []
-    refused: list[Receipt] = []
+    receipts: list[Receipt] = []
+    loop = asyncio.get_running_loop()
+    until = loop.time() + ADMISSION_DEADLINE_S  # for all of them: a silent overlay must not hold up a site for long
     for order in orders:
         try:
-            async with asyncio.timeout(ADMISSION_DEADLINE_S):
-                admitted.append(replace(order, admission=await overlay.admission(order)))
+            admission = await within(until - loop.time(), overlay.admission(order))
         except Exception as error:
             fault = fault_of(error, clock.now())
             log.warning("no-admission", drone=order.drone_id, message=fault.message)
-            refused.append(Receipt(order.drone_id, Answer.REFUSED, fault=fault))
-    return admitted, refused
+            receipts.append(Receipt(order.drone_id, Answer.REFUSED, fault=fault))
+        else:
+            admitted.append(replace(order, admission=admission))
+            receipts.append(Receipt(order.drone_id, Answer.DONE))
+    return admitted, receipts
 
 
 async def _asked(
@@ -141,8 +149,7 @@ async def _asked(
 ) -> list[Receipt]:
     """One receipt per id. Writes are not retried; what was not answered is unknown, never "not done"."""
     try:
-        async with asyncio.timeout(deadline_s):
-            answered = {r.drone_id: r for r in await ask()}
+        answered = {r.drone_id: receipt_taken_over(r) for r in await within(deadline_s, ask())}
     except (SiteDown, SiteRefused, SiteDenied) as error:
         fault = fault_of(error, clock.now())
         return [Receipt(i, Answer.REFUSED, fault=fault) for i in ids]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -13,10 +13,12 @@ import structlog
 from provisioner.decide import decide, guard, life
 from provisioner.decide.check import check
 from provisioner.model import (
+    Answer,
     Breaker,
     DroneState,
     DroneType,
     Move,
+    OperatorRequest,
     Plan,
     Policy,
     Snapshot,
@@ -25,13 +27,17 @@ from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.sense import PATIENCE_S, Senses, Watch
 from provisioner.sites import Overlay, Site
-from provisioner.store import Store, StoreBroken
+from provisioner.store import Store, StoreError
 
 log = structlog.get_logger()
 
 CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
 PRUNE_EVERY_S = 3600.0
+LEAVE_PATIENCE_S = 60.0
+"""How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
+QUICK_FOR_S = 300.0
+"""A drone that stays in one state for longer is on the move no more: it is waited for at the usual pace."""
 ON_THE_MOVE = frozenset(
     {
         *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
@@ -71,45 +77,51 @@ class Controller:
     """Held during a tick of :meth:`run`; whoever changes something takes it."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _senses: Senses | None = None
-    _acts: dict[str, asyncio.Task[act.Answers]] = field(default_factory=dict)
+    _acts: dict[asyncio.Task[act.Answers], str] = field(default_factory=dict)
+    """Orders under way, or answered and not yet on record, with the site that they went to."""
+    _faults: tuple[str, ...] = ()
+    """What the checker found wrong at the newest tick: told once, not at every tick."""
     _pruned_at: float = 0.0
     _stepped: bool = False
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
-        overlay = Watch("overlay", lambda: self.overlay.look(self.types), self.policy.overlay_max_age_s / 2)
+        overlay = Watch("overlay", lambda: self.overlay.look(self.types), 0.0)
         self._senses = Senses(self._group, self.clock, overlay)
         self._watch_sites()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Looks are broken off. Orders under way are waited for, or their outcome would be unknown."""
+        """Looks are broken off. Orders under way are waited for, though not for ever: their intent is on record, and
+        listings will tell the next controller what came of them."""
         assert self._senses is not None
         self._senses.close()
-        if error is None and self._acts:
-            await asyncio.wait(self._acts.values())
-            await self._settle()
-        for task in self._acts.values():
-            task.cancel()
-        await self._group.__aexit__(kind, error, None)
+        try:
+            if error is None and self._acts:
+                log.info("last-orders", of=sorted(s or "overlay" for s in self._acts.values()))
+                await asyncio.wait(self._acts, timeout=LEAVE_PATIENCE_S)
+                await self._settle()
+        finally:
+            for task in self._acts:
+                task.cancel()
+            await self._group.__aexit__(kind, error, None)
 
     async def tick(self) -> TickReport:
         """One turn of the loop."""
         await self._settle()  # answers that took longer than the last tick
         snapshot = await self._sense()
-        plan = decide(snapshot)
-        faults = check(snapshot, plan)
-        if faults:
-            plan = replace(plan, starts=(), drains=(), stops=(), orphans=())
+        plan, faults = _decided(snapshot)
+        if faults and faults != self._faults:
             await self.event("plan-refused", faults="; ".join(faults)[:2000])
+        self._faults = faults
         try:
             await self.store.record(plan, snapshot)
-        except StoreBroken as error:
+        except StoreError as error:
             log.error("not-recorded", message=str(error))
             return TickReport(plan, faults, recorded=False)
+        _tell(plan)
         await self._act(plan)
         await self._settle()
-        _tell(plan)
         return TickReport(plan, faults)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -128,7 +140,7 @@ class Controller:
         assert self._senses is not None
         await self._senses.look(self.store.breakers)
         readings = self._senses.site_readings()
-        for site in self._acts:  # its last orders are still under way: what it shows now is half the truth
+        for site in self._acts.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
         return Snapshot(
@@ -142,8 +154,15 @@ class Controller:
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
-            requests=await self.store.requests(),
+            requests=await self._requests(),
         )
+
+    async def _requests(self) -> tuple[OperatorRequest, ...]:
+        try:
+            return await self.store.requests()
+        except StoreError as error:
+            log.error("requests-not-read", message=str(error))
+            return ()
 
     async def _act(self, plan: Plan) -> None:
         types = {t.key: t for t in self.types}
@@ -154,23 +173,28 @@ class Controller:
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
             work = act.carry_out(batch, site, self.overlay, self.clock, deadline_s)
-            self._acts[batch.site] = self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")
+            self._acts[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
         if self._acts:
-            await asyncio.wait(self._acts.values(), timeout=PATIENCE_S)
+            await asyncio.wait(self._acts, timeout=PATIENCE_S)
 
     async def _settle(self) -> None:
-        """Record the answers that have come."""
-        done = {site: task.result() for site, task in self._acts.items() if task.done()}
-        for site, answers in done.items():
-            del self._acts[site]
-            moves, breakers = self._meaning(answers)
+        """Record the answers that have come. What cannot be recorded is kept, and tried again at the next tick."""
+        for task in [t for t in self._acts if t.done()]:
+            moves, breakers = self._meaning(task.result())
             if moves or breakers:
-                await self.store.settle(self.store.tick, moves, breakers)
+                try:
+                    await self.store.settle(self.store.tick, moves, breakers)
+                except StoreError as error:
+                    log.error("answers-not-recorded", message=str(error))
+                    return
+            del self._acts[task]
+            _tell_moves(moves)
 
     def _meaning(self, answers: act.Answers) -> tuple[list[Move], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
         moves: list[Move | None] = []
-        for receipt in answers.starts:
+        refused = (r for r in answers.admissions if r.answer is Answer.REFUSED)
+        for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
             if drone is not None and act.still_waits(drone):
                 moves.append(life.settle_start(drone, receipt, now))
@@ -181,33 +205,42 @@ class Controller:
         types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
         known = [r for r in answers.starts if r.drone_id in types]
         breakers = guard.after_receipts(self.store.breakers, answers.site, types, known, now)
+        overlay = {r.drone_id: guard.OVERLAY for r in answers.admissions}
+        breakers += guard.after_receipts(self.store.breakers, guard.OVERLAY, overlay, answers.admissions, now)
         return [m for m in moves if m is not None], breakers
 
     # ----------------------------------------------------------------------------------------------- around them
 
     def apply(
         self, policy: Policy, types: Sequence[DroneType], sites: Mapping[str, Site], tick_s: float, tick_quick_s: float
-    ) -> None:
-        """Take over a changed configuration between two ticks."""
+    ) -> Collection[asyncio.Task[act.Answers]]:
+        """Take over a changed configuration between two ticks. Returns the orders under way: what they were given to
+        must stay open until they are done."""
         self.policy, self.types, self.sites = policy, types, sites
         self.tick_s, self.tick_quick_s = tick_s, tick_quick_s
         self._watch_sites()
+        return list(self._acts)
 
     def _watch_sites(self) -> None:
         assert self._senses is not None
-        before = self._senses.sites
-        self._senses.sites = {}
+        before, self._senses.sites = self._senses.sites, {}
         for name, site in self.sites.items():
-            limits = self.policy.sites[name]
-            watch = before.get(name)
-            if watch is None:
-                watch = Watch(name, site.look, limits.look_deadline_s)
-            watch.look, watch.deadline_s = site.look, limits.look_deadline_s
+            watch = before.pop(name, None)
+            if watch is not None and watch.look != site.look:  # an adapter built anew: what is known of the site stays
+                watch.close()
+                watch = Watch(name, site.look, 0.0, watch.view, watch.fault)
+            watch = watch or Watch(name, site.look, 0.0)
+            watch.deadline_s = self.policy.sites[name].look_deadline_s
             self._senses.sites[name] = watch
+        for gone in before.values():
+            gone.close()
         self._senses.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
 
     def _pause(self, report: TickReport) -> float:
-        moving = any(d.state in ON_THE_MOVE for d in self.store.drones.values())
+        if not report.recorded:
+            return self.tick_s
+        since = self.clock.now() - QUICK_FOR_S
+        moving = any(d.state in ON_THE_MOVE and d.since > since for d in self.store.drones.values())
         waiting = self._senses is not None and any(
             c.fresh for c in (self._senses.overlay.view.classes if self._senses.overlay.view else ())
         )
@@ -223,7 +256,7 @@ class Controller:
             self._pruned_at = now
             try:
                 await self.store.prune(now)
-            except StoreBroken as error:
+            except StoreError as error:
                 log.error("not-pruned", message=str(error))
 
     async def event(self, name: str, **fields: str | int | float) -> None:
@@ -231,8 +264,21 @@ class Controller:
         log.info(name, **fields)
         try:
             await self.store.event(self.clock.now(), name, fields)
-        except StoreBroken as error:
+        except StoreError as error:
             log.error("not-recorded", message=str(error))
+
+
+def _decided(snapshot: Snapshot) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and what is wrong with it: then it acts on nothing, and takes up no request."""
+    try:
+        plan = decide(snapshot)
+        faults = check(snapshot, plan)
+    except Exception as error:  # a mistake of ours: what runs goes on, and the next look may be another
+        log.exception("decide-failed")
+        return Plan(snapshot.tick, snapshot.now), (f"decide failed: {type(error).__name__}: {error}",)
+    if faults:
+        plan = replace(plan, starts=(), drains=(), stops=(), orphans=(), requests_done=())
+    return plan, faults
 
 
 def _tell(plan: Plan) -> None:
@@ -245,8 +291,12 @@ def _tell(plan: Plan) -> None:
         log.info("stop", drone=stop.drone.id, kill=stop.kill, why=stop.reason.kind)
     for orphan in plan.orphans:
         log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site)
-    for move in plan.moves:
-        if move.drone.state is not move.was:
-            log.info("move", drone=move.drone.id, was=str(move.was), state=str(move.drone.state), why=move.reason.kind)
+    _tell_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
+
+
+def _tell_moves(moves: Sequence[Move]) -> None:
+    for move in moves:
+        if move.drone.state is not move.was:
+            log.info("move", drone=move.drone.id, was=str(move.was), state=str(move.drone.state), why=move.reason.kind)

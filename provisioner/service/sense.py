@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
@@ -14,14 +14,15 @@ from provisioner.model import (
     Breaker,
     BreakerState,
     Fault,
-    FaultKind,
     OverlayReading,
     OverlayView,
     SiteReading,
     SiteView,
 )
+from provisioner.service.border import taken_over
+from provisioner.service.calls import fault_of, within
 from provisioner.service.clock import Clock
-from provisioner.sites import SiteDown, SiteError
+from provisioner.sites import SiteDown
 
 log = structlog.get_logger()
 
@@ -31,17 +32,6 @@ ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
 View = TypeVar("View", SiteView, OverlayView)
-
-
-def fault_of(error: BaseException, at: float) -> Fault:
-    """What went wrong, as data: the four errors by their kind, a deadline as a silence, all else as unknown."""
-    match error:
-        case SiteError():
-            return Fault(error.kind, str(error) or type(error).__name__, at)
-        case TimeoutError():
-            return Fault(FaultKind.DOWN, "no answer within its deadline", at)
-        case _:
-            return Fault(FaultKind.UNKNOWN, f"{type(error).__name__}: {error}", at)
 
 
 @dataclass(slots=True)
@@ -60,24 +50,31 @@ class Watch(Generic[View]):
         began = clock.now()
         before = self.fault
         try:
-            async with asyncio.timeout(self.deadline_s):
-                async for attempt in AsyncRetrying(
-                    stop=stop_after_attempt(ATTEMPTS),
-                    wait=wait_fixed(RETRY_AFTER_S),
-                    retry=retry_if_exception_type(SiteDown),
-                    reraise=True,
-                ):
-                    with attempt:
-                        view = await self.look()
+            view = taken_over(await within(self.deadline_s, self._looked()), began, clock.drift_s())
         except Exception as error:
             self.fault = fault_of(error, began)
             if before is None or before.message != self.fault.message:
                 log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
         else:
-            # The age counts from before the question: the answer says nothing of what happened since.
-            self.view, self.fault = replace(view, taken_at=min(view.taken_at or began, began)), None
+            self.view, self.fault = view, None
             if before is not None:
                 log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
+
+    async def _looked(self) -> View:
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_fixed(RETRY_AFTER_S),
+            retry=retry_if_exception_type(SiteDown),
+            reraise=True,
+        ):
+            with attempt:
+                view = await self.look()
+        return view
+
+    def close(self) -> None:
+        """Break off what is in flight."""
+        if self.in_flight is not None:
+            self.in_flight.cancel()
 
 
 @dataclass(slots=True)
@@ -101,9 +98,9 @@ class Senses:
 
     def close(self) -> None:
         """Break off what is in flight."""
-        for task in (self.overlay.in_flight, *(w.in_flight for w in self.sites.values())):
-            if task is not None:
-                task.cancel()
+        self.overlay.close()
+        for watch in self.sites.values():
+            watch.close()
 
     def _rests(self, watch: Watch[SiteView], breaker: Breaker | None) -> bool:
         return (

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from provisioner.decide.guard import BACKOFF, OVERLAY, after_receipts, failed, recovered
 from provisioner.model import Answer, Breaker, BreakerState, DroneId, DroneState, Fault, FaultKind, Receipt
 from provisioner.reasons import AllVanished, BackingOff
-from tests.decide.scenes import A100, DOWN, NOW, drone, jobs, plan_of, slot_of, snapshot, why
+from tests.decide.scenes import A100, DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
 B = BreakerState
 
 
-def fault(kind: FaultKind = FaultKind.DOWN, at: float = NOW) -> Fault:
-    return Fault(kind, f"a {kind} fault", at)
+def fault(kind: FaultKind = FaultKind.DOWN, at: float = NOW, of_order: bool = False) -> Fault:
+    return Fault(kind, f"a {kind} fault", at, of_order)
 
 
 def test_a_site_that_fails_is_degraded_then_banned_then_probed_then_active() -> None:
@@ -77,17 +77,61 @@ def test_quota_and_capacity_concern_the_type_and_credentials_the_site() -> None:
 def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> None:
     one = [Receipt(DroneId("kit-ab12-1"), Answer.DONE, "1")]
     types = {DroneId("kit-ab12-1"): "topas/a100"}
-    quota = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(FaultKind.QUOTA))}
+    quota = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(FaultKind.QUOTA, of_order=True))}
     dying = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(FaultKind.DRONE))}
     assert [b.state for b in after_receipts(quota, "topas", types, one, NOW)] == [B.ACTIVE]
     assert after_receipts(dying, "topas", types, one, NOW) == []
 
 
 def test_a_listing_that_works_does_not_clear_refused_credentials() -> None:
-    banned = Breaker("topas", B.BANNED, NOW - 5, 1, NOW + 100, fault(FaultKind.DENIED))
+    """Nor anything else that orders met: a site that lists well and never answers a start is not hammered for ever."""
+    for kind in (FaultKind.DENIED, FaultKind.DOWN):
+        banned = Breaker("topas", B.BANNED, NOW - 5, 3, NOW + 100, fault(kind, of_order=True))
+        plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=[banned]))
+        assert plan.breakers == ()
+        assert plan.starts == ()
+
+
+def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() -> None:
+    breakers: list[Breaker] = []
+    states = []
+    for serial in range(3):
+        plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=breakers))
+        assert len(plan.starts) == 1
+        unsure = [Receipt(DroneId(f"kit-ab12-{serial}"), Answer.UNSURE, fault=fault())]
+        known = {b.scope: b for b in breakers}
+        breakers = after_receipts(known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW)
+        states.append(breakers[0].state)
+    assert states == [B.DEGRADED, B.DEGRADED, B.BANNED]
+    assert plan_of(snapshot(classes=[jobs(waiting=1)], breakers=breakers)).starts == ()
+
+
+def test_an_order_that_arrived_after_all_speaks_for_its_site() -> None:
+    worn = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, fault(of_order=True))
+    asked = drone("kit-ab12-1", DroneState.REQUESTED)
+    arrived = replace(remote_of(asked), remote_id="4711")
+    assert plan_of(snapshot(drones=[asked], breakers=[worn])).breakers == ()
+    (after,) = plan_of(snapshot(drones=[asked], remotes=[arrived], breakers=[worn])).breakers
+    assert after.state is B.ACTIVE
+
+
+def test_credentials_that_a_look_was_denied_are_good_again_when_a_look_succeeds() -> None:
+    denied = Breaker("topas", B.BANNED, NOW - 5, 1, NOW + 100, fault(FaultKind.DENIED))
+    (after,) = plan_of(snapshot(breakers=[denied])).breakers
+    assert after.state is B.ACTIVE
+
+
+def test_an_overlay_that_admits_nobody_is_left_in_peace_and_its_outages_stay_known() -> None:
+    refused = [Receipt(DroneId("kit-ab12-1"), Answer.REFUSED, fault=fault(FaultKind.DENIED))]
+    admitted = [Receipt(DroneId("kit-ab12-2"), Answer.DONE)]
+    types = {DroneId(f"kit-ab12-{i}"): OVERLAY for i in (1, 2)}
+    known = {OVERLAY: Breaker(OVERLAY, blind_until=NOW - 50)}
+    (banned,) = after_receipts(known, OVERLAY, types, refused, NOW)
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=[banned]))
-    assert plan.breakers == ()
     assert plan.starts == ()
+    assert why(plan, "all") == [BackingOff(OVERLAY, NOW + 120, "denied", "a denied fault")]
+    (well,) = after_receipts({OVERLAY: banned}, OVERLAY, types, admitted, NOW)
+    assert well == Breaker(OVERLAY, since=NOW, blind_until=NOW - 50)
 
 
 def test_when_all_drones_of_a_site_vanish_at_once_the_site_is_left_alone() -> None:

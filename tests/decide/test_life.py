@@ -27,7 +27,7 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.reasons import EndedAtSite, GoneFromSite, NeverArrived, OutcomeUnknown
-from tests.decide.scenes import NOW, drone, plan_of, remote_of, slot_of, snapshot
+from tests.decide.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
 
 S = DroneState
 LIMITS = SitePolicy("topas")
@@ -76,7 +76,7 @@ def test_an_empty_listing_of_many_is_not_believed() -> None:
 
 def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
     new = drone("kit-ab12-1", S.SUBMITTED, age_s=10)
-    plan = plan_of(snapshot(drones=[new], remotes=[], site_age_s=20))
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[new], remotes=[], site_age_s=20))
     assert plan.moves == ()
 
 
@@ -147,6 +147,14 @@ ENDINGS = [
 @pytest.mark.parametrize(("more", "how", "becomes"), ENDINGS)
 def test_each_kind_of_end(more: dict[str, object], how: RemoteEnd, becomes: S) -> None:
     assert end_state(drone("kit-ab12-1", S.BOOTING, **more), how) is becomes
+
+
+def test_an_end_of_which_the_site_tells_nothing_is_an_end() -> None:
+    there = drone("kit-ab12-1", S.BOOTING)
+    plan = plan_of(snapshot(drones=[there], remotes=[replace(remote_of(there), state=RemoteState.ENDED)]))
+    (move,) = plan.moves
+    assert move.drone.state is S.FAILED
+    assert move.drone.site_reason == "its site does not say how"
 
 
 def test_the_end_is_recorded_with_what_the_site_said() -> None:

@@ -7,6 +7,7 @@ import pytest
 from provisioner.model import (
     Breaker,
     BreakerState,
+    DrainMode,
     DroneId,
     DroneState,
     Fault,
@@ -15,6 +16,7 @@ from provisioner.model import (
     Policy,
     RemoteDrone,
     RemoteState,
+    SlotState,
 )
 from provisioner.reasons import (
     AwaitsNegotiation,
@@ -214,8 +216,27 @@ def test_after_the_ban_one_drone_is_tried() -> None:
     plan = plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[over]))
     assert len(plan.starts) == 1
     assert Probing("topas/a100") in why(plan, "class:small")
-    trying = drone("kit-ab12-1", DroneState.BOOTING)
-    assert plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[over], drones=[trying])).starts == ()
+    probed = Breaker("topas/a100", BreakerState.PROBING, NOW - 61, 3, NOW - 61, fault)
+    trying = drone("kit-ab12-1", DroneState.BOOTING, age_s=60)
+    assert plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[probed], drones=[trying])).starts == ()
+
+
+def test_what_queued_at_a_site_before_its_ban_is_no_probe_and_does_not_keep_it_shut() -> None:
+    fault = Fault(FaultKind.DENIED, "token expired", NOW - 90, of_order=True)
+    probed = Breaker("topas", BreakerState.PROBING, NOW - 5, 1, NOW - 5, fault)
+    long_queued = drone("kit-ab12-1", DroneState.QUEUED, age_s=7200)
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], breakers=[probed], drones=[long_queued]))
+    assert len(plan.starts) == 1
+
+
+def test_a_resumed_drone_takes_what_it_has_room_for_not_what_it_had_when_empty() -> None:
+    busy = drone(
+        "kit-ab12-1", DroneState.DRAINING, QUAD, leaving=DroneState.DONE, asked_at=NOW - 5, joined_at=NOW - 500, jobs=3
+    )
+    slot = slot_of(busy, QUAD, state=SlotState.DRAINING, jobs=3, free_gpu_milli=1000, free_cpus=16)
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], types=(QUAD,), drones=[busy], slots=[slot]))
+    assert [d.mode for d in plan.drains] == [DrainMode.RESUME]
+    assert len(plan.starts) == 1, "two jobs are left for it"
 
 
 def test_hard_classes_are_placed_before_easy_ones_take_their_drones() -> None:

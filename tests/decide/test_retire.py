@@ -30,6 +30,7 @@ from provisioner.reasons import (
     TypeGone,
     UnknownDrone,
     Unneeded,
+    ViewStale,
     WantedAgain,
 )
 from tests.decide.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, slot_of, snapshot, why
@@ -100,10 +101,49 @@ def test_while_the_pool_is_out_of_sight_nobody_is_blamed_for_not_joining() -> No
 
 def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more() -> None:
     waiting = [drone(f"kit-ab12-{i}", S.QUEUED, age_s=100 - i) for i in range(4)]
-    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=waiting))
+    first = plan_of(snapshot(classes=[jobs(waiting=1)], drones=waiting))
+    assert not first.acts, "a queue that looks empty may be one that restarts"
+    marked = {m.drone.id: m.drone for m in first.moves}
+    later = replace(snapshot(classes=[jobs(waiting=1)], drones=[marked.get(d.id, d) for d in waiting]), now=NOW + 60)
+    plan = plan_of(later)
     assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
     assert plan.stops[0].reason == Unneeded("queued")
     assert plan.stops[0].drone.leaving is S.WITHDRAWN
+
+
+def test_a_drone_that_a_job_needs_again_starts_its_wait_anew() -> None:
+    spared = drone("kit-ab12-1", S.QUEUED, idle_at=NOW - 59)
+    (move,) = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[spared])).moves
+    assert (move.drone.state, move.drone.idle_at) == (S.QUEUED, 0.0)
+
+
+def test_a_mark_does_not_hide_what_the_site_says() -> None:
+    submitted = drone("kit-ab12-1", S.SUBMITTED)
+    (move,) = plan_of(snapshot(drones=[submitted])).moves
+    assert (move.was, move.drone.state, move.drone.idle_at) == (S.SUBMITTED, S.QUEUED, NOW)
+    assert isinstance(move.reason, SeenAtSite)
+
+
+def test_while_the_pool_comes_to_itself_after_an_outage_nothing_queued_is_withdrawn() -> None:
+    settling = Breaker("overlay", BreakerState.ACTIVE, since=NOW - 5, until=NOW + 25)
+    queued = drone("kit-ab12-1", S.QUEUED, idle_at=NOW - 100)
+    assert not plan_of(snapshot(drones=[queued], breakers=[settling])).acts
+
+
+def test_a_drone_that_checks_its_gpus_now_and_then_still_leaves_when_idle() -> None:
+    """Each check makes it `joined` for a moment: that is no work, and no new beginning."""
+    idle = drone("kit-ab12-1", S.IDLE, age_s=590, idle_at=NOW - 590)
+    (checks,) = plan_of(snapshot(drones=[idle], slots=[slot_of(idle, state=SlotState.CHECKING)])).moves
+    assert (checks.drone.state, checks.drone.idle_at) == (S.JOINED, NOW - 590)
+    again = replace(snapshot(drones=[checks.drone], slots=[slot_of(idle)]), now=NOW + 20)
+    (drain,) = plan_of(again).drains
+    assert drain.reason == IdleTooLong(610, 600)
+
+
+def test_the_time_of_its_first_check_is_not_idle_time() -> None:
+    checked = drone("kit-ab12-1", S.JOINED, age_s=280)
+    (move,) = plan_of(snapshot(drones=[checked], slots=[slot_of(checked, idle_since=NOW - 280)])).moves
+    assert (move.drone.state, move.drone.idle_at) == (S.IDLE, NOW)
 
 
 def test_fresh_jobs_keep_queued_drones_though_they_start_none() -> None:
@@ -180,6 +220,53 @@ def test_an_operator_may_drain_a_busy_drone_and_kill_one() -> None:
 def test_an_operator_who_names_an_unknown_drone_is_told() -> None:
     plan = plan_of(snapshot(requests=[ask(RequestKind.DRAIN, "kit-ab12-99")]))
     assert why(plan, "drone:kit-ab12-99") == [UnknownDrone("kit-ab12-99")]
+
+
+def test_a_drain_waits_for_an_overlay_that_cannot_be_asked() -> None:
+    there = drone("kit-ab12-1", S.BUSY)
+    plan = plan_of(snapshot(drones=[there], requests=[ask(RequestKind.DRAIN, there.id)], overlay_fault=DOWN))
+    assert not plan.acts
+    assert plan.requests_done == (), "it is not forgotten"
+    assert why(plan, f"drone:{there.id}") == [ViewStale("overlay", 1.0, 120.0, "connection refused")]
+
+
+def test_a_kill_needs_no_view_at_all() -> None:
+    there = drone("kit-ab12-1", S.BUSY)
+    snap = snapshot(drones=[there], requests=[ask(RequestKind.KILL, there.id)], overlay_fault=DOWN, site_fault=DOWN)
+    (stop,) = plan_of(snap).stops
+    assert stop.kill
+
+
+def test_a_drone_that_is_being_stopped_cannot_be_drained_any_more() -> None:
+    there = drone("kit-ab12-1", S.STOPPING, age_s=5, asked=1, asked_at=NOW - 5, joined_at=NOW - 500)
+    plan = plan_of(snapshot(drones=[there], requests=[ask(RequestKind.DRAIN, there.id)]))
+    assert not plan.acts
+    assert plan.requests_done == (5,)
+
+
+def test_a_drone_that_is_let_run_out_is_taken_out_of_the_counting() -> None:
+    there = drone("kit-ab12-1", S.BUSY)
+    slots = [slot_of(there, free_gpu_milli=1000, free_cpus=8, free_memory_mib=20480)]
+    request = ask(RequestKind.DRAIN, there.id, mode=DrainMode.NONE)
+    (drain,) = plan_of(snapshot(drones=[there], slots=slots, requests=[request])).drains
+    assert (drain.mode, drain.drone.state) == (DrainMode.NONE, S.DRAINING)
+    assert len(plan_of(snapshot(classes=[jobs(waiting=1)], drones=[drain.drone], slots=slots)).starts) == 1
+
+
+def test_the_record_of_a_drone_whose_site_is_no_longer_configured_ends_by_a_kill() -> None:
+    left = drone("kit-ab12-1", S.BUSY, V100)
+    snap = snapshot(drones=[left], requests=[ask(RequestKind.KILL, left.id)])
+    sites = {name: policy for name, policy in snap.policy.sites.items() if name != "topas"}
+    (move,) = plan_of(replace(snap, policy=replace(snap.policy, sites=sites), sites={}, types=())).moves
+    assert (move.was, move.drone.state) == (S.BUSY, S.LOST)
+    assert move.reason == OperatorAsked("anna", "broken fan")
+
+
+def test_while_the_brake_is_on_a_person_may_still_act_and_so_end_the_trouble() -> None:
+    ill = [drone(f"kit-ab12-{i}", S.BUSY, unslotted_at=NOW - 400) for i in range(5)]
+    plan = plan_of(snapshot(drones=ill, slots=[], requests=[ask(RequestKind.KILL, *(d.id for d in ill))]))
+    assert len(plan.stops) == 5
+    assert why(plan, "all") == [TooManyUnhealthy(5, 5, 0.2)]
 
 
 def test_what_carries_our_tag_without_a_record_is_stopped() -> None:

@@ -1,0 +1,58 @@
+"""The door of a site adapter: it is opened by whoever looks first, and again and again while that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from provisioner.model import Receipt, SiteView, StartOrder, StopOrder
+from provisioner.sites import Site, SiteDown
+
+
+@dataclass(slots=True, eq=False)
+class Door:
+    """A :class:`~provisioner.sites.Site` that may not be entered yet: one that is down when the controller starts must
+    not keep the controller from the others."""
+
+    site: Site
+    _stack: AsyncExitStack | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self) -> None:
+        """Enter the adapter. Raises what it raises; the next call tries again."""
+        async with self._opening:
+            if self._stack is None:
+                stack = AsyncExitStack()
+                await stack.enter_async_context(self.site)
+                self._stack = stack
+
+    async def close(self) -> None:
+        """Leave the adapter."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def look(self) -> SiteView:
+        await self.open()
+        return await self.site.look()
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[Receipt]:
+        self._must_be_open()
+        return await self.site.start(orders)
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
+        self._must_be_open()
+        return await self.site.stop(orders)
+
+    def _must_be_open(self) -> None:
+        if self._stack is None:
+            raise SiteDown("it could not be connected yet")
+
+    async def __aenter__(self) -> Door:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -1,0 +1,146 @@
+"""Whatever numbers and texts an adapter lets through, they are decided on without a crash and can be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provisioner import codec
+from provisioner.decide import decide
+from provisioner.decide.check import check
+from provisioner.model import (
+    Answer,
+    Claim,
+    DroneId,
+    DroneState,
+    EndKind,
+    Fault,
+    FaultKind,
+    JobClass,
+    OverlayReading,
+    OverlayView,
+    Receipt,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SiteReading,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+)
+from provisioner.service.border import LARGEST, LONGEST, receipt_taken_over, taken_over
+from provisioner.service.calls import fault_of
+from provisioner.sites import SiteDown
+from tests.decide.scenes import NOW, SMALL, drone, slot_of, snapshot
+
+numbers: st.SearchStrategy[Any] = st.sampled_from(
+    [nan, inf, -inf, -1, -0.0, 0, 1, 0.5, 1000, 1e9, 1e300, NOW, NOW + 1e6, 10**12, 2**63, 10**400, -(10**400)]
+)
+texts = st.sampled_from(["", "x; rm -rf /", "\udcff\ud800", "\0", "é", "x" * 5000])
+ids = st.sampled_from(["kit-ab12-1", "kit-ab12-2", "kit-old1-9", "\udcff", "x" * 64, ""]).map(DroneId)
+states = st.sampled_from([s for s in DroneState if not s.ended])
+
+
+def of(kind: type, /, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Values of ``kind`` in which every number and every text is anything."""
+    plain = {"int": numbers, "float": numbers, "str": texts}
+    fields = {f.name: plain[f.type] for f in kind.__dataclass_fields__.values() if f.type in plain}  # type: ignore[attr-defined]
+    return st.builds(kind, **(fields | more))
+
+
+ends = of(RemoteEnd, kind=st.sampled_from(EndKind), exit_code=st.sampled_from([None, 0, 73]))
+remotes = of(RemoteDrone, drone_id=ids, state=st.sampled_from(RemoteState), end=st.none() | ends)
+slots = of(Slot, drone_id=ids, state=st.sampled_from(SlotState))
+classes = of(JobClass, refuses=st.just({}))
+site_views = of(
+    SiteView,
+    drones=st.dictionaries(ids, remotes, max_size=3),
+    free=st.none() | st.dictionaries(texts | st.just("a100"), numbers, max_size=3),
+    claims=st.lists(of(Claim), max_size=2).map(tuple),
+    notices=st.lists(texts, max_size=2).map(tuple),
+)
+overlay_views = of(
+    OverlayView,
+    classes=st.lists(classes, max_size=3, unique_by=lambda c: c.id).map(tuple),
+    slots=st.lists(slots, max_size=3).map(tuple),
+    notices=st.just(()),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(overlay_views, site_views, st.lists(states, max_size=2), st.sampled_from([0.0, 3600.0, -1e9]))
+def test_no_view_however_nasty_breaks_a_decision_or_the_record(
+    overlay: OverlayView, site: SiteView, lives: list[DroneState], ahead_s: float
+) -> None:
+    there = [drone(f"kit-ab12-{n}", state) for n, state in enumerate(lives, 1)]
+    seen, listed = taken_over(overlay, NOW, ahead_s), taken_over(site, NOW, ahead_s)
+    snap = replace(
+        snapshot(drones=there),
+        overlay=OverlayReading(seen),
+        sites={"topas": SiteReading("topas", listed)},
+    )
+    plan = decide(snap)
+    assert check(snap, plan) == ()
+    again = codec.from_json(Snapshot, codec.to_json(snap))
+    assert decide(again) == plan, "a saved snapshot replays"
+
+
+def test_a_sound_view_is_taken_over_as_it_is() -> None:
+    there = drone("kit-ab12-1", DroneState.BUSY)
+    remote = RemoteDrone(there.id, RemoteState.RUNNING, "r1", started_at=NOW - 60)
+    site = SiteView("topas", NOW - 1, {there.id: remote}, {"a100": 3})
+    overlay = OverlayView(NOW - 1, (SMALL,), (slot_of(there),), NOW - 5)
+    assert taken_over(site, NOW, 0.0) == site
+    assert taken_over(overlay, NOW, 0.0) == overlay
+
+
+@pytest.mark.parametrize("odd", [nan, inf, -5.0])
+def test_a_time_that_is_none_is_not_told_and_the_view_says_so(odd: float) -> None:
+    slot = replace(slot_of(drone("kit-ab12-1")), heard_at=odd)
+    view = taken_over(OverlayView(NOW, slots=(slot,)), NOW, 0.0)
+    assert view.slots[0].heard_at == 0.0, "not alive"
+    assert view.notices == (f"1 values that cannot be: slot kit-ab12-1: heard_at = {odd}",)
+
+
+@pytest.mark.parametrize("odd", [nan, inf, 0.0, -1.0, NOW + 100])
+def test_a_view_is_never_younger_than_the_question(odd: float) -> None:
+    assert taken_over(SiteView("topas", odd), NOW, 0.0).taken_at == NOW
+
+
+def test_a_request_that_is_no_amount_is_the_jobs_mistake() -> None:
+    (job,) = taken_over(OverlayView(NOW, (replace(SMALL, cpus=-5),)), NOW, 0.0).classes
+    assert (job.cpus, job.invalid) == (0, "cpus = -5 is no amount")
+
+
+def test_numbers_beyond_reason_become_the_largest_that_can_be_held() -> None:
+    (job,) = taken_over(OverlayView(NOW, (replace(SMALL, waiting=10**400),)), NOW, 0.0).classes
+    assert job.waiting == LARGEST
+
+
+def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
+    """Someone set the host's clock back by an hour: what it calls an hour ago is now."""
+    end = RemoteEnd(EndKind.EXITED, NOW - 3600, 0)
+    remote = RemoteDrone(DroneId("kit-ab12-1"), RemoteState.ENDED, started_at=NOW - 3660, end=end)
+    slot = replace(slot_of(drone("kit-ab12-2")), heard_at=NOW - 3600, idle_since=NOW - 3610, retires_at=0.0)
+    site = taken_over(SiteView("topas", NOW - 3600, {remote.drone_id: remote}), NOW, -3600.0)
+    overlay = taken_over(OverlayView(NOW - 3601, slots=(slot,)), NOW, -3600.0)
+    there = site.drones[remote.drone_id]
+    assert (site.taken_at, there.started_at, there.end and there.end.at) == (NOW, NOW - 60, NOW)
+    assert (overlay.taken_at, overlay.slots[0].heard_at, overlay.slots[0].idle_since) == (NOW - 1, NOW, NOW - 10)
+    assert overlay.slots[0].retires_at == 0.0, "not told is not a time"
+
+
+def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
+    fault = Fault(FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
+    receipt = receipt_taken_over(Receipt(DroneId("kit-ab12-1"), Answer.REFUSED, "r\udcff", fault))
+    assert codec.from_json(Receipt, codec.to_json(receipt)) == receipt
+    assert receipt.fault is not None and len(receipt.fault.message) == LONGEST
+    assert codec.to_json(fault_of(SiteDown("/tmp/\udcff"), NOW))
+
+
