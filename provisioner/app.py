@@ -132,7 +132,7 @@ async def _serve(
             overlay=overlay,
             sites=adapters.sites,
             store=store,
-            clock=SteadyClock(),
+            clock=SteadyClock(not_before=max((d.since for d in store.drones.values()), default=0.0)),
             tick_s=settings.tick_s,
             tick_quick_s=settings.tick_quick_s,
         )

@@ -68,8 +68,6 @@ def _needs_rebuilding(old: SiteSpec, new: SiteSpec) -> bool:
 def _of_controller(old: Settings, new: Settings) -> Iterator[str]:
     for name in ("tick_s", "tick_quick_s"):
         yield from _note(name, getattr(old, name), getattr(new, name))
-    yield from _note("store.keep_s", old.store.keep_s, new.store.keep_s)
-    yield from _note("store.snapshots", old.store.snapshots, new.store.snapshots)
     yield from _differences("policy", old.policy, new.policy, without=("sites",))
 
 
@@ -112,6 +110,8 @@ def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
         )
     if old.store.path != new.store.path:
         yield f"store.path: {old.store.path} -> {new.store.path}: stop the controller, move the file, start it again"
+    if (old.store.keep_s, old.store.snapshots) != (new.store.keep_s, new.store.snapshots):
+        yield "store: how long things are kept is taken at start only; restart the controller, drones stay"
     if old.overlay != new.overlay:
         yield "overlay: its adapter and options are taken at start only; restart the controller, drones stay"
 

@@ -23,15 +23,19 @@ class SteadyClock:
     """Wall time that follows the monotonic clock, so that a clock that is set does not expire every drone at once.
 
     What the wall clock is off is made up for slowly: timers never run more than ``SLEW`` too fast or too slow.
+    ``not_before``: the newest time on record, for a start with a clock that was set back meanwhile.
     """
 
     SLEW = 0.1
 
     def __init__(
-        self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
+        self,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        not_before: float = 0.0,
     ) -> None:
         self._wall, self._monotonic = wall, monotonic
-        self._at = wall()
+        self._at = max(wall(), not_before)
         self._mark = monotonic()
 
     def now(self) -> float:

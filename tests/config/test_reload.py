@@ -108,10 +108,10 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
     new = settings(
         site("a"),
         controller="kat",
-        store=StoreSpec(Path("other.db")),
+        store=StoreSpec(Path("other.db"), keep_s=60.0),
         overlay=OverlaySpec("htcondor", Options()),
     )
 
     told = [line.partition(":")[0] for line in changes(old, new).refused]
 
-    assert told == ["controller", "store.path", "overlay"]
+    assert told == ["controller", "store.path", "store", "overlay"]

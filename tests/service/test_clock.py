@@ -51,3 +51,11 @@ def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(steps: lis
         now = clock.now()
         assert 0.9 * passes - 1e-3 <= now - before <= 1.1 * passes + 1e-3
         before = now
+
+
+def test_a_start_with_a_clock_set_back_goes_on_from_the_record() -> None:
+    hands = Hands()
+    clock = SteadyClock(lambda: hands.wall, lambda: hands.mono, not_before=hands.wall + 5000)
+    hands.pass_time(10)
+    assert abs(clock.now() - (1_000_000.0 + 5000 + 9)) < 1e-6
+    assert clock.drift_s() < -4990
