@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from math import isfinite
 from typing import assert_never
+from urllib.parse import unquote
 
 from provisioner import reasons as r
 from provisioner.model import BreakerState, DrainMode, DroneState
@@ -126,10 +127,36 @@ def _visible(char: str) -> str:
             return char
 
 
+def told(text: str) -> str:
+    """What a site or the pool says, for people: cleaned, cut to :data:`SHORT_TEXT`, a drone's last words decoded."""
+    return clean(_last_words(text), SHORT_TEXT).strip()
+
+
+def _last_words(text: str) -> str:
+    """``drone=kit-1 exit=0 reason=idle ... why=no%20claim`` (a drone's outcome) as ``idle: no claim``."""
+    if not text.startswith("drone="):
+        return text
+    words = dict(word.partition("=")[::2] for word in text.split(" "))
+    if not words.get("reason"):
+        return text
+    return ": ".join(unquote(words[key]) for key in ("reason", "why") if words.get(key))
+
+
 def _told(text: str, joint: str = ": ") -> str:
     """Foreign text as a tail of a sentence, if there is any."""
-    text = clean(text, SHORT_TEXT).strip()
+    text = told(text)
     return f"{joint}{text}" if text else ""
+
+
+def amounts(wanted: str, offered: str) -> tuple[str, str]:
+    """What is wanted and what is offered; MiB in the unit that people use, unless they would then look the same."""
+    told = _in_gib(wanted), _in_gib(offered)
+    return told if told[0] != told[1] else (wanted, offered)
+
+
+def _in_gib(text: str) -> str:
+    mib, _, unit = text.partition(" ")
+    return size(int(mib)) if unit == "MiB" and mib.isascii() and mib.isdecimal() and len(mib) < 16 else text
 
 
 def _q(text: str) -> str:
@@ -266,6 +293,7 @@ def say(reason: Reason) -> str:
         case r.BadRequest(message=message):
             return f"no slot can ever offer what the jobs ask for{_told(message)}"
         case r.NothingFits(nearest=nearest, dimension=dimension, wanted=wanted, offered=offered):
+            wanted, offered = amounts(wanted, offered)
             near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
             return f"no drone type fits: {_q(dimension)} must be {_q(wanted)}; {near}"
         case r.LimitReached(limit=limit, scope=scope, used=used, allowed=allowed):
@@ -320,9 +348,9 @@ def _how_stale(age_s: float, limit_s: float) -> str:
 
 
 def _ended(reason: r.EndedAtSite) -> str:
-    code = "" if reason.exit_code is None else f" with exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
+    code = "" if reason.exit_code is None else f", exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
     lived = f" after {seconds(_whole(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
-    return f"the site says that it ended ({_q(reason.end)}){code}{lived}{_told(reason.message)}"
+    return f"ended at the site ({_q(reason.end)}{code}){lived}{_told(reason.message)}"
 
 
 EXIT_WORDS = {
@@ -337,7 +365,7 @@ EXIT_WORDS = {
 
 
 def _exit_words(code: int) -> str:
-    return f" ({EXIT_WORDS[code]})" if code in EXIT_WORDS else ""
+    return f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else ""
 
 
 def tier(reason: Reason) -> Tier:

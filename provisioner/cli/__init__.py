@@ -7,6 +7,6 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the ``provisioner`` script. Returns the exit code (:class:`provisioner.cli.exits.Exit`)."""
-    from provisioner.cli.root import run_process
+    from provisioner.cli.process import run_process
 
     return run_process(argv)

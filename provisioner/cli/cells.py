@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import TypeVar
 
@@ -17,9 +17,9 @@ def moment(value: float) -> float | None:
     return value if value and isfinite(value) else None
 
 
-def finite(value: float) -> float | None:
-    """A number for machines: JSON has no infinity."""
-    return value if isfinite(value) else None
+def moments(values: Iterable[float]) -> list[float | None]:
+    """:func:`moment` of many."""
+    return [value if value and isfinite(value) else None for value in values]
 
 
 def time_at(
@@ -30,6 +30,7 @@ def time_at(
     return Column(
         key, lambda row: moment(of(row)), f"{doc} Seconds since the epoch (UTC); null: never.",
         kind="number", null=True, show=show, level=level, head=head, right=now is not None,
+        many=lambda rows: moments(map(of, rows)),
     )  # fmt: skip
 
 
@@ -42,11 +43,11 @@ def span_s(
         value = of(row)
         return "-" if value is None else say.age(value)
 
-    def value(row: Row) -> float | None:
-        known = of(row)
-        return None if known is None else finite(round(known, 3))
+    def many(rows: Iterable[Row]) -> list[float | None]:
+        return [round(v, 3) if v is not None and isfinite(v) else None for v in map(of, rows)]
 
-    return Column(key, value, doc, kind="number", null=True, show=show, level=level, head=head, right=True)
+    return Column(key, lambda row: many([row])[0], doc, kind="number", null=True, show=show, level=level, head=head,
+                  right=True, many=many)  # fmt: skip
 
 
 def whole(

@@ -28,7 +28,7 @@ STYLES = {
 }
 ENDED_SHOWN = 3
 NEWS_SHOWN = 6
-BAR = 24
+BAR = 16
 WIDTH = 100
 """Of tables that go elsewhere than to a terminal."""
 
@@ -90,6 +90,7 @@ def _table(*columns: str, title: str = "") -> Table:
 
 def _jobs(shapes: Sequence[ShapeNow]) -> Table:
     table = _table("jobs", "each wants", "", "done>", "running>", "waiting>", "why they wait")
+    table.columns[2].no_wrap, table.columns[2].min_width = True, BAR
     for now in shapes:
         table.add_row(
             now.shape.name,

@@ -34,7 +34,15 @@ def _fact(column: Column[Drone], now: float) -> Column[Drone]:
         return replace(column, level=0, head=title, show=lambda d: f"{d.state.value} for {say.ago(d.since, now)}: "
                        f"{say.state_words(d.state)}" if not d.state.ended else f"{d.state.value}, "
                        f"{say.state_words(d.state)}")  # fmt: skip
+    if column.key == "leaving":
+        return replace(column, level=0, head=title, show=_end_to_come)
+    if column.key == "site_reason":
+        return replace(column, level=0, head=title, show=lambda d: say.told(d.site_reason))
     return replace(column, level=0, head=title)
+
+
+def _end_to_come(drone: Drone) -> str:
+    return "-" if drone.leaving is None or drone.state.ended else drone.leaving.value
 
 
 def _when(at: object, now: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from provisioner import say
 from provisioner.cli.cells import span_s, text, time_at, whole, words
@@ -45,45 +46,46 @@ def in_brief(drone: Drone, now: float) -> str:
         if drone.asked > 1:
             parts.append(f"asked {drone.asked} times to stop")
     if drone.site_reason:
-        parts.append(say.clean(drone.site_reason, say.SHORT_TEXT).strip())
+        parts.append(say.told(drone.site_reason))
     return "; ".join(parts)
 
 
 def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[Column[Drone], ...]:
     """Of drones at ``now``. ``reason``: looks up why a drone is in its state, where that is asked for."""
     return (
-        text("id", lambda x: x.id, "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
-        text("site", lambda x: x.site, "Site.", level=2),
-        text("type", lambda x: x.type, "Drone type, as site/name.", level=0, least=10, tail=True),
+        text("id", attrgetter("id"), "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
+        text("site", attrgetter("site"), "Site.", level=2),
+        text("type", attrgetter("type"), "Drone type, as site/name.", level=0, least=10, tail=True),
         Column[Drone]("state", lambda x: x.state.value, "State.", level=0, tint=tint, choices=STATES),
         span_s("state_s", lambda x: max(0.0, now - x.since), "Time in this state, seconds.", level=0, head="FOR"),
         span_s("age_s", lambda x: max(0.0, (x.ended_at or now) - x.requested_at), "Time since it was asked for, until "
                "its end if it has ended, seconds.", level=0, head="AGE"),
-        whole("jobs", lambda x: x.jobs, "Jobs that run in it now.", level=0),
-        whole("jobs_started", lambda x: x.jobs_started, "Jobs started in it so far.", level=1, head="STARTED"),
-        whole("gpu_milli", lambda x: x.gpu_milli, "Thousandths of a GPU.", level=1, head="GPUS", show=say.gpus),
-        text("for_class", lambda x: x.for_class, "Job class that it was started for.", level=1, head="CLASS", least=6),
-        text("remote_id", lambda x: x.remote_id, "The site's id.", level=0, head="REMOTE", least=8, tail=True),
-        text("slot", lambda x: x.slot, "The pool's name of its slot.", level=1, least=8, tail=True),
-        words("note", lambda x: in_brief(x, now), "What is worth knowing beside the state.", level=0, least=12),
+        whole("jobs", attrgetter("jobs"), "Jobs that run in it now.", level=0),
+        whole("jobs_started", attrgetter("jobs_started"), "Jobs started in it so far.", level=1, head="STARTED"),
+        whole("gpu_milli", attrgetter("gpu_milli"), "Thousandths of a GPU.", level=1, head="GPUS", show=say.gpus),
+        text("for_class", attrgetter("for_class"), "Job class that it was started for.", level=1, head="CLASS",
+             least=6),
+        text("remote_id", attrgetter("remote_id"), "The site's id.", level=0, head="REMOTE", least=8, tail=True),
+        text("slot", attrgetter("slot"), "The pool's name of its slot.", level=1, least=8, tail=True),
+        words("note", lambda x: in_brief(x, now), "What is worth knowing beside the state.", level=0, least=20),
         *([] if reason is None else [words("reason", reason, "Why it is in this state.", level=0, least=20)]),
         Column[Drone]("leaving", lambda x: x.leaving.value if x.leaving else None,
                       "The end that it will have once it is confirmed gone; null: not asked to leave.", null=True),
-        time_at("since_at", lambda x: x.since, "When it entered its state."),
-        time_at("requested_at", lambda x: x.requested_at, "When it was recorded and asked for."),
-        time_at("submitted_at", lambda x: x.submitted_at, "When the site took the order."),
-        time_at("started_at", lambda x: x.started_at, "When it began to run."),
-        time_at("joined_at", lambda x: x.joined_at, "When its slot came to the pool."),
-        time_at("busy_at", lambda x: x.busy_at, "When it first had a job."),
-        time_at("idle_at", lambda x: x.idle_at, "Since when it has no job."),
-        time_at("heard_at", lambda x: x.heard_at, "Last sign of life in the pool."),
-        time_at("missing_at", lambda x: x.missing_at, "Since when the site's listings lack it."),
-        time_at("unslotted_at", lambda x: x.unslotted_at, "Since when the pool lacks its slot."),
-        time_at("asked_at", lambda x: x.asked_at, "When it was last asked to drain or stop."),
-        whole("asked", lambda x: x.asked, "How often it was asked to stop."),
-        time_at("retires_at", lambda x: x.retires_at, "When it takes no new job any more."),
-        time_at("ended_at", lambda x: x.ended_at, "When it ended."),
-        text("site_reason", lambda x: x.site_reason, "The site's own word."),
+        time_at("since_at", attrgetter("since"), "When it entered its state."),
+        time_at("requested_at", attrgetter("requested_at"), "When it was recorded and asked for."),
+        time_at("submitted_at", attrgetter("submitted_at"), "When the site took the order."),
+        time_at("started_at", attrgetter("started_at"), "When it began to run."),
+        time_at("joined_at", attrgetter("joined_at"), "When its slot came to the pool."),
+        time_at("busy_at", attrgetter("busy_at"), "When it first had a job."),
+        time_at("idle_at", attrgetter("idle_at"), "Since when it has no job."),
+        time_at("heard_at", attrgetter("heard_at"), "Last sign of life in the pool."),
+        time_at("missing_at", attrgetter("missing_at"), "Since when the site's listings lack it."),
+        time_at("unslotted_at", attrgetter("unslotted_at"), "Since when the pool lacks its slot."),
+        time_at("asked_at", attrgetter("asked_at"), "When it was last asked to drain or stop."),
+        whole("asked", attrgetter("asked"), "How often it was asked to stop."),
+        time_at("retires_at", attrgetter("retires_at"), "When it takes no new job any more."),
+        time_at("ended_at", attrgetter("ended_at"), "When it ended."),
+        text("site_reason", attrgetter("site_reason"), "The site's own word."),
     )  # fmt: skip
 
 

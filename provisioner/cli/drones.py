@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from provisioner import say
-from provisioner.cli.drone_rows import HISTORY_SCHEMA, SCHEMA, Step, columns, history_columns, steps
+from provisioner.cli.drone_list import Which, list_drones
+from provisioner.cli.drone_rows import HISTORY_SCHEMA, Step, history_columns, steps
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Document, Listing
 from provisioner.cli.options import Pick, Show, Where, shared
-from provisioner.cli.output import picked, present
+from provisioner.cli.output import present
 from provisioner.cli.resolve import the_drone
 from provisioner.cli.where import open_record
 from provisioner.model import DrainMode, Drone, DroneState
@@ -61,14 +61,7 @@ def drones(
     if ctx.invoked_subcommand is not None:
         _nothing_before(ctx)
         return
-    reader = open_record(where)
-
-    which = _ended(ended, all_, state or ())
-
-    def make() -> Listing[Drone]:
-        return picked(_listing(reader, show, which, site or (), state or (), type_ or ()), pick)
-
-    present(show, make)
+    list_drones(where, show, pick, Which(ended, all_, site or (), state or (), type_ or ()))
 
 
 def _nothing_before(ctx: typer.Context) -> None:
@@ -77,62 +70,6 @@ def _nothing_before(ctx: typer.Context) -> None:
     if given:
         option = given[0].rstrip("_").replace("_", "-")
         raise Failure(f"put --{option} after `drones {ctx.invoked_subcommand}`", code=Exit.USAGE)
-
-
-def _ended(ended: bool, all_: bool, states: Sequence[DroneState]) -> bool | None:
-    """Which of the living and the ended are meant: None both."""
-    kinds = {s.ended for s in states}
-    if all_ or (ended and kinds == {False}) or kinds == {False, True}:
-        return None
-    return ended or kinds == {True}
-
-
-def _listing(
-    reader: Reader,
-    show: Show,
-    ended: bool | None,
-    sites: Sequence[str],
-    states: Sequence[DroneState],
-    types: Sequence[str],
-) -> Listing[Drone]:
-    now = time.time()
-    found = reader.drones(ended=ended, sites=sites, states=states, types=types)
-    wants_reason = "reason" in (show.columns or "").lower().split(",")
-    return Listing(
-        SCHEMA,
-        columns(now, (lambda d: _why(reader, d)) if wants_reason else None),
-        found,
-        lambda d: d.id,
-        _scope(reader, found, ended, sites, states, types),
-    )
-
-
-def _why(reader: Reader, drone: Drone) -> str:
-    history = reader.history(drone.id)
-    return say.say(history[-1].reason) if history else ""
-
-
-def _scope(
-    reader: Reader,
-    found: Sequence[Drone],
-    ended: bool | None,
-    sites: Sequence[str],
-    states: Sequence[DroneState],
-    types: Sequence[str],
-) -> str:
-    """One line that says what the list is of: a silent default would mislead."""
-    kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
-    of = f" of controller {controller(found[0].id)}" if found else ""
-    only = [f"{name} {', '.join(values)}" for name, values in
-            (("site", sites), ("state", [s.value for s in states]), ("type", types)) if values]  # fmt: skip
-    more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
-    runs = "" if reader.holder() else "no controller runs: as last recorded"
-    return "; ".join(filter(None, (say.count(len(found), kind) + of, *only, more, runs)))
-
-
-def controller(drone_id: str) -> str:
-    """The controller's name within a drone id (``<controller>-<store birth>-<serial>``)."""
-    return drone_id.rsplit("-", 2)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- show

@@ -85,9 +85,15 @@ def _fit_columns() -> tuple[Column[Fit], ...]:
                     level=0, tint=lambda f: "green" if f.misfit is None else ""),
         text("dimension", lambda f: f.misfit.dimension if f.misfit else "", "First dimension that fails; empty: none.",
              level=0, head="FAILS", least=8),
-        text("wanted", lambda f: f.misfit.wanted if f.misfit else "", "What the jobs want there.", level=0, least=10),
-        text("offered", lambda f: f.misfit.offered if f.misfit else "", "What the type has there.", level=0, least=10),
+        Column[Fit]("wanted", lambda f: f.misfit.wanted if f.misfit else "", "What the jobs want there.", level=0,
+                    least=10, show=lambda f: _amounts(f)[0]),
+        Column[Fit]("offered", lambda f: f.misfit.offered if f.misfit else "", "What the type has there.", level=0,
+                    least=10, show=lambda f: _amounts(f)[1]),
         whole("drones", lambda f: f.live, "Live drones of the type.", level=0),
         Column[Fit]("price", lambda f: f.kind.price, "Relative price of a GPU-hour.", kind="number", level=1,
                     right=True),
     )  # fmt: skip
+
+
+def _amounts(row: Fit) -> tuple[str, str]:
+    return say.amounts(row.misfit.wanted, row.misfit.offered) if row.misfit else ("", "")

@@ -65,7 +65,10 @@ def _read(path: Path, kind: type, key: str, schema: str) -> object:
 
 def write_whole(path: Path, text: str) -> None:
     """Put ``text`` into ``path`` in one step: a reader sees the old file or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # it would name a file that nobody asked for
+        raise Failure(f"{path}: {error.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
             out.write(text)

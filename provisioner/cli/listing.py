@@ -38,6 +38,12 @@ class Column(Generic[Row]):
     right: bool = False
     tint: Callable[[Row], str] | None = None
     choices: tuple[str, ...] = ()
+    many: Callable[[Sequence[Row]], list[Any]] | None = None
+    """``of`` of many rows, where that can be had at less than a call per row."""
+
+    def cells(self, rows: Sequence[Row]) -> list[Any]:
+        """``of`` of many rows."""
+        return self.many(rows) if self.many else list(map(self.of, rows))
 
     @property
     def title(self) -> str:

@@ -15,8 +15,8 @@ from typing import Any, TextIO, TypeVar
 
 from provisioner.cli import table
 from provisioner.cli.exits import Exit, Failure
+from provisioner.cli.forms import Format, Pick, Show
 from provisioner.cli.listing import Cell, Column, Document, Listing
-from provisioner.cli.options import Format, Pick, Show
 from provisioner.say import clean
 
 Row = TypeVar("Row")
@@ -143,15 +143,41 @@ def _write_listing(listing: Listing[Any], show: Show, page: Page, out: TextIO) -
         case Format.CSV:
             _write_csv(columns or listing.columns, listing.rows, show, out)
         case Format.JSONL:
-            for item in _items(listing, columns):
-                out.write(dumps(item) + "\n")
-        case Format.JSON | Format.YAML:
-            _write_tree({"schema": listing.schema, "items": _items(listing, columns)}, show, out)
+            out.write("".join(f"{line}\n" for line in _json_lines(listing, columns, _COMPACT)))
+        case Format.JSON if show.watch:
+            out.write(f"{_json_tree(listing, columns, _COMPACT)}\n")
+        case Format.JSON:
+            out.write(f"{_json_tree(listing, columns, _SPACED)}\n")
+        case Format.YAML:
+            _write_tree(json.loads(_json_tree(listing, columns, _COMPACT)), show, out)
 
 
-def _items(listing: Listing[Any], columns: Sequence[Column[Any]] | None) -> list[dict[str, Cell]]:
-    wanted = [(c.key, c.of) for c in columns or listing.columns]
-    return [{key: of(row) for key, of in wanted} for row in listing.rows]
+def _json_tree(listing: Listing[Any], columns: Sequence[Column[Any]] | None, encoder: json.JSONEncoder) -> str:
+    """A list as JSON. Spaced, with one row per line: a diff of two lists shows the rows that differ."""
+    lines = _json_lines(listing, columns, encoder)
+    head, items = encoder.encode({"schema": listing.schema}), encoder.encode("items")
+    if encoder is _COMPACT:
+        return f"{head[:-1]},{items}:[{','.join(lines)}]}}"
+    body = ",\n  ".join(lines)
+    return f"{head[:-1]}, {items}: [" + (f"\n  {body}\n" if lines else "") + "]}"
+
+
+def _json_lines(
+    listing: Listing[Any], columns: Sequence[Column[Any]] | None, encoder: json.JSONEncoder
+) -> list[str]:
+    """Each row as JSON. Made column by column, which for many rows takes a third of the time."""
+    shown = columns or listing.columns
+    names = [encoder.encode(c.key).replace("%", "%%") for c in shown]
+    form = "{" + encoder.item_separator.join(f"{name}{encoder.key_separator}%s" for name in names) + "}"
+    return [form % cells for cells in zip(*(_json_cells(c, listing.rows, encoder) for c in shown), strict=True)]
+
+
+def _json_cells(column: Column[Any], rows: Sequence[Any], encoder: json.JSONEncoder) -> list[str]:
+    cells = column.cells(rows)
+    if not cells or column.kind in ("array", "object"):
+        return [_encoded(cell, encoder) for cell in cells]
+    # One call for all: within a cell that is no list, a newline is always escaped.
+    return _encoded(cells, _BY_LINES)[1:-1].split("\n")
 
 
 def _write_csv(columns: Sequence[Column[Any]], rows: Sequence[Any], show: Show, out: TextIO) -> None:
@@ -186,15 +212,16 @@ def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
         yaml.dump(
             json.loads(dumps(tree)), out, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False
         )
-    elif show.watch:
-        out.write(dumps(tree) + "\n")
     else:
-        out.write(_pretty(tree) + "\n")
+        out.write(dumps(tree, indent=not show.watch) + "\n")
 
 
-def dumps(tree: object, *, indent: bool = False, compact: bool = True) -> str:
+def dumps(tree: object, *, indent: bool = False) -> str:
     """JSON, with null for what JSON cannot say: infinity and not-a-number."""
-    encoder = _INDENTED if indent else _COMPACT if compact else _SPACED
+    return _encoded(tree, _INDENTED if indent else _COMPACT)
+
+
+def _encoded(tree: object, encoder: json.JSONEncoder) -> str:
     try:
         return encoder.encode(tree)
     except ValueError:
@@ -203,6 +230,7 @@ def dumps(tree: object, *, indent: bool = False, compact: bool = True) -> str:
 
 _COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _SPACED = json.JSONEncoder(allow_nan=False)
+_BY_LINES = json.JSONEncoder(separators=("\n", ":"), allow_nan=False)
 _INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
 
 
@@ -218,15 +246,6 @@ def _finite(tree: object) -> object:
             return tree
 
 
-def _pretty(tree: dict[str, Any]) -> str:
-    """JSON with one item per line: a diff of two lists shows the items that differ."""
-    items = tree.get("items")
-    if not isinstance(items, list) or set(tree) != {"schema", "items"}:
-        return dumps(tree, indent=True)
-    body = ",\n".join("  " + dumps(item, compact=False) for item in items)
-    return f'{{"schema": {json.dumps(tree["schema"])}, "items": [' + (f"\n{body}\n" if items else "") + "]}"
-
-
 def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> None:
     match show.output:
         case Format.JSON | Format.YAML:
@@ -234,7 +253,8 @@ def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> 
         case Format.JSONL:
             out.write(dumps(document.plain()) + "\n")
         case Format.NAME:
-            out.write("".join(f"{clean(document.facts.name(row))}\n" for row in document.facts.rows))
+            names = [clean(document.facts.name(row)) for row in document.facts.rows]
+            out.write("".join(f"{name}\n" for name in names if name))
         case Format.CSV:
             raise Failure("csv is for lists; this answer takes table, wide, json, jsonl, yaml", code=Exit.USAGE)
         case Format.TABLE | Format.WIDE:
@@ -252,7 +272,7 @@ def _text(document: Document, show: Show, page: Page) -> list[str]:
         part = document.parts[key]
         shown = [c for c in part.columns if c.level <= level]
         body = table.lines(shown, part.rows, width=page.width, header=not show.no_header, color=page.color)
-        heading = title if part.rows else f"{title}: none"
+        heading = title if part.rows or ": " in title else f"{title}: none"
         text += ["", table.paint(heading, "bold" if page.color else "")]
         text += body if part.rows else []
     return text[1:] if text and not facts else text

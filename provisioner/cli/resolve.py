@@ -19,7 +19,7 @@ def the_drone(reader: Reader, any_id: str) -> DroneId:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Failure(f"{clean(any_id)} means {len(found)} drones: {named(found)}")
+        raise Failure(f"{clean(any_id, 80)} means {len(found)} drones: {named(found)}")
     near = nearest(reader, any_id)
     candidates = f"; nearest: {named(near)}" if near else ""
     raise Failure(f"no drone is known by {clean(any_id, 80) or 'an empty id'}{candidates}")

@@ -1,10 +1,7 @@
-"""The ``provisioner`` command: its verbs, loaded when wanted, and the one place where failures become exit codes."""
+"""The ``provisioner`` command as its parser knows it: its verbs, loaded when wanted."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
@@ -12,13 +9,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from provisioner.cli.exits import EXIT_HELP, Exit, failure_of
+from provisioner.cli.exits import EXIT_HELP, Exit, Failure
 
 VERBS = (
     "run", "check", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "snapshot",
     "replay", "jobs", "submit", "demo", "schema", "version",
 )  # fmt: skip
 """In the order of the help. Each is the ``app`` of the module of that name: start-up imports only the one that runs."""
+
 
 class Verbs(TyperGroup):
     """The group of verbs that imports a verb's module when it is asked for."""
@@ -85,47 +83,21 @@ def provisioner(
     """
 
 
-def run_process(argv: Sequence[str] | None = None) -> int:
-    """As the process itself: a reader of our output that goes away ends us quietly, as it does any Unix tool."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    return run_verb(argv)
-
-
-def run_verb(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code. Only a bug shows a traceback."""
+def parse_and_run(argv: Sequence[str] | None) -> int:
+    """Parse a command line and run its verb. Raises what the verb raises, :class:`Failure` for a question given up."""
     command = typer.main.get_command(app)
     try:
         code = command.main(list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False)
-        sys.stdout.flush()
-        return int(code or 0)
     except typer.Abort:
-        return _tell("given up", code=Exit.FAILED)
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        raise Failure("given up") from None
     except Exception as error:
-        if _is_usage(error):
-            error.show()  # type: ignore[attr-defined]
-            return Exit.USAGE
-        failure = failure_of(error)
-        if failure is None:
+        if not _is_usage(error):
             raise
-        return _tell(*failure.lines, code=failure.code)
+        error.show()  # type: ignore[attr-defined]
+        return Exit.USAGE
+    return int(code or 0)
 
 
 def _is_usage(error: Exception) -> bool:
     """Typer's own complaints; which class they have depends on its version."""
     return hasattr(error, "show") and hasattr(error, "exit_code")
-
-
-def _tell(*lines: str, code: Exit) -> int:
-    from provisioner.say import clean
-
-    first, *rest = [clean(part) for line in lines for part in line.splitlines()] or ["failed"]
-    print(f"provisioner: {first}", file=sys.stderr)
-    for line in rest:
-        print(f"  {line}", file=sys.stderr)
-    return code

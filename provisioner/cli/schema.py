@@ -40,7 +40,8 @@ def schema(
         return
     if name not in known:
         near = get_close_matches(name, known, n=1)
-        raise Failure(f"no schema {name[:80]!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        instead = f"did you mean {near[0]}?" if near else "`provisioner schema` lists them"
+        raise Failure(f"no schema {name[:80]!r}; {instead}")
     sys.stdout.write(json.dumps(known[name](), indent=2) + "\n")
     note(f"JSON Schema of {name}")
 

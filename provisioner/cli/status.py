@@ -14,7 +14,7 @@ from provisioner import say
 from provisioner.cli import class_rows, events, sites
 from provisioner.cli.cells import span_s, text, time_at, whole, words
 from provisioner.cli.demand import newest_plan
-from provisioner.cli.drones import controller
+from provisioner.cli.drone_list import controller
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.options import Show, Where, shared
 from provisioner.cli.output import present

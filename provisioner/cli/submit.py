@@ -67,7 +67,8 @@ def _mib(text: str) -> int:
     try:
         return int(TypeAdapter(Size).validate_python(text))
     except ValidationError as error:
-        raise Failure(f"{say.clean(text, 40)!r}: {error.errors()[0]['msg']}", code=Exit.USAGE) from None
+        what = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise Failure(f"{say.clean(text, 40)!r}: {what}", code=Exit.USAGE) from None
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

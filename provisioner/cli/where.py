@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.options import Where
+from provisioner.cli.forms import Where
 
 if TYPE_CHECKING:
     from provisioner.store import Reader
@@ -22,6 +22,8 @@ PLACES = (
 def config_path(where: Where) -> Path:
     """The configuration file that is meant. Raises :class:`Failure` when there is none."""
     if where.config is not None:
+        if where.config.is_dir():
+            raise Failure(f"{where.config} is a directory, not a configuration: name the file in it")
         if not where.config.is_file():
             raise Failure(f"no configuration at {where.config}", code=Exit.FAILED)
         return where.config

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.root import run_verb
+from provisioner.cli.process import run_verb
 from provisioner.decide import decide
 from provisioner.model import (
     Breaker,

@@ -108,7 +108,7 @@ def test_status_says_who_runs_what_it_sees_and_why_jobs_wait(on: Cli) -> None:
     assert "site:horeka failed" in flat
     assert "horeka banned" in flat
     assert "Waiting: 50 jobs in 3 classes" in flat
-    assert "no drone type fits: vram must be 200000 MiB; nearest is horeka/h100 with 97792 MiB" in flat
+    assert "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB" in flat
     assert "max_drones topas" in flat
     assert "reloaded" in flat
     assert "sites in trouble: horeka; classes that can never start: 9" in ran.err
@@ -164,8 +164,8 @@ def test_columns_by_key_or_heading_and_a_hint_for_a_wrong_one(on: Cli) -> None:
 
 def test_the_reason_of_each_drone_is_there_for_the_asking(on: Cli) -> None:
     items = on("drones", "--ended", "--columns", "id,reason", "-o", "json").json["items"]
-    assert items == [{"id": "kit-ab12-2", "reason": "the site says that it ended (exited) with exit code 71 "
-                      "(GPU check failed) after 61 s and 0 jobs"}]  # fmt: skip
+    assert items == [{"id": "kit-ab12-2", "reason": "ended at the site (exited, exit code 71: "
+                      "GPU check failed) after 61 s and 0 jobs"}]  # fmt: skip
 
 
 @pytest.mark.parametrize("any_id", ["kit-ab12-1", "1", "8810.0", "slot1@gpu07.example.org"])
@@ -695,3 +695,23 @@ def test_schema_prints_every_schema_it_names(cli: Cli) -> None:
     assert wrong.code == Exit.FAILED and "did you mean provisioner.drone/1?" in wrong.err
 
 
+
+
+def test_a_directory_is_said_to_be_one(cli: Cli, tmp_path: Path) -> None:
+    ran = cli("drones", "--config", tmp_path)
+    assert ran.code == Exit.FAILED
+    assert "is a directory" in ran.err
+
+
+@pytest.mark.parametrize("verb", ["drones", "status"])
+def test_a_closed_output_is_no_crash(record: Path, verb: str) -> None:
+    line = f"exec {sys.executable} -m provisioner.cli {verb} --store {record} >&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_an_ended_drone_tells_its_last_words_and_no_end_to_come(on: Cli) -> None:
+    shown = on("drones", "show", "2").out
+    assert "will end as" not in shown
+    assert "ended at the site (exited, exit code 71: GPU check failed)" in " ".join(shown.split())

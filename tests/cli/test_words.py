@@ -33,7 +33,8 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
         value = getattr(reason, field.name)
         if field.name == "kind" or isinstance(value, float):
             continue  # floats are worded: ages, percentages, times
-        assert str(value) in line, f"{field.name} of {reason.kind} is not told"
+        told = say.amounts(str(value), "")[0]
+        assert told in line, f"{field.name} of {reason.kind} is not told"
 
 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
@@ -55,7 +56,30 @@ def test_numbers_that_made_the_decision_are_in_the_line() -> None:
     assert say.say(reasons.IdleTooLong(612.0, 600.0)) == "idle 612 s > 600 s"
     assert say.say(reasons.LimitReached("max_drones", "horeka/h100", 40, 40)).endswith("40/40")
     nothing = say.say(reasons.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"))
-    assert nothing == "no drone type fits: vram must be 200000 MiB; nearest is horeka/h100 with 97792 MiB"
+    assert nothing == "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB"
+
+
+def test_what_would_look_the_same_is_told_to_the_last_unit() -> None:
+    line = say.say(reasons.NothingFits("horeka/h100", "vram", "81921 MiB", "81920 MiB"))
+    assert line == "no drone type fits: vram must be 81921 MiB; nearest is horeka/h100 with 81920 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20administrator%20let%20it%20go",
+         "drained: the pool's administrator let it go"),
+        ("drone=kit-1 exit=0 reason=idle", "idle"),
+        ("drone=kit-1 exit=71 reason=check-failed why=%1b[31m%0a%zz%", "check-failed: \ufffd[31m %zz%"),
+        ("drone=kit-1 is lost", "drone=kit-1 is lost"),
+        ("drone=", "drone="),
+        ("out of memory", "out of memory"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_drone_are_told_decoded(text: str, told: str) -> None:
+    assert say.told(text) == told
+    assert say.say(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(f"2 jobs: {told}" if told else "2 jobs")
 
 
 def test_rounding_never_makes_a_comparison_a_lie() -> None:

@@ -1,0 +1,54 @@
+"""One command line from beginning to end: the one place where failures become exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from provisioner.cli.exits import Exit, failure_of
+from provisioner.cli.quick import quick
+
+
+def run_process(argv: Sequence[str] | None = None) -> int:
+    """As the process itself: a reader of our output that goes away ends us quietly, as it does any Unix tool."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # closed by who started us (`>&-`)
+    return run_verb(argv)
+
+
+def run_verb(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Only a bug shows a traceback."""
+    try:
+        code = Exit.OK if quick(sys.argv[1:] if argv is None else argv) else _parse_and_run(argv)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        return _tell(*failure.lines, code=failure.code)
+
+
+def _parse_and_run(argv: Sequence[str] | None) -> int:
+    from provisioner.cli.root import parse_and_run
+
+    return parse_and_run(argv)
+
+
+def _tell(*lines: str, code: Exit) -> int:
+    from provisioner.say import clean
+
+    first, *rest = [clean(part) for line in lines for part in line.splitlines()] or ["failed"]
+    print(f"provisioner: {first}", file=sys.stderr)
+    for line in rest:
+        print(f"  {line}", file=sys.stderr)
+    return code
