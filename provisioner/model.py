@@ -525,6 +525,8 @@ class Snapshot:
     """Recorded and not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
+    ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
+    """How those ended on record that a site lists all the same."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

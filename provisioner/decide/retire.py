@@ -14,6 +14,7 @@ from provisioner.model import (
     DrainMode,
     Drone,
     DroneState,
+    FaultKind,
     Move,
     OperatorRequest,
     Refusal,
@@ -27,6 +28,7 @@ from provisioner.reasons import (
     IdleTooLong,
     NoRecord,
     OperatorAsked,
+    OrderRefused,
     OutOfPool,
     Reason,
     SeenAtSite,
@@ -184,17 +186,19 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
         wait = 0.0 if drone.asked else policy.stop_limit_s
         idle = scene.now - max(drone.since, drone.idle_at, _pool_seen_since(scene))
         if idle >= wait:
-            return asked.stop(drone, StageTooLong(drone.state.value, idle, wait), drone.leaving or stage.ends_as)
+            refused = OrderRefused(FaultKind.UNKNOWN.value, drone.site_reason)
+            reason = refused if drone.asked else StageTooLong(drone.state.value, idle, wait)
+            return asked.stop(drone, reason, drone.leaving or stage.ends_as)
     if limit <= 0 or spent <= limit:
         return None
     if drone.state in (DroneState.BOOTING, DroneState.JOINED) and scene.trust.overlay is not None:
         return None  # it may have joined: nobody can see
-    reason = StageTooLong(drone.state.value, spent, limit)
+    late = StageTooLong(drone.state.value, spent, limit)
     match stage.then:
         case Overdue.STOP:
-            asked.stop(drone, reason, stage.ends_as)
+            asked.stop(drone, late, stage.ends_as)
         case Overdue.INSIST:
-            asked.stop(drone, reason, stage.ends_as, kill=drone.asked >= INSIST_KILL)
+            asked.stop(drone, late, stage.ends_as, kill=drone.asked >= INSIST_KILL)
         case Overdue.DRAIN | Overdue.FORGET:
             pass  # idle drones go by _idle; a record without a drone ends by life.observe
 
@@ -265,5 +269,6 @@ def _orphans(scene: Scene) -> tuple[StopOrphan, ...]:
             continue
         for drone_id, remote in view.drones.items():
             if remote.state is not RemoteState.ENDED and drone_id not in scene.drones:
-                found.append(StopOrphan(site, drone_id, remote.remote_id, NoRecord()))
+                known = scene.snapshot.ended.get(drone_id)
+                found.append(StopOrphan(site, drone_id, remote.remote_id, NoRecord(known.value if known else "")))
     return tuple(found)

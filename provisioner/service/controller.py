@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -15,12 +15,15 @@ from provisioner.decide.check import check
 from provisioner.model import (
     Answer,
     Breaker,
+    DroneId,
     DroneState,
     DroneType,
     Move,
     OperatorRequest,
     Plan,
     Policy,
+    RemoteState,
+    SiteReading,
     Snapshot,
 )
 from provisioner.service import act
@@ -155,7 +158,19 @@ class Controller:
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
             requests=await self._requests(),
+            ended=await self._ended(readings.values()),
         )
+
+    async def _ended(self, readings: Iterable[SiteReading]) -> Mapping[DroneId, DroneState]:
+        """What the record says of drones that a site lists and that should be gone: the reason to stop them."""
+        views = [r.view for r in readings if r.view is not None]
+        there = [d for v in views for d in v.drones.values() if d.state is not RemoteState.ENDED]
+        strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
+        try:
+            return await self.store.ended(strays) if strays else {}
+        except StoreError as error:
+            log.error("record-not-read", message=str(error))
+            return {}
 
     async def _requests(self) -> tuple[OperatorRequest, ...]:
         try:

@@ -273,6 +273,8 @@ def test_what_carries_our_tag_without_a_record_is_stopped() -> None:
     stray = RemoteDrone(DroneId("kit-old1-3"), RemoteState.RUNNING, "r3")
     (orphan,) = plan_of(snapshot(remotes=[stray])).orphans
     assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", NoRecord())
+    lost = replace(snapshot(remotes=[stray]), ended={stray.drone_id: S.LOST})
+    assert plan_of(lost).orphans[0].reason == NoRecord("lost")
 
 
 def test_too_much_trouble_at_once_is_probably_ours() -> None:
