@@ -96,6 +96,8 @@ class Child:
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end(DYING_S)
             raise SiteDown(f"{name}: the child process ended ({_told(code)}): {self._last_words()}") from None
+        except OSError as error:
+            raise SiteDown(f"{name}: the child process cannot be started: {error.strerror or error}") from None
         finally:
             if not answered:
                 await self._end()

@@ -1,9 +1,11 @@
 """The seams: what a site and an overlay must offer, and the four errors they may raise.
 
 An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point (groups
-``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types)`` (site) or
+``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types, controller)`` (site) or
 ``cls(config, controller)`` (overlay), where ``config`` is an instance of the class attribute ``Config``, a pydantic
-model with ``extra="forbid"``. ``async with`` connects and disconnects.
+model with ``extra="forbid"``. ``async with`` connects and disconnects; a site that cannot be connected is tried again
+at each look, and it may be left in another task than it was entered in. Calls overlap: a look with an order, a stop
+with a start.
 """
 
 from __future__ import annotations

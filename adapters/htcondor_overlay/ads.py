@@ -35,7 +35,13 @@ def number(ad: Ad, name: str) -> float | None:
 def as_number(found: object) -> float | None:
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
-    return found
+    return float(found)
+
+
+def moment(ad: Ad, name: str) -> float:
+    """A time, in seconds since the epoch; 0.0 where the ad has none that a calendar knows."""
+    found = number(ad, name)
+    return found if found is not None and 0 < found <= LARGEST else 0.0
 
 
 def whole(ad: Ad, name: str) -> int:

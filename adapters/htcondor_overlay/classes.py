@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor_overlay.ads import LARGEST, Ad, clauses, number, source, text, whole
+from adapters.htcondor_overlay.ads import LARGEST, Ad, clauses, moment, number, source, text, whole
 from adapters.htcondor_overlay.matching import bound
 from adapters.htcondor_overlay.printing import printable
 from provisioner.model import WHOLE_GPU, JobClass
@@ -197,8 +197,8 @@ def bounds(ad: Ad) -> dict[str, float]:
 
 def oldest(ad: Ad, received_at: float) -> tuple[float, float]:
     """(when a job was submitted, by this host's clock; the same by its schedd's)."""
-    submitted = number(ad, "QDate") or 0.0
-    there_now = number(ad, "ServerTime") or received_at
+    submitted = moment(ad, "QDate")
+    there_now = moment(ad, "ServerTime") or received_at
     skew = there_now - received_at
     return submitted - (skew if abs(skew) > 2 else 0), submitted
 

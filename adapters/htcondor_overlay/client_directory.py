@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from provisioner.config.units import SecretUnreadable
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDenied
+from provisioner.sites import SiteDenied, SiteDown
 
 CLIENT_CONFIG = """\
 RELEASE_DIR = /nonexistent
@@ -48,13 +49,11 @@ class ClientDirectory:
         self._config = config
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"
-        self._tokens.mkdir(mode=0o700)
-        text = CLIENT_CONFIG.format(
+        self._text = CLIENT_CONFIG.format(
             home=self.path, tokens=self._tokens, collector=config.collector, more=config.client_config
         )
         if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
-            text += "CONDOR_IDS = 0.0\n"
-        (self.path / "condor_config").write_text(text)
+            self._text += "CONDOR_IDS = 0.0\n"
 
     @property
     def env(self) -> dict[str, str]:
@@ -63,8 +62,24 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Take over the tokens as they are now, so that they can be rotated. SiteDenied if none can be read."""
+        """Take over the tokens as they are now, so that they can be rotated. SiteDenied if none can be read, SiteDown
+        if there is no writing here."""
         wanted = self._wanted()
+        try:
+            self._write(wanted)
+        except OSError as error:
+            raise SiteDown(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
+
+    def _write(self, wanted: Mapping[str, str]) -> None:
+        # Hosts tidy up what is old in their directory for temporary files: it may have gone, or be somebody else's now.
+        if not self.path.exists():
+            self.path.mkdir(mode=0o700)
+        if self.path.lstat().st_uid != os.geteuid():
+            raise PermissionError(errno.EACCES, "it belongs to somebody else")
+        self._tokens.mkdir(mode=0o700, exist_ok=True)
+        config = self.path / "condor_config"
+        if not config.exists():
+            config.write_text(self._text)
         for name, token in wanted.items():
             file = self._tokens / name
             if not file.exists() or file.read_text() != token:

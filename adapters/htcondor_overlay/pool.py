@@ -14,7 +14,7 @@ import classad2
 import htcondor2
 
 from adapters.htcondor_overlay import clock, matching
-from adapters.htcondor_overlay.ads import Ad, number, text
+from adapters.htcondor_overlay.ads import Ad, moment, number, text
 from adapters.htcondor_overlay.classes import (
     GPU_JOBS,
     IDLE,
@@ -201,8 +201,8 @@ class Pool:
         )
         accounting = self._collector.query(htcondor2.AdType.Accounting, projection=["LastHeardFrom"])
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
-        ends = [number(ad, "LastHeardFrom") or 0.0 for ad in accounting]
-        told = [end - _ahead(ad) for ad in negotiators if (end := number(ad, "LastNegotiationCycleEnd0")) and end > 0]
+        ends = [moment(ad, "LastHeardFrom") for ad in accounting]
+        told = [end - _ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and told:
             ends = [time.time() + self._skew_s - self._negotiation_period_s]
         ended_at = max([*ends, *told], default=0.0)
@@ -212,7 +212,7 @@ class Pool:
         """A collector that has just started knows only the startds that have called since: the others keep the slot,
         and the age, that they had, for as long as a startd may take to call."""
         ads = self._collector.query(htcondor2.AdType.Collector, projection=["MonitorSelfTime", "MonitorSelfAge"])
-        starts = [(number(ad, "MonitorSelfTime") or 0.0) - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
+        starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
         started = max(starts, default=0.0)  # none in its first second
         if self._collector_started and abs(started - self._collector_started) > _SAME_START_S:
             self._restarted_at = now
@@ -366,6 +366,6 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
 
 def _ahead(ad: Ad) -> float:
     """How far the clock of the daemon that sent an ad is ahead of the collector's."""
-    theirs, heard = number(ad, "MyCurrentTime"), number(ad, "LastHeardFrom")
-    ahead = theirs - heard if theirs is not None and heard is not None else 0.0
+    theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
+    ahead = theirs - heard if theirs and heard else 0.0
     return ahead if abs(ahead) > clock.SAME_S else 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor_overlay.ads import Ad, as_number, expression, number, source, text, value, whole
+from adapters.htcondor_overlay.ads import Ad, as_number, expression, moment, source, text, value, whole
 from adapters.htcondor_overlay.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 
@@ -25,6 +25,8 @@ PROJECTION = [
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
 _MOST_NOTICES = 20
+_MOST_SLOTS = 1000
+"""Of one drone: no node has more GPUs, and sums stay sensible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
     slots, types = [], []
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
-        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)
+        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MOST_SLOTS]
         if len(same) < len(seen):
             notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
         slots.append(_together(same))
@@ -80,12 +82,12 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
 
 
 def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
-    heard = number(ad, "LastHeardFrom") or 0.0
+    heard = moment(ad, "LastHeardFrom")
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
     jobs = _claims(ad)
     state = _state(ad, jobs)
     # of the startd's own clock only differences are used
-    idle_s = max(0.0, (number(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
+    idle_s = max(0.0, (moment(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
     capability = as_number(value(ad, "GPUs_Capability")) or 0
     slot = Slot(
         drone_id=drone_id,
@@ -107,7 +109,7 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
     return Sighting(
         slot=slot,
         type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
-        started=number(ad, "DaemonStartTime") or 0.0,
+        started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
         ad_name=text(ad, "Name", 600),
     )
@@ -116,7 +118,7 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
 def _idle_from(ad: Ad, heard: float) -> float:
     """Since when, by the startd's clock, nothing is carved from the slot."""
     name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
-    return number(ad, name) or number(ad, "EnteredCurrentState") or number(ad, "MyCurrentTime") or heard
+    return moment(ad, name) or moment(ad, "EnteredCurrentState") or moment(ad, "MyCurrentTime") or heard
 
 
 def _claims(ad: Ad) -> int:

@@ -271,7 +271,11 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
     fi
     kept=True
     if [ "$DRONE_KEPT_VRAM_MIB" -gt 0 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
-        kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB)"
+        # gpus_minimum_memory, or a require_gpus that takes a GPU like ours and not one with less memory.
+        like_ours='Capability = GPUs_Capability; DeviceName = GPUs_DeviceName; MaxSupportedVersion = GPUs_MaxSupportedVersion'
+        two="{[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((DRONE_KEPT_VRAM_MIB - 1)); $like_ours]}"
+        kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
+        kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
     fi
     simulate=
     [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.lab import Condor, LabError, Pool, running_pool
+from tests.live.controller import LabController
+from tests.live.lab import Condor, LabError, Pool, lab_directory, running_pool
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
@@ -54,3 +55,15 @@ def new_pool(condor: Condor, request: pytest.FixtureRequest) -> Callable[[str], 
         return pool
 
     return start
+
+
+@pytest.fixture
+def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, LabController]]:
+    """A pool and a controller of the test's own, the controller not started yet. Its parameter is configuration text
+    for the pool."""
+    with running_pool(condor, config=getattr(request, "param", "")) as pool, lab_directory("controller") as directory:
+        controller = LabController(pool, directory / "c")
+        try:
+            yield pool, controller
+        finally:
+            controller.clean_up()

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.live.lab import QUICK_DRONE, Pool, end, processes_with, until
+from tests.live.lab import QUICK_DRONE, Pool, end, own, processes_with, until
 
 CONTROLLER = """\
-controller: lab
+controller: {name}
 store:
   path: provisioner.db
 overlay:
@@ -94,6 +94,9 @@ class LabController:
     sites: Sequence[LabSite] = (BIG, SMALL)
     idle_s: int = 6
     boot_s: int = 180
+    name: str = field(default_factory=lambda: own("lab"))
+    condor_prefix: str = ""
+    """Where the drones are told to find HTCondor; default: where it is."""
     process: subprocess.Popen[bytes] | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -112,10 +115,11 @@ class LabController:
         prefix = self.pool.condor.prefix
         self.config.write_text(
             CONTROLLER.format(
+                name=self.name,
                 collector=self.pool.collector,
                 domain=self.pool.domain,
                 drain_tool=prefix / "usr/bin/condor_drain",
-                prefix=prefix,
+                prefix=self.condor_prefix or prefix,
                 idle_s=self.idle_s,
                 drone_config="".join(f"      {line}\n" for line in QUICK_DRONE.strip().splitlines()),
             )
@@ -139,8 +143,24 @@ class LabController:
             start_new_session=True,
         )
         log.close()
-        until(lambda: self.call("status").returncode == 0, 30, what="the first tick")
+        self.ticks(1)
         return self
+
+    @property
+    def tick(self) -> int:
+        """Number of the newest tick; 0 before the first."""
+        done = self.call("status", "-o", "json")
+        return int(json.loads(done.stdout)["tick"] or 0) if done.returncode == 0 else 0
+
+    def ticks(self, more: int) -> None:
+        """Wait until the controller has done so many more."""
+        goal = more + self.tick
+
+        def so_many() -> bool:
+            assert self.process is not None and self.process.poll() is None, self.log()[-3000:]
+            return self.tick >= goal
+
+        until(so_many, 60 + 10 * more, what=f"tick {goal}", every_s=0.3)
 
     def overlay(self) -> dict[str, Any]:
         """The view of the overlay as ``status`` tells it."""
@@ -176,10 +196,23 @@ class LabController:
 
     def processes(self) -> dict[int, str]:
         """Everything on this host that carries an id of this controller."""
-        return processes_with("PROVISIONER_DRONE_ID=lab-")
+        return processes_with(f"PROVISIONER_DRONE_ID={self.name}-")
 
     def log(self) -> str:
         return (self.directory / "controller.log").read_text(errors="replace")
+
+    def lag_ms(self, after: int) -> int:
+        """By how much its loop was held up at worst, by its log ``after`` so many characters: 0 if by nothing (100 ms)
+        worth a line."""
+        lines = [line for line in self.log()[after:].splitlines() if " lag_ms=" in line]
+        lags = [line.partition(" lag_ms=")[2].split()[0] for line in lines]
+        return max(map(int, lags), default=0)
+
+    def kill(self) -> None:
+        """As a power cut would: no word to anybody."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(30)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,11 +39,20 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
 """Who has a token in every pool, and the authorisations that it is limited to (none: everything the pool allows)."""
 
 
+OWN = secrets.token_hex(2)
+"""Ends the ids of this test process: drones are found by id, and others may run the same tests on this host."""
+
+
+def own(name: str) -> str:
+    """An id that no other test process on this host uses."""
+    return f"{name}-{OWN}"
+
+
 class LabError(RuntimeError):
     """The lab itself failed: a tool's exit status, a pool that does not come up, a process that stays."""
 
 
-def until(probe: Callable[[], T | None], within_s: float = 30.0, *, what: str = "", every_s: float = 0.1) -> T:
+def until(probe: Callable[[], T | None], within_s: float = 60.0, *, what: str = "", every_s: float = 0.1) -> T:
     """Ask ``probe`` until it answers something true, and return that. A probe may fail while the pool settles."""
     limit = time.monotonic() + within_s
     last: object = None
@@ -171,6 +181,27 @@ def end(process: subprocess.Popen[bytes], sig: signal.Signals, within_s: float) 
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise LabError(f"{process.args!r} did not end by itself")
+
+
+@contextmanager
+def host_lag() -> Iterator[list[int]]:
+    """By how many milliseconds this host held us up at worst, as the one item of the list; known at the end."""
+    worst_ms, over = [0], threading.Event()
+
+    def watch() -> None:
+        while True:
+            began = time.monotonic()
+            if over.wait(0.05):
+                return
+            worst_ms[0] = max(worst_ms[0], round((time.monotonic() - began - 0.05) * 1000))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield worst_ms
+    finally:
+        over.set()
+        watcher.join()
 
 
 # ------------------------------------------------------------------------------------------------------- daemons
@@ -414,6 +445,7 @@ class Pool:
             env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(self.dir), "LANG": "C.UTF-8"},
             input=stdin,
             text=True,
+            errors="replace",  # an ad may hold any bytes
             capture_output=True,
             timeout=timeout_s,
             cwd=self.dir / "jobs",
@@ -438,6 +470,14 @@ class Pool:
 
     def drone_slots(self, drone_id: str) -> list[Ad]:
         return self.slots(f'DroneId == "{drone_id}"')
+
+    def forget(self, which: str) -> None:
+        """Have the collector drop slot ads. A drone that was killed leaves its own behind, seen more with 25.14: the
+        next job would be sent there, and the next test might take it for its own."""
+        file = self.dir / "jobs" / "forget.ad"
+        file.write_text(f'MyType = "Query"\nTargetType = "Machine"\nRequirements = {which}\n')
+        file.chmod(0o644)
+        self.run("condor_advertise", "-tcp", "INVALIDATE_STARTD_ADS", str(file), identity="condor")
 
     def submit(self, text: str, identity: str = "alice") -> int:
         """Submit a description; its cluster. Files of a job are in ``pool.dir / "jobs"``."""
@@ -476,7 +516,7 @@ class Pool:
                 start_new_session=True,
                 **self.account.run,
             )
-        until(self._up, 30, what=f"pool {self.name} is up")
+        until(self._up, 60, what=f"pool {self.name} is up")
         return self
 
     def _up(self) -> bool:
@@ -528,10 +568,21 @@ def running_pool(condor: Condor, name: str = "overlay", config: str = "") -> Ite
 
 
 def gpu_job(
-    seconds: float = 1, *, gpus: int = 1, cpus: int = 1, memory_mib: int = 128, more: str = "", n: int = 1
+    seconds: float = 1,
+    *,
+    gpus: int = 1,
+    cpus: int = 1,
+    memory_mib: int = 128,
+    more: str = "",
+    n: int = 1,
+    until_there: Path | None = None,
 ) -> str:
-    """A submit description: a job that prints what it was given, then sleeps. ``more`` are further lines of it."""
-    script = "env | sort; exec sleep " + str(seconds)
+    """A submit description: a job that prints what it was given, then sleeps, or waits until there is a file
+    ``until_there`` (it notes each start as a line in a file of that name with ``.starts``). ``more`` are further
+    lines of it."""
+    waits = f"echo $$ >>{until_there}.starts; while [ ! -e {until_there} ]; do sleep 0.2; done"
+    rest = waits if until_there else f"exec sleep {seconds}"
+    script = f"env | sort; {rest}"
     return f"""executable = /bin/sh
 arguments = "-c '{script}'"
 request_gpus = {gpus}
@@ -563,7 +614,7 @@ class DroneProcess:
     def send(self, sig: signal.Signals) -> None:
         self.process.send_signal(sig)
 
-    def wait(self, within_s: float = 30) -> int:
+    def wait(self, within_s: float = 60) -> int:
         """Its exit status, once it has ended by itself."""
         try:
             return self.process.wait(within_s)
@@ -591,6 +642,10 @@ class DroneProcess:
             if f.name in names
         ]
         return "\n".join([f"--- drone {self.id}", self.said, *logs])
+
+    def ended_jobs(self) -> int:
+        """Jobs that have ended in it, by its startd's own history, while it lives."""
+        return sum(f.read_text().count("\n*** ") for f in self.dir.glob("condor/spool/startd_history*"))
 
     def leftovers(self) -> dict[int, str]:
         """Processes that carry its id, or live in its directory."""

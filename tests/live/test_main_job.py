@@ -5,27 +5,22 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from tests.live.controller import LabController
-from tests.live.lab import Pool, gpu_job, lab_directory, running_pool, until
+from tests.live.controller import SMALL, LabController
+from tests.live.lab import Pool, gpu_job, host_lag, processes_with, until
 
 pytestmark = pytest.mark.timeout(420)
 
-
-@pytest.fixture
-def lab(condor: object) -> Iterator[tuple[Pool, LabController]]:
-    with running_pool(condor) as pool, lab_directory("controller") as directory:  # type: ignore[arg-type]
-        controller = LabController(pool, directory / "c")
-        try:
-            yield pool, controller
-        finally:
-            controller.clean_up()
+DEAD_FOR_15_S = "MASTER_BACKOFF_CONSTANT = 15\nJOB_DEFAULT_LEASE_DURATION = 600\n"
+"""So long the pool's master waits before it starts a killed daemon anew; the jobs outlive that."""
 
 
-def idle_jobs(pool: Pool, seconds: float = 20) -> tuple[int, int, int]:
+def idle_jobs(pool: Pool, seconds: float = 12) -> tuple[int, int, int]:
     """Ten jobs each: plain; only an A100 will do; nothing will do."""
     return (
         pool.submit(gpu_job(seconds, n=10)),
@@ -34,98 +29,138 @@ def idle_jobs(pool: Pool, seconds: float = 20) -> tuple[int, int, int]:
     )
 
 
+def starts(flag: Path) -> list[str]:
+    """A line for each start of the jobs that wait for ``flag``. (A schedd that was killed forgets its own count.)"""
+    return Path(f"{flag}.starts").read_text().split()
+
+
+def first_drone(controller: LabController) -> tuple[float, float]:
+    """When the first drone was asked for, and the longest tick meanwhile: a busy host makes both later."""
+    ticks: dict[int, float] = {}
+
+    def asked() -> float:
+        status = controller.json("status")
+        ticks[status["tick"]] = status["tick_at"]
+        return min((float(d["requested_at"]) for d in controller.drones()), default=0.0)
+
+    at = until(asked, 60, what="a drone asked for")
+    return at, max(((ticks[b] - ticks[a]) / (b - a) for a, b in pairwise(sorted(ticks))), default=1.0)
+
+
+def negotiation_s(pool: Pool) -> float:
+    """The longest time of late between the ends of two negotiation cycles; the log has whole seconds."""
+    lines = [line for line in pool.log("NegotiatorLog", 200).splitlines() if "Finished Negotiation Cycle" in line]
+    ends = [datetime.strptime(" ".join(line.split()[:2]), "%m/%d/%y %H:%M:%S") for line in lines]
+    return max(((b - a).total_seconds() for a, b in pairwise(ends[-8:])), default=1.0) + 1
+
+
 def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.start()
     submitted = time.time()
     plain, big, never = idle_jobs(pool)
-
-    first = until(lambda: controller.drones(), 30, what="a drone asked for")
-    # A negotiation cycle takes up to two seconds here, a tick one.
-    asked_after_s = min(d["requested_at"] for d in first) - submitted
-    until(lambda: len(controller.drones()) >= 20, 20, what="all the drones that the jobs need")
+    asked, tick_s = first_drone(controller)
+    asked_after_s, cycle_s = asked - submitted, negotiation_s(pool)
+    assert asked_after_s < 2 * tick_s + cycle_s + 1, f"two ticks of {tick_s:.1f} s and a negotiation of {cycle_s:.0f} s"
+    until(lambda: len(controller.drones()) >= 20, what="all the drones that the jobs need")
     until(lambda: not pool.jobs(plain) and not pool.jobs(big), 240, what="all matchable jobs done", every_s=1)
     assert len(pool.history(plain)) == len(pool.history(big)) == 10
 
-    kinds = Counter(d["type"] for d in controller.drones())
-    assert kinds == {"big/a100": 10, "small/v100": 10}, "exactly the drones needed, none for the third class"
     assert set(pool.statuses(never)) == {1}
     told = controller.call("explain", "job", f"{never}.0")
     assert told.returncode == 0, told.stderr
     assert "capability" in told.stdout.lower() and "9.5" in told.stdout, told.stdout
 
     until(lambda: not controller.live(), 120, what="all drones gone from the record", every_s=1)
-    until(lambda: not pool.slots(), 30, what="no slot in the pool")
-    until(lambda: not controller.processes(), 30, what="no process on the host")
+    until(lambda: not pool.slots(), what="no slot in the pool")
+    until(lambda: not controller.processes(), what="no process on the host")
+    kinds = Counter(d["type"] for d in controller.drones())
+    assert kinds == {"big/a100": 10, "small/v100": 10}, "exactly the drones needed, none for the third class"
     assert set(controller.states()) <= {"done", "matched-nothing"}, controller.states()
-    assert asked_after_s < 2 * 1 + 2 + 3, "within two ticks and a negotiation cycle, with room for a busy host"
     pool.remove(never)
 
 
 def test_without_idle_jobs_no_drone_is_ever_started(lab: tuple[Pool, LabController]) -> None:
-    _, controller = lab
+    pool, controller = lab
     controller.start()
-    ticks = until(lambda: controller.json("status").get("tick", 0) >= 12, 60, what="more than ten ticks")
-    assert ticks
-    assert controller.drones() == []
+    controller.ticks(10)
+    assert controller.drones() == [] and not pool.slots()
     assert not controller.processes()
 
 
 @pytest.mark.parametrize("daemon", ["collector", "schedd"])
+@pytest.mark.parametrize("lab", [DEAD_FOR_15_S], indirect=True, ids=["30s"])
 def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     lab: tuple[Pool, LabController], daemon: str
 ) -> None:
-    """For 30 s in all, first stopped, then killed: no drone is started or stopped because of it."""
+    """Half of the time stopped, then killed: no drone is started or stopped because of it."""
     pool, controller = lab
     controller.idle_s = 600
     controller.start()
-    job = pool.submit(gpu_job(300, n=2))
-    until(lambda: pool.statuses(job) == [2, 2], 90, what="two jobs running")
+    flag = pool.dir / "jobs" / "enough"
+    job = pool.submit(gpu_job(n=2, until_there=flag))
+    until(lambda: pool.statuses(job) == [2, 2], 120, what="two jobs running")
+    until(lambda: controller.states() == {"busy": 2}, 60, what="and the controller knows")
     before = {d["id"] for d in controller.live()}
-    held = pool.submit(gpu_job(5, n=1, more="hold = true"))  # something to see on return
-    pool.signal(daemon, signal.SIGSTOP)
-    time.sleep(15)
-    overlay = controller.overlay()
-    assert overlay["fault"], "status says that the view failed"
-    assert overlay["age_s"] >= 5, "and how old it is"
-    pool.signal(daemon, signal.SIGKILL)
-    time.sleep(10)
-    assert {d["id"] for d in controller.drones()} == before, "nothing started"
-    assert {d["id"] for d in controller.live()} == before, "nothing stopped"
-    # The pool's master starts the daemon anew; the controller goes on.
-    until(
-        lambda: not controller.overlay()["fault"],
-        90,
-        what="a fresh view again",
-        every_s=1,
-    )
-    more = pool.submit(gpu_job(1, n=1))
-    until(lambda: not pool.jobs(more), 120, what="a job submitted after the return", every_s=1)
+
+    def nothing_changes(for_s: float) -> None:
+        limit = time.monotonic() + for_s
+        while time.monotonic() < limit:
+            assert {d["id"] for d in controller.drones()} == before, "nothing started"
+            assert {d["id"] for d in controller.live()} == before, "nothing stopped"
+            time.sleep(1)
+
+    def overlay_failed() -> bool:
+        overlay = controller.overlay()
+        return bool(overlay["fault"]) and overlay["age_s"] >= 5
+
+    first = pool.daemon(daemon)
+    pool.submit(gpu_job(1, more="requirements = false"))  # waits, and asks for nothing
+    logged = len(controller.log())
+    with host_lag() as host_ms:
+        pool.signal(daemon, signal.SIGSTOP)
+        nothing_changes(15)
+        until(overlay_failed, 30, what="status says that the view failed, and how old it is")
+        pool.signal(daemon, signal.SIGKILL)
+        nothing_changes(15)
+        # The pool's master starts the daemon anew; the controller goes on.
+        assert until(lambda: pool.daemon(daemon) != first, 60, what=f"another {daemon}")
+        until(lambda: not controller.overlay()["fault"], 90, what="a fresh view again", every_s=0.5)
+        controller_ms = controller.lag_ms(logged)
+    more = pool.submit(gpu_job(1))
+    until(lambda: not pool.jobs(more), 150, what="a job submitted after the return", every_s=0.5)
+    assert pool.statuses(job) == [2, 2], "the old jobs go on"
     assert before <= {d["id"] for d in controller.live()}
-    controller.stop()
-    worst_ms = int(controller.log().rpartition("worst_lag_ms=")[2].split()[0])
-    print(f"worst lag of the loop: {worst_ms} ms")
-    # A busy test host may hold up any process for a moment; a blocking call would do so for seconds.
-    assert worst_ms < 1000
-    pool.remove(held)
-    pool.remove(job)
+    assert len(controller.drones()) == 3, "one more, for the new job"
+    flag.touch()
+    flag.chmod(0o644)
+    until(lambda: not pool.jobs(job), 60, what="the old jobs are done")
+    assert [ad["JobStatus"] for ad in pool.history(job)] == [4, 4]
+    assert len(starts(flag)) == 2, "not started anew"
+    # A busy host holds up every process for a moment, ours too; a blocking call would hold up the loop for seconds.
+    print(f"worst lag of the loop: {controller_ms} ms; of this process meanwhile: {host_ms[0]} ms")
+    assert controller_ms < min(1000, max(100, 3 * host_ms[0]))
 
 
 def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
+    controller.sites = (SMALL,)
     controller.boot_s = 15
     controller.write()
     (controller.directory / "drone.token").write_text("no token at all\n")
     controller.start(write=False)
-    job = pool.submit(gpu_job(1, n=1))
-    until(
-        lambda: [d for d in controller.drones() if d["state"] in ("failed", "never-joined")],
-        120,
-        what="the drone given up",
-        every_s=1,
-    )
+    job = pool.submit(gpu_job(1))
+    [drone] = until(controller.live, what="the drone is asked for")
+    until(lambda: processes_with(f"PROVISIONER_DRONE_ID={drone['id']}\0"), what="the drone runs")
+
+    def ended() -> str:
+        return next(str(d["state"]) for d in controller.drones() if d["id"] == drone["id"] and d["ended_at"])
+
+    assert until(lambda: drone["id"] not in {d["id"] for d in controller.live()}, 120, what="the drone given up")
+    assert ended() == "never-joined"
+    assert not processes_with(f"PROVISIONER_DRONE_ID={drone['id']}\0"), "its GPU is free"
     assert not pool.slots()
-    bad = next(d for d in controller.drones() if d["state"] in ("failed", "never-joined"))
-    shown = controller.call("drones", "show", bad["id"]).stdout
-    assert "join" in shown.lower() or "token" in shown.lower(), shown
-    pool.remove(job)
+    life = controller.json("drones", "show", drone["id"])["history"]
+    [why] = [step["reason"] for step in life if step["reason"]["kind"] == "stage-too-long"]
+    assert (why["state"], why["limit_s"]) == ("booting", 15.0) and why["for_s"] >= 15, why
+    assert pool.statuses(job) == [1]

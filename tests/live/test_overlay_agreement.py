@@ -12,7 +12,7 @@ import pytest
 from adapters.htcondor_overlay.pool import numbers_fit
 from provisioner import drone
 from provisioner.model import DroneId, DroneType, JobClass, SlotState
-from tests.live.lab import DroneProcess, Pool, gpu_job, start_drone
+from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone
 from tests.overlay_htcondor.live import A100, overlay_on
 
 V100S = replace(
@@ -67,7 +67,7 @@ def two_drones(overlay_pool: Pool) -> Iterator[list[DroneProcess]]:
 def start(pool: Pool, kind: DroneType) -> DroneProcess:
     return start_drone(
         pool,
-        f"kit-{kind.name}",
+        own(f"kit-{kind.name}"),
         drone.script("condor_drone.sh"),
         env={
             "DRONE_TYPE": kind.name,
@@ -108,7 +108,7 @@ async def test_the_verdict_is_the_negotiators(overlay_pool: Pool, two_drones: li
                     assert not fits(left[cluster], kind), f"{name} on {kind_name}: still waiting, said to fit"
             states = {slot.drone_id: slot.state for slot in view.slots if slot.drone_id.startswith("kit-")}
             for kind in kinds:
-                assert states[DroneId(f"kit-{kind.name}")] is SlotState.IDLE, "nothing that waits could run there"
+                assert states[DroneId(own(f"kit-{kind.name}"))] is SlotState.IDLE, "nothing that waits could run there"
         expected = {(name, kind.name): kind.name in runs_on for name, (_, runs_on) in JOBS.items() for kind in kinds}
         assert ran == expected, "the lab itself is not what this test thinks"
         assert verdicts == ran

@@ -152,6 +152,18 @@ async def test_its_environment_is_what_it_was_given() -> None:
     assert seen["CONDOR_CONFIG"] == "/private" and "HOME" not in seen
 
 
+async def test_a_child_that_cannot_be_started_is_down_until_it_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = Child(SERVED)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", str(tmp_path / "no-python"))
+        with pytest.raises(SiteDown, match=r"cannot be started: No such file"):
+            await child.call("pid", deadline_s=LONG_S)
+    assert await child.call("greet", "Ida", deadline_s=LONG_S) == "hello Ida 1"
+    await child.close()
+
+
 async def test_closing_ends_it() -> None:
     child = Child(SERVED)
     pid = await child.call("pid", deadline_s=LONG_S)

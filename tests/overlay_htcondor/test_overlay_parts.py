@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def test_the_client_directory_is_private_follows_rotation_and_goes_away(tmp_path
         directory.refresh()
     directory.close()
     assert not directory.path.exists()
+
+
+def test_the_client_directory_is_made_anew_when_the_host_has_tidied_it_up(tmp_path: Path) -> None:
+    directory = ClientDirectory(options(tmp_path))
+    directory.refresh()
+    before = {f: f.read_text() for f in directory.path.rglob("*") if f.is_file()}
+    shutil.rmtree(directory.path)
+    directory.refresh()
+    assert {f: f.read_text() for f in directory.path.rglob("*") if f.is_file()} == before
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    shutil.rmtree(directory.path)
+    directory.path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SiteDown, match="own directory"):
+        directory.refresh()
+    directory.path.unlink()
 
 
 def test_its_environment_is_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
