@@ -10,7 +10,7 @@ PIP   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(B
 # Real HTCondor daemons for the live tests: the suites of Debian that they are taken from (HTCondor 23 and 25).
 CONDOR_SUITES := trixie forky
 # Tests run side by side; the live pools wait on daemons more than they compute.
-WORKERS       := 2
+WORKERS       := 3
 PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
