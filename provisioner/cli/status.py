@@ -56,6 +56,11 @@ class Seen:
     limit_s: float
     fault: Fault | None
     now: float
+    notices: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> str:
+        return self.fault.message if self.fault else "; ".join(self.notices)
 
     @property
     def age_s(self) -> float | None:
@@ -194,11 +199,14 @@ def _seen(views: Views | None, now: float) -> list[Seen]:
         return []
     overlay = views.overlay
     taken = overlay.view.taken_at if overlay.view else 0.0
-    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now)]
+    notices = overlay.view.notices if overlay.view else ()
+    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, notices)]
     for name, policy in sorted(views.policy.sites.items()):
         reading = views.sites.get(name)
-        taken = reading.view.taken_at if reading and reading.view else 0.0
-        rows.append(Seen(f"site:{name}", taken, policy.view_max_age_s, reading.fault if reading else None, now))
+        view = reading.view if reading else None
+        fault = reading.fault if reading else None
+        notices = view.notices if view else ()
+        rows.append(Seen(f"site:{name}", view.taken_at if view else 0.0, policy.view_max_age_s, fault, now, notices))
     return rows
 
 
@@ -215,8 +223,8 @@ def _view_columns() -> tuple[Column[Seen], ...]:
         time_at("taken_at", lambda v: v.taken_at, "When it was taken."),
         Column[Seen]("fault", lambda v: v.fault.kind.value if v.fault else None, "Kind of fault of the newest look; "
                      "null: it succeeded.", null=True),
-        words("message", lambda v: v.fault.message if v.fault else "", "What went wrong.", level=0, head="FAULT",
-             least=20),
+        words("message", lambda v: v.said, "What went wrong; of a view that is good, what is odd in it.", level=0,
+              head="NOTE", least=20),
     )  # fmt: skip
 
 

@@ -119,6 +119,9 @@ def on(cli: Cli, record: Path) -> Cli:
     return lambda *words, **more: cli(*words, "--store", record, **more)
 
 
+ODD = "an ad named `x; rm -rf /` has no drone id of ours"
+
+
 def process(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run one command line as a process of its own."""
     command = [sys.executable, "-m", "provisioner.cli", *map(str, words)]
@@ -170,7 +173,7 @@ def _look(store: SqlStore, at: float, slots: tuple[Slot, ...], remotes: dict[Any
         next_serial=store.next_serial,
         policy=POLICY,
         types=(A100, H100),
-        overlay=OverlayReading(OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20)),
+        overlay=OverlayReading(OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))),
         sites={
             "topas": SiteReading("topas", SiteView("topas", at - 1, remotes, {"a100": 3})),
             "horeka": SiteReading("horeka", None, Fault(FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)),

@@ -105,6 +105,7 @@ def test_status_says_who_runs_what_it_sees_and_why_jobs_wait(on: Cli) -> None:
     flat = " ".join(ran.out.split())
     assert "kit: not running; what follows is as last recorded" in flat
     assert "overlay fresh" in flat
+    assert "x; rm -rf /" in flat, "what is odd in a good view is told as well"
     assert "site:horeka failed" in flat
     assert "horeka banned" in flat
     assert "Waiting: 50 jobs in 3 classes" in flat
