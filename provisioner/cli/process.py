@@ -17,7 +17,12 @@ def run_process(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # closed by who started us (`>&-`)
-    return run_verb(argv)
+    code = run_verb(argv)
+    try:
+        sys.stderr.flush()
+    except OSError:  # a log on a full disk: what could not be written must not become the exit code
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    return code
 
 
 def run_verb(argv: Sequence[str] | None = None) -> int:

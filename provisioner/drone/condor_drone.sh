@@ -375,7 +375,6 @@ MAXJOBRETIREMENTTIME = 365*24*3600
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1
-MASTER.DAEMON_SHUTDOWN = STARTD_StartTime =?= 0
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
 }
@@ -468,6 +467,15 @@ ended_by_itself() {
 # -------------------------------------------------------------------------------------------------------------- main
 # One look at everything, once a second: the pool, the clock, the checks.
 look() {
+    # The startd leaves by itself when it is idle for long or drained: its master would stay. (Nor can the master be told
+    # to look: on a slow host it looks before it has started the startd, and goes at once.)
+    if grep -qsE 'The STARTD \(pid [0-9]+\) (exited with|died due to|died on)' "$LOGS/MasterLog"; then
+        [ "$gone_at" -gt 0 ] || { gone_at=$now; kill -TERM "$master" 2>/dev/null; }
+        [ $((now - gone_at)) -lt 10 ] || kill -KILL "$master" 2>/dev/null
+        rest 0.2
+        continue
+    fi
+
     hear_pool
     running=$(jobs_running)
     if [ -z "$joined" ]; then
