@@ -472,8 +472,7 @@ look() {
     if grep -qsE 'The STARTD \(pid [0-9]+\) (exited with|died due to|died on)' "$LOGS/MasterLog"; then
         [ "$gone_at" -gt 0 ] || { gone_at=$now; kill -TERM "$master" 2>/dev/null; }
         [ $((now - gone_at)) -lt 10 ] || kill -KILL "$master" 2>/dev/null
-        rest 0.2
-        continue
+        return
     fi
 
     hear_pool
@@ -510,7 +509,7 @@ write_config
 say "checked; starts HTCondor from $prefix"
 start_condor
 
-launched=$now joined='' heard=$now asking='' asked_at=0 pool_says=''
+launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0
 ask_every_s=$((DRONE_POOL_LOST_S / 4 < 300 ? DRONE_POOL_LOST_S / 4 + 1 : 300))
 while alive "$master"; do
     if [ -n "$leaving" ]; then
