@@ -45,7 +45,9 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def complain(self, spot: Spot, message: str) -> None:
-        self.problems.append(Problem(self.file, spot.line, spot.col, message))
+        """A problem is one line, whatever the file has in it that the message quotes."""
+        line = "".join(c if c.isprintable() else " " for c in message)
+        self.problems.append(Problem(self.file, spot.line, spot.col, line))
 
     def complain_at(self, steps: Steps, message: str) -> None:
         """A problem with the value at ``steps``."""
