@@ -129,7 +129,7 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
         controller_ms = controller.lag_ms(logged)
     more = pool.submit(gpu_job(1))
     until(lambda: not pool.jobs(more), 150, what="a job submitted after the return", every_s=0.5)
-    assert pool.statuses(job) == [2, 2], "the old jobs go on"
+    until(lambda: pool.statuses(job) == [2, 2], 60, what="the old jobs going on")
     assert before <= {d["id"] for d in controller.live()}
     assert len(controller.drones()) == 3, "one more, for the new job"
     flag.touch()
