@@ -145,7 +145,8 @@ def _fill(document: Document, node: yaml.Node | None) -> None:
     except _TooMuch:
         document.complain(Spot(1, 1), f"aliases expand to more than {_MOST_NODES} values")
     else:
-        assert isinstance(tree, dict)
+        if not isinstance(tree, dict):
+            return  # a tag on the whole file: complained of already
         document.tree, document.is_mapping = tree, True
 
 

@@ -282,6 +282,7 @@ def test_a_literal_secret_is_never_repeated() -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(at=0, cut=0, put="!0\n")  # a tag on the whole file
 @example(at=153, cut=0, put="\n\n")  # a line break within a pattern
 @given(st.integers(0, len(CONTROLLER) - 1), st.integers(0, 12), st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6))
 def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
