@@ -17,6 +17,7 @@ from provisioner.model import (
     Move,
     Receipt,
     SiteView,
+    Slot,
     Snapshot,
 )
 from provisioner.reasons import AllVanished, Reason, ViewStale
@@ -68,6 +69,13 @@ class Trust:
     overlay: Reason | None
     sites: Mapping[str, Reason | None]
     vanished: frozenset[str]
+
+    def slots(self, snapshot: Snapshot) -> Mapping[DroneId, Slot]:
+        """Slots that are alive, by their last sign of life; none where the overlay is in doubt."""
+        if self.overlay is not None or snapshot.overlay.view is None:
+            return {}
+        oldest = snapshot.now - snapshot.policy.slot_max_age_s
+        return {s.drone_id: s for s in snapshot.overlay.view.slots if s.heard_at >= oldest}
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """The view of a site, if it is fresh; a suspiciously empty one still is a view, but one to doubt."""

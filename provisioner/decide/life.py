@@ -10,7 +10,6 @@ from provisioner.decide.guard import VANISH_FACTOR, Trust
 from provisioner.model import (
     Answer,
     Drone,
-    DroneId,
     DroneState,
     EndKind,
     Move,
@@ -141,10 +140,7 @@ EXIT_NEVER_JOINED = 73
 
 def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
     """What fresh views tell of every drone on record: only what is new."""
-    slots: Mapping[DroneId, Slot] = {}
-    if trust.overlay is None and snapshot.overlay.view is not None:
-        oldest = snapshot.now - snapshot.policy.slot_max_age_s
-        slots = {s.drone_id: s for s in snapshot.overlay.view.slots if s.heard_at >= oldest}
+    slots = trust.slots(snapshot)
     views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
     for drone in snapshot.drones.values():

@@ -84,7 +84,6 @@ class Scene:
         drones = {i: after.get(i, d) for i, d in snapshot.drones.items()}
         live = {i: d for i, d in drones.items() if not d.state.ended}
         view = snapshot.overlay.view if trust.overlay is None else None
-        oldest = snapshot.now - snapshot.policy.slot_max_age_s
         types = {t.key: t for t in snapshot.types}
         classes = tuple(c for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
         return cls(
@@ -92,7 +91,7 @@ class Scene:
             trust=trust,
             breakers=breakers,
             drones=live,
-            slots={s.drone_id: s for s in view.slots if s.heard_at >= oldest} if view else {},
+            slots=trust.slots(snapshot),
             types=types,
             classes=classes,
             fits=fit.table(classes, snapshot.types),
