@@ -9,13 +9,17 @@ PIP   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(B
 
 # Real HTCondor daemons for the live tests: the suites of Debian that they are taken from (HTCondor 23 and 25).
 CONDOR_SUITES := trixie forky
+# The same for Slurm (24.11), and all versions that `make test-matrix` goes through (22.05 and 26.05 as well).
+SLURM_SUITES  := trixie
+SLURM_MATRIX  := trixie bookworm sid
 # Tests run side by side; the live pools wait on daemons more than they compute.
 WORKERS       := 3
 PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo test test-quick lint types contracts condor bench docs check-docs build clean
+.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm pyslurm bench docs check-docs \
+        build clean
 
 help:  ## this list
 	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
@@ -28,8 +32,13 @@ dev: $(VENV)/.dev  ## .venv with all that the tests need as well
 demo: venv  ## 40 GPU jobs on this host: drones come, run them and go (no root, no HTCondor, under a minute)
 	@$(BIN)/provisioner demo
 
-test: lint types contracts condor  ## everything: linters, types, contracts, all tests with real HTCondor daemons
-	$(PYTEST) tests
+test: lint types contracts condor slurm  ## everything: linters, types, contracts, all tests with real HTCondor and Slurm
+	$(PYTEST) -m "not matrix" tests
+
+# Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
+test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
+test-matrix: condor slurm pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm
+	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m matrix tests/live
 
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
 	$(PYTEST) -m "not live and not slow" tests
@@ -45,6 +54,16 @@ contracts: dev
 
 condor: dev
 	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/live/get-condor.sh $$suite || exit 1; done
+
+# A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
+slurm:
+	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with Slurm will be skipped"; exit 0; fi; \
+	for suite in $(SLURM_SUITES); do tests/live/get-slurm.sh $$suite || exit 1; done
+
+# Built with a compiler, once: long for a test to wait.
+pyslurm: dev
+	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with pyslurm will be skipped"; exit 0; fi; \
+	tests/live/get-pyslurm.sh $$PWD/$(BIN)/python
 
 bench: dev  ## the benchmarks: a table, and benchmarks/results.json
 	$(BIN)/python benchmarks/run.py

@@ -2,7 +2,7 @@
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, rival, query, listing
+    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, slurm
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from benchmarks.cost import Figure  # noqa: E402
 MODULES = {
     "decide": "benchmarks.decide_scale",
     "steady": "benchmarks.steady",
+    "victims": "benchmarks.victims",
     "rival": "benchmarks.rival",
     "query": "benchmarks.query",
     "listing": "benchmarks.listing",
+    "slurm": "benchmarks.slurm",
 }
 LIMIT_S = 2400
 

@@ -162,7 +162,7 @@ async def _reloads(
         await hangup.wait()
         hangup.clear()
         try:
-            new = load(path, root=root)
+            new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
             live = Counter(d.site for d in controller.store.drones.values())
             change = changes(adapters.settings, new, live)
             if change.refused:

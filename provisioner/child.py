@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import os
 import pickle
 import signal
@@ -50,9 +51,11 @@ An answer is ``(None, result)`` or ``(raised, None)``: built-in types only: in t
 class Child:
     """A lazily started child process around one blocking object. Calls are carried out one after the other."""
 
-    def __init__(self, target: str, *args: Any, env: Mapping[str, str] | None = None) -> None:
-        """``target``: ``module:callable``, called in the child with ``args``. ``env``: its whole environment."""
-        self._target, self._args = target, args
+    def __init__(self, target: str, *args: Any, env: Mapping[str, str] | None = None, python: str = "") -> None:
+        """``target``: ``module:callable``, called in the child with ``args``. ``env``: its whole environment.
+        ``python``: another interpreter (3.11 or newer), for a library that only that one has; of ours it is shown the
+        two packages of this module and of ``target``, which must need nothing else."""
+        self._target, self._args, self._python = target, args, python
         self._env = dict(os.environ if env is None else env)
         self._process: asyncio.subprocess.Process | None = None
         self._log: IO[bytes] | None = None
@@ -110,11 +113,11 @@ class Child:
             return self._process
         self._close_log()
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
-        env = self._env | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        path = _homes(self._target) if self._python else [p for p in sys.path if p]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "provisioner.child", str(os.getpid()), self._target,
+            self._python or sys.executable, "-P", "-m", "provisioner.child", str(os.getpid()), self._target,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=self._log,
-            env=env, start_new_session=True,
+            env=self._env | {"PYTHONPATH": os.pathsep.join(path)}, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin
         self._process.stdin.write(_packed(self._args))
@@ -150,6 +153,13 @@ class Child:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+
+def _homes(target: str) -> list[str]:
+    """Where the packages of this module and of ``target`` lie."""
+    specs = [importlib.util.find_spec(name.partition(".")[0]) for name in (__name__, target.partition(":")[0])]
+    origins = [os.path.abspath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+    return sorted({os.path.dirname(os.path.dirname(origin)) for origin in origins})
 
 
 def _packed(value: object) -> bytes:

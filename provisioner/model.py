@@ -42,7 +42,8 @@ class Sharing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DroneType:
-    """A shape that a site can start. ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU."""
+    """A shape that a site can start. ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU.
+    Without a GPU it is a CPU drone: it takes jobs that want no GPU, and never what is kept for free GPUs."""
 
     site: str
     name: str
@@ -65,6 +66,10 @@ class DroneType:
     max_drones: int | None = None
     ad: Mapping[str, str] = field(default_factory=dict)
     """Extra ClassAd attributes of the slot, as expressions, for the matching template."""
+    kept_cpus: int = 0
+    """Of the drone's CPUs: what each of its free GPUs keeps for the job that will take it (blocking)."""
+    kept_memory_mib: int = 0
+    kept_disk_mib: int = 0
 
     @property
     def key(self) -> TypeKey:
@@ -157,6 +162,24 @@ class Slot:
     gpu_model: str = ""
     vram_mib: int = 0
     capability: int = 0
+    work_gpu_milli: int = 0
+    """GPUs (of a CPU drone: CPUs, in thousandths) that jobs use now; 0 if none runs or not told."""
+    work_at: float = 0.0
+    """Since when, on average over those, there is work that would be lost if the drone ended now: a job's start or its
+    last checkpoint. What is lost at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A job that had to leave a drone before it was done, as its queue has it."""
+
+    drone_id: DroneId
+    job_id: str
+    at: float
+    gpu_milli: int
+    """GPUs it used (of a CPU drone: CPUs, in thousandths)."""
+    lost_s: float
+    """Run time that it must do again: since its start there, or since its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +193,9 @@ class OverlayView:
     """End of the last negotiation cycle; 0 if there is no such thing here, or none yet."""
     notices: tuple[str, ...] = ()
     """Oddities worth telling a person (an ad without DroneId, an attribute out of range), a line each."""
+    evictions: tuple[Eviction, ...] | None = None
+    """Of the last quarter of an hour or so: each is told in many looks, and counts once. None where the overlay does
+    not tell."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view
@@ -205,6 +231,8 @@ class RemoteEnd:
     at: float
     exit_code: int | None = None
     message: str = ""
+    fault: FaultKind | None = None
+    """Of a fault: what kind of thing went wrong, where the site tells (a hold reason); its drone type backs off so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +250,64 @@ class RemoteDrone:
     """The site's own word for why it waits."""
     expected_start_at: float = 0.0
     end: RemoteEnd | None = None
+    node: str = ""
+    """Name of the node it runs on, as in ``SiteView.nodes``."""
+    slot: str = ""
+    """The site's own name of its place there, for people."""
+    notice_at: float = 0.0
+    """Since when the site is taking its place back; 0 if it is not."""
+    blocked: FaultKind | None = None
+    """Why it waits, if that is an obstacle which others of its type would meet as well. A limit or a lack (QUOTA,
+    CAPACITY, THROTTLED, DOWN) passes; anything else does not: it will never start."""
+
+    @property
+    def hopeless(self) -> bool:
+        """It waits for what does not come by waiting."""
+        return self.state is RemoteState.PENDING and self.blocked not in _PASSES
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Owner jobs that wait for resources which our drones may hold."""
+    """Owner jobs of one shape that wait for resources which our drones may hold. Sizes are of one job."""
 
     count: int
     gpu_milli: int
     cpus: int
     memory_mib: int
     since: float
-    node: str = ""
+    """When the first of them was submitted."""
+    disk_mib: int = 0
+    nodes: tuple[str, ...] = ()
+    """Nodes that could host one if they were empty; none named: any."""
+    who: str = ""
+    """Whose they are, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLoad:
+    """What the owner's running jobs hold."""
+
+    jobs: int = 0
+    gpu_milli: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a site that drones can run on: all of it, and what nobody holds. Blocking is not taken off."""
+
+    name: str
+    types: tuple[str, ...]
+    """Names of the drone types that it could host if it were empty."""
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    free_gpu_milli: int
+    free_cpus: int
+    free_memory_mib: int
+    free_disk_mib: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +319,13 @@ class SiteView:
     drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
     """How many drones of each type (by type name) could start right now; None where the site does not tell. The
-    counts are alternatives: they share the same hardware."""
+    counts are alternatives: they share the same hardware. Not looked at where ``nodes`` tells more."""
+    nodes: tuple[Node, ...] = ()
+    """All nodes that drones can run on, where the site tells node by node. Taken before ``claims``: a job that starts
+    meanwhile is then missed as a claim rather than counted twice."""
     claims: tuple[Claim, ...] = ()
+    owner_runs: OwnerLoad | None = None
+    """None where the site does not tell."""
     downtime_at: float = 0.0
     """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
@@ -348,6 +427,18 @@ class Drone:
     ended_at: float = 0.0
     slot: str = ""
     site_reason: str = ""
+    node: str = ""
+    site_slot: str = ""
+    """The site's own name of its place on the node."""
+    notice_at: float = 0.0
+    """When the site's notice was first seen, or when we asked it to leave for the owner; 0 if neither."""
+    work_gpu_milli: int = 0
+    work_at: float = 0.0
+    """As of its slot: what would be lost if it ended now."""
+    lost_gpu_s: float = 0.0
+    """GPU-seconds (of a CPU drone: CPU-seconds) of jobs' work that its end has cost; known once it has ended, and
+    by ``lost_jobs`` evictions or, where the queue told none, by the work of its slot."""
+    lost_jobs: int = 0
 
     @property
     def site(self) -> str:
@@ -374,6 +465,9 @@ class FaultKind(StrEnum):
     DRONE = "drone"
     """Drones of this type die young, never join or match nothing."""
     UNKNOWN = "unknown"
+
+
+_PASSES = (None, FaultKind.QUOTA, FaultKind.CAPACITY, FaultKind.THROTTLED, FaultKind.DOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +503,19 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """What is remembered from tick to tick of a site whose owner's jobs wait."""
+
+    site: str
+    since: float = 0.0
+    """Since when free room stands for them of which none was taken; 0 if none stands."""
+    standing: int = 0
+    """Jobs for which it stands."""
+    offer: int = 0
+    """To how many jobs room is offered at once; 0 is to all."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteReading:
     """The newest good view of a site, and what went wrong since."""
 
@@ -427,6 +534,28 @@ class OverlayReading:
 
 
 # ------------------------------------------------------------------------------------------------------------- policy
+
+
+class ReserveWhen(StrEnum):
+    """When a reserve is kept."""
+
+    ALWAYS = "always"
+    GPU_DEMAND = "gpu-demand"
+    """Released while no GPU job waits in the overlay; taken back, from our own CPU drones, when one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Blocking: what each free GPU of certain nodes keeps for the drone that will take it."""
+
+    nodes: tuple[str, ...] = ("*",)
+    """Patterns of node names (``*``, ``?``, ``[...]``); the first reserve that matches a node is its own."""
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+    when: ReserveWhen = ReserveWhen.ALWAYS
+    release_after_s: float = 600.0
+    """How long no GPU job must have waited before the reserve is released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +592,11 @@ class SitePolicy:
     """After this long in `stopping` it is asked again."""
     grace_s: float = 30.0
     """What the site gives a drone between notice and kill."""
+    blocking: tuple[Reserve, ...] = ()
+    ask_for_owner: bool = True
+    """Drones are asked to leave for the owner's waiting jobs before the site takes their place."""
+    min_run_s: float = 0.0
+    """A drone that has not yet worked for so long since its first job is not asked to leave for the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +661,10 @@ class Snapshot:
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
     """How those ended on record that a site lists all the same."""
+    gpu_wanted_at: float = 0.0
+    """When a GPU job was last seen to wait, or when the controller started if that was later."""
+    patience: Mapping[str, Patience] = field(default_factory=dict)
+    """By site, as the plan before left it."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan
@@ -550,6 +688,10 @@ class Start:
     reason: Reason
     vram_mib: int = 0
     """VRAM per GPU that the jobs need for which it is started."""
+    walltime_s: float = 0.0
+    """How long it may live, where that is less than its type says: its site goes down before. 0: as its type says."""
+    uses_reserve: bool = False
+    """A CPU drone that may stand on what is kept for GPUs, because no GPU job waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -608,6 +750,8 @@ class Plan:
     breakers: tuple[Breaker, ...] = ()
     """Breakers that changed because of what was seen."""
     requests_done: tuple[int, ...] = ()
+    patience: tuple[Patience, ...] = ()
+    """For the next tick to remember."""
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:
@@ -655,6 +799,8 @@ class StartOrder:
     """For its first ``kept_s`` in the pool it takes only jobs that need at least this much VRAM per GPU: those it was
     started for. Else jobs that would run anywhere take it first, and another like it must be started."""
     kept_s: float = 0.0
+    uses_reserve: bool = False
+    """It may stand on what is kept for GPUs; the site's own blocking must let it."""
 
 
 @dataclass(frozen=True, slots=True)

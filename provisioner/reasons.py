@@ -91,6 +91,8 @@ class EndedAtSite:
     message: str
     lived_s: float
     jobs_started: int
+    fault: str = ""
+    """What kind of thing went wrong, where the site tells."""
     kind: Literal["ended-at-site"] = "ended-at-site"
 
 
@@ -140,11 +142,51 @@ class OperatorAsked:
 
 @dataclass(frozen=True, slots=True)
 class OwnerClaim:
-    """The owner of the hardware waits for it."""
+    """The owner of the hardware waits for it: this drone is one of the set that frees a place for his job."""
 
     waiting: int
+    """Jobs of that shape."""
     waited_s: float
+    node: str = ""
+    gpus: float = 0.0
+    """Of one of those jobs."""
+    lost_gpu_s: float = 0.0
+    """What its end costs, as far as its slot tells."""
+    unit: str = "GPU-seconds"
+    """Of what is lost; of a CPU drone ``CPU-seconds``."""
     kind: Literal["owner-claim"] = "owner-claim"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Its site, or the owner by way of us, has taken its place back."""
+
+    message: str
+    notice_s: float
+    """Between the notice and its end: the grace that it used. 0 if no notice was seen."""
+    grace_s: float
+    """What the site gives."""
+    lost_gpu_s: float
+    """Work of jobs that must be done again, in GPU-seconds (of a CPU drone: CPU-seconds)."""
+    lost_jobs: int
+    unit: str = "GPU-seconds"
+    kind: Literal["taken-back"] = "taken-back"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Its site has told it to leave."""
+
+    message: str
+    kind: Literal["notice"] = "notice"
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveWanted:
+    """It stands on what is kept for a free GPU, and a GPU job waits again."""
+
+    node: str
+    kind: Literal["reserve-wanted"] = "reserve-wanted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +281,50 @@ class SiteFull:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteBlocks:
+    """A drone of the type waits at its site for a reason that another would meet as well (a limit, a bad request)."""
+
+    type: str
+    fault: str
+    message: str
+    kind: Literal["site-blocks"] = "site-blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Downtime:
+    """The site goes down before a drone would be of use there."""
+
+    site: str
+    at: float
+    left_s: float
+    """What a drone would have to live."""
+    wanted_s: float
+    kind: Literal["downtime"] = "downtime"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerWaits:
+    """The owner's waiting jobs get what is free there."""
+
+    site: str
+    jobs: int
+    """Of those that wait, the ones that get room there."""
+    gpus: float
+    """Of all of them."""
+    kind: Literal["owner-waits"] = "owner-waits"
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveKept:
+    """Nodes have room, but it is kept for their free GPUs."""
+
+    type: str
+    free_gpus: float
+    """On nodes that would have had room otherwise."""
+    kind: Literal["reserve-kept"] = "reserve-kept"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteDisabled:
     site: str
     kind: Literal["site-disabled"] = "site-disabled"
@@ -324,6 +410,9 @@ Reason = (
     | OutOfPool
     | OperatorAsked
     | OwnerClaim
+    | TakenBack
+    | Notice
+    | ReserveWanted
     | TypeGone
     | NoRecord
     | WantedAgain
@@ -333,6 +422,10 @@ Reason = (
     | LimitReached
     | BackingOff
     | SiteFull
+    | SiteBlocks
+    | Downtime
+    | OwnerWaits
+    | ReserveKept
     | SiteDisabled
     | OnTheirWay
     | AwaitsNegotiation

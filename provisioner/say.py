@@ -274,8 +274,14 @@ def say(reason: Reason) -> str:
             return f"out of the pool for {_over(for_s, limit_s)} while the site still runs it"
         case r.OperatorAsked(by=by, text=text):
             return f"{_q(by)} asked{_told(text)}"
-        case r.OwnerClaim(waiting=waiting, waited_s=waited_s):
-            return f"the owner of the hardware needs it: {count(waiting, 'job')} of theirs, waiting {seconds(waited_s)}"
+        case r.OwnerClaim():
+            return _owner_claim(reason)
+        case r.TakenBack():
+            return _taken_back(reason)
+        case r.Notice(message=message):
+            return f"its site has told it to leave{_told(message)}"
+        case r.ReserveWanted(node=node):
+            return f"it stands on what {_q(node)} keeps for a free GPU, and a GPU job waits"
         case r.TypeGone(type=kind):
             return f"drone type {_q(kind)} is no longer in the configuration"
         case r.NoRecord(recorded_end=end):
@@ -302,6 +308,15 @@ def say(reason: Reason) -> str:
             return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
         case r.SiteFull(type=kind):
             return f"the site shows no free place for {_q(kind)} or any other type that fits"
+        case r.SiteBlocks(type=kind, fault=fault, message=message):
+            return f"the site lets no more of {_q(kind)} start ({_q(fault)}){_told(message)}"
+        case r.Downtime(site=site, at=at, left_s=left, wanted_s=wanted):
+            return f"{_q(site)} goes down at {iso(at)}: {seconds(left)} are left, {seconds(wanted)} are wanted"
+        case r.OwnerWaits(site=site, jobs=jobs, gpus=gpus):
+            asked = f" for {number(gpus)} GPUs" if gpus else ""
+            return f"the owner's jobs come first: {count(jobs, 'job')} of theirs get room at {_q(site)}{asked}"
+        case r.ReserveKept(type=kind, free_gpus=gpus):
+            return f"what would be free for {_q(kind)} is kept for {number(gpus)} free GPUs"
         case r.SiteDisabled(site=site):
             return f"site {_q(site)} is disabled in the configuration"
         case r.OnTheirWay(jobs=jobs, drones=drones):
@@ -347,6 +362,21 @@ def _how_stale(age_s: float, limit_s: float) -> str:
     return f"could not be renewed, the newest is {seconds(_whole(age_s))} old"
 
 
+def _owner_claim(reason: r.OwnerClaim) -> str:
+    where = f" on {_q(reason.node)}" if reason.node else ""
+    size = f", {number(reason.gpus)} GPUs each," if reason.gpus else ","
+    cost = f"; {number(reason.lost_gpu_s)} {_q(reason.unit)} of work go" if reason.lost_gpu_s else ""
+    waits = f"{count(reason.waiting, 'job')} of theirs{size} waiting {seconds(reason.waited_s)}"
+    return f"the owner of the hardware needs it{where}: {waits}{cost}"
+
+
+def _taken_back(reason: r.TakenBack) -> str:
+    grace = f" {seconds(reason.notice_s)} after the notice (of {seconds(reason.grace_s)})" if reason.notice_s else ""
+    jobs = count(reason.lost_jobs, "job")
+    lost = f"{jobs}, {number(reason.lost_gpu_s)} {_q(reason.unit)}" if reason.lost_jobs else "no work"
+    return f"taken back for the owner{grace}, {lost} lost{_told(reason.message)}"
+
+
 def _ended(reason: r.EndedAtSite) -> str:
     code = "" if reason.exit_code is None else f", exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
     lived = f" after {seconds(_whole(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
@@ -373,14 +403,14 @@ def tier(reason: Reason) -> Tier:
     match reason:
         case (
             r.Accepted() | r.OrderRefused() | r.OutcomeUnknown() | r.SeenAtSite() | r.SeenInPool() | r.NotInListing()
-            | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain()
+            | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain() | r.TakenBack() | r.Notice()
         ):  # fmt: skip
             return Tier.STEP
         case r.JobsWait():
             return Tier.START
         case (
             r.IdleTooLong() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked() | r.OwnerClaim()
-            | r.TypeGone() | r.NoRecord()
+            | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
         ):  # fmt: skip
             return Tier.LEAVE
         case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone():
@@ -391,7 +421,10 @@ def tier(reason: Reason) -> Tier:
             return Tier.LIMIT
         case r.BackingOff() | r.Probing() | r.TooManyUnhealthy():
             return Tier.BACK_OFF
-        case r.SiteFull() | r.OnTheirWay() | r.ViewStale() | r.AllVanished():
+        case (
+            r.SiteFull() | r.SiteBlocks() | r.Downtime() | r.OwnerWaits() | r.ReserveKept() | r.OnTheirWay()
+            | r.ViewStale() | r.AllVanished()
+        ):  # fmt: skip
             return Tier.WAITING_SITE
         case r.AwaitsNegotiation():
             return Tier.WAITING_NEGOTIATION

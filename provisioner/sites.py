@@ -11,7 +11,8 @@ with a start.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner.model import (
     Admission,
@@ -21,6 +22,7 @@ from provisioner.model import (
     FaultKind,
     OverlayView,
     Receipt,
+    SitePolicy,
     SiteView,
     StartOrder,
     StopOrder,
@@ -81,6 +83,36 @@ class Site(Protocol):
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
         """End drones with notice and grace (at once with ``kill``); returns when asked for, not when gone.
         Already gone is ``Answer.DONE``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Where a site's running configuration does not do what the operator's policy says."""
+
+    node: str
+    dimension: str
+    """``cpus``, ``memory``, ``disk``, ``preemption``, ``grace``, ..."""
+    message: str
+    """What is so, what was wanted, and the repair."""
+
+
+@runtime_checkable
+class Audited(Protocol):
+    """A site that can say where it does not enforce the policy (``provisioner check --live``). Optional."""
+
+    async def audit(self, policy: SitePolicy) -> Sequence[Gap]:
+        """Every gap that can be seen from here; nothing is changed. The four errors as in ``look``."""
+        ...
+
+
+@runtime_checkable
+class RendersBlocking(Protocol):
+    """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.
+    Called on an adapter that was built and not entered: it must not call the site."""
+
+    def render_blocking(self, policy: SitePolicy) -> str:
+        """Configuration text, in the site's own language, that enforces ``policy.blocking`` and owner's priority."""
         ...
 
 

@@ -264,9 +264,21 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Misfi
     }
 
 
+# A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
+_WORK = """
+SELECT drone_id, sum(milli) AS milli, sum(milli * started_at) / sum(milli) AS at FROM (
+    SELECT drone_id, started_at, CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000)
+        ELSE 1000 * min(cpus, 4096) END AS milli
+    FROM job WHERE state = 'running')
+WHERE milli > 0 GROUP BY drone_id
+"""
+
+
 def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
     clock = table.lease_clock()
+    work = {row["drone_id"]: row for row in connection.execute(_WORK)}
     for row in connection.execute("SELECT * FROM slot ORDER BY drone_id"):
+        at_stake = work.get(row["drone_id"])
         yield Slot(
             drone_id=DroneId(row["drone_id"]),
             state=SlotState(row["state"]),
@@ -283,4 +295,6 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
             gpu_model=row["gpu_model"],
             vram_mib=row["vram_mib"],
             capability=row["capability"],
+            work_gpu_milli=at_stake["milli"] if at_stake else 0,
+            work_at=at_stake["at"] if at_stake else 0.0,
         )

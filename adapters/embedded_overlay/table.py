@@ -80,6 +80,8 @@ class Offer:
     """How long a job may still run here."""
     submitted_before: float
     """Jobs submitted later have not been through a negotiation yet."""
+    for_gpus: bool
+    """It has GPUs: what is beside them is for jobs that want some. Without, it takes only those that want none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def lease_clock() -> float:
 _FITS = """
     state = 'idle' AND submitted_at <= :submitted_before
     AND cpus BETWEEN 0 AND :cpus AND memory_mib BETWEEN 0 AND :memory_mib AND disk_mib BETWEEN 0 AND :disk_mib
-    AND (gpu_milli = 0
+    AND (gpu_milli = 0 AND NOT :for_gpus
          OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli
          OR gpu_milli >= 1000 AND gpu_milli % 1000 = 0 AND gpu_milli / 1000 <= :whole_gpus)
     AND vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)

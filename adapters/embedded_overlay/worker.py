@@ -193,6 +193,7 @@ class Worker:
             gpu_model=terms.gpu_model,
             life_s=self._retires_at - time.monotonic() if terms.walltime_s else _FOREVER_S,
             submitted_before=_last_negotiation(time.time(), terms.negotiation_s),
+            for_gpus=terms.gpu_milli > 0,
         )
 
     def _reap(self) -> None:

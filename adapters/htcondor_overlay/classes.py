@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor_overlay.ads import LARGEST, Ad, clauses, moment, number, source, text, whole
 from adapters.htcondor_overlay.matching import bound
-from adapters.htcondor_overlay.printing import printable
+from adapters.shared.htcondor.ads import LARGEST, Ad, clauses, moment, number, source, text, whole
+from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, JobClass
 
 GROUPED = (
@@ -39,12 +39,12 @@ IDLE, HELD = 1, 5
 RUNNING = (2, 6, 7)
 """Running, transferring output, suspended."""
 
-GPU_JOBS = (
-    "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
-    ' && unparse(RequestGPUs) != "undefined" && (RequestGPUs != 0) isnt false'
-)
-"""Put to the ads of the groups, not of the jobs. A RequestGPUs that evaluates to nothing is kept: it gets a reason.
-Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
+JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
+"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
+
+GPU_JOBS = f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && (RequestGPUs != 0) isnt false'
+"""Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is kept: it gets a
+reason."""
 
 _NOT_REQUIREMENTS = frozenset({"jobstatus", "jobcount", "jobids", "id", "jobprio", "qdate", "mytype", "targettype"})
 _USAGE = frozenset(
@@ -156,6 +156,8 @@ def job_class(class_id: str, groups: list[Group], fresh: int, oldest_at: float) 
 
 def gpus_asked(ad: Ad) -> tuple[int, str]:
     """GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
+    if source(ad, "RequestGPUs") in ("", "undefined"):
+        return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
     if asked is None or asked > LARGEST:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"

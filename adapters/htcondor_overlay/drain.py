@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 
-from adapters.htcondor_overlay.printing import printable
+from adapters.shared.printing import printable
 from provisioner.model import Answer, DrainMode, DroneId, Fault, FaultKind, Receipt
 
 AT_ONCE = 8

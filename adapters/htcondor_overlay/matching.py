@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor_overlay.ads import (
+from adapters.shared.htcondor.ads import (
     Ad,
     as_number,
     clauses,
@@ -24,7 +24,7 @@ from adapters.htcondor_overlay.ads import (
     source,
     value,
 )
-from adapters.htcondor_overlay.printing import printable
+from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, Misfit
 
 ORDER = (
@@ -67,8 +67,6 @@ WITHIN_LIMITS = (
     " && MY.Disk > 0 && TARGET.RequestDisk <= MY.Disk"
     " && (TARGET.RequestGPUs is undefined || MY.GPUs >= TARGET.RequestGPUs)"
 )
-START = "(TARGET.RequestGPUs ?: 0) >= 1"
-"""What a drone takes (``provisioner/drone/condor_drone.sh``), its health left out."""
 STATED_WALLTIME = (
     "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))"
 )
@@ -87,6 +85,20 @@ class Received:
 
 
 # ---------------------------------------------------------------------------------------------------- the slot's side
+
+
+def start(kind: DroneType) -> str:
+    """What a drone takes, as ``provisioner/drone/condor_drone.sh`` writes it; its health and its end left out."""
+    if not kind.gpu_milli:
+        return "(TARGET.RequestGPUs ?: 0) == 0"
+    left = "(MY.GPUs - TARGET.RequestGPUs)"
+    shares = (
+        (kind.kept_cpus, "MY.Cpus - (TARGET.RequestCpus ?: 1)"),
+        (kind.kept_memory_mib, "MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)"),
+        (kind.kept_disk_mib * 1024, "MY.Disk - (TARGET.RequestDisk ?: 0)"),
+    )
+    kept = [f"{rest} >= {share} * {left}" for share, rest in shares if share]
+    return " && ".join(["(TARGET.RequestGPUs ?: 0) >= 1", *kept])
 
 
 def template(kind: DroneType, received: Received | None = None) -> Ad:
@@ -119,7 +131,7 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
             "GPUs": devices,
         }
     )
-    gpu = _gpu_template(kind)
+    gpu = _gpu_template(kind) if devices else {}
     gpus: tuple[Mapping[str, str], ...] = tuple(gpu for _ in range(devices))
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
     if received is not None:
@@ -129,7 +141,7 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
     for name, total in (("Cpus", "Cpus"), ("Memory", "Memory"), ("Disk", "Disk"), ("GPUs", "GPUs")):
         _put(ad, {f"Total{total}": source(ad, name), f"TotalSlot{total}": source(ad, name)})
     lives = f" && {STATED_WALLTIME} <= {max(0, kind.walltime_s - _LAST_MINUTE_S):.0f}" if kind.walltime_s else ""
-    _put(ad, {"Start": START + lives, "WithinResourceLimits": WITHIN_LIMITS})
+    _put(ad, {"Start": start(kind) + lives, "WithinResourceLimits": WITHIN_LIMITS})
     _put(ad, kind.ad)
     _put(ad, {"Requirements": "Start && WithinResourceLimits"})
     return ad

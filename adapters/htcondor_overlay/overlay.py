@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Self
 
-from adapters.htcondor_overlay.client_directory import ClientDirectory
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.settings import HTCondorConfig
+from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
 from provisioner.child import Child
 from provisioner.config.units import SecretUnreadable
@@ -27,6 +27,11 @@ from provisioner.model import (
 from provisioner.sites import SiteDenied, SiteDown
 
 
+def client_directory(config: HTCondorConfig) -> ClientDirectory:
+    """The directory of the overlay's client."""
+    return ClientDirectory("the overlay", config.collector, config.token, config.token_directory, config.client_config)
+
+
 class HTCondorOverlay:
     """Jobs wait in the pool's schedds, drones join it as startds of their own."""
 
@@ -41,7 +46,7 @@ class HTCondorOverlay:
 
     async def __aenter__(self) -> Self:
         config = self._config
-        self._directory = ClientDirectory(config)
+        self._directory = client_directory(config)
         self._pool = Child(
             "adapters.htcondor_overlay.pool:Pool",
             config.collector,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import classad2
 import htcondor2
 
-from adapters.htcondor_overlay import clock, matching
-from adapters.htcondor_overlay.ads import Ad, moment, number, text
+from adapters.htcondor_overlay import matching, work
 from adapters.htcondor_overlay.classes import (
     GPU_JOBS,
     IDLE,
+    JOBS,
     Group,
     as_job,
     group,
@@ -28,10 +25,13 @@ from adapters.htcondor_overlay.classes import (
     referenced,
     representative,
 )
-from adapters.htcondor_overlay.printing import printable
 from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, sightings
+from adapters.shared.htcondor import clock
+from adapters.shared.htcondor.ads import Ad, moment, number, text
+from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.printing import printable
 from provisioner.model import DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
-from provisioner.sites import SiteDenied, SiteDown
+from provisioner.sites import SiteDown
 
 _OLDEST_PER_LOOK = 100
 """Classes whose oldest job is looked up in one look: a query each, of a millisecond or two."""
@@ -42,8 +42,6 @@ _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
-_DENIED = ("authenticat", "denied", "not authorized", "no token")
-_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +61,6 @@ class Cycle:
     ended_at: float
 
 
-class Reasons:
-    """Why the bindings fail: their exceptions do not tell credentials from silence, but their log does."""
-
-    def __init__(self) -> None:
-        htcondor2.enable_log()
-        self._log = Path(htcondor2.param["TOOL_LOG"])
-
-    @contextmanager
-    def told(self, whom: str) -> Iterator[None]:
-        """Raises what went wrong with ``whom`` as SiteDenied or SiteDown."""
-        begun = self._size()
-        try:
-            yield
-        except (htcondor2.HTCondorException, OSError) as error:
-            words = printable(f"{error}: {self._since(begun)}", 400)
-            if any(sign in words.lower() for sign in _DENIED):
-                raise SiteDenied(f"{whom}: {words}") from None
-            raise SiteDown(f"{whom}: {words}") from None
-
-    def _size(self) -> int:
-        return self._log.stat().st_size if self._log.exists() else 0
-
-    def _since(self, begun: int) -> str:
-        """The last lines that were written since, without their dates."""
-        if self._size() <= begun:
-            return "no reason given"
-        with self._log.open(errors="replace") as log:
-            log.seek(begun)
-            lines = [_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
-        return "; ".join(dict.fromkeys(lines[-4:]))
-
-
 class Pool:
     """Serves ``look``. Remembers what does not change from look to look: verdicts, received slots, oldest jobs."""
 
@@ -110,7 +76,7 @@ class Pool:
     ) -> None:
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
-        self._constraint = f"({GPU_JOBS}) && ({constraint})"
+        self._constraint = constraint
         self._attributes = group_attributes(owner_attribute, referenced(constraint))
         self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
         self._reasons = Reasons()
@@ -138,9 +104,13 @@ class Pool:
             cycle = self._cycle()
             notices = [*seen.notices, *self._learn(seen, types, taken_at)]
             slots, restarted = self._after_restart(seen.slots, taken_at)
-        groups = [each for queue in queues for each in self._groups(queue)]
+        at_work = work.together(self._at_work(queue, taken_at) for queue in queues)
+        # jobs that want no GPU are demand only where something could be started for them
+        cpu_jobs_count = any(not kind.gpu_milli for kind in types)
+        constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
+        groups = [each for queue in queues for each in self._groups(queue, constraint)]
         by_class = merged(groups)
-        fresh = self._fresh(queues, cycle, by_class)
+        fresh = self._fresh(queues, cycle, by_class, constraint)
         oldest_at = self._oldest_of(by_class, queues, taken_at)
         self._forget(by_class, types)
         until = time.monotonic() + _JUDGING_S
@@ -151,9 +121,10 @@ class Pool:
         return OverlayView(
             taken_at=taken_at,
             classes=tuple(classes),
-            slots=slots,
+            slots=at_work.on(slots),
             negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
             notices=tuple([*notices, *restarted]),
+            evictions=at_work.evictions,
         )
 
     # ---------------------------------------------------------------------------------------------- collector's side
@@ -242,8 +213,15 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------ schedds' side
 
-    def _groups(self, queue: Queue) -> Iterator[Group]:
-        for ad in self._grouped(queue, self._constraint, self._attributes):
+    def _at_work(self, queue: Queue, now: float) -> work.Work:
+        ahead_s = self._skew_s + queue.ahead_s
+        since = now + ahead_s - work.TOLD_S
+        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+            ads = queue.schedd.query(work.constraint(self._controller, since), projection=work.PROJECTION)
+        return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s)
+
+    def _groups(self, queue: Queue, constraint: str) -> Iterator[Group]:
+        for ad in self._grouped(queue, constraint, self._attributes):
             found = group(ad, queue.name, self._owner_attribute)
             if found is not None:
                 yield found
@@ -255,22 +233,25 @@ class Pool:
             )
             return found
 
-    def _fresh(self, queues: Sequence[Queue], cycle: Cycle, by_class: dict[str, list[Group]]) -> dict[str, int]:
+    def _fresh(
+        self, queues: Sequence[Queue], cycle: Cycle, by_class: dict[str, list[Group]], constraint: str
+    ) -> dict[str, int]:
         """Idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
         fresh: dict[str, int] = {}
         for queue in queues:
             since = int(cycle.began_at + queue.ahead_s)
+            gpus_only = " && RequestGPUs isnt 0" if GPU_JOBS in constraint else ""
             with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
                 any_fresh = queue.schedd.query(
-                    f"JobStatus == {IDLE} && QDate >= {since} && RequestGPUs isnt 0",
+                    f"JobStatus == {IDLE} && QDate >= {since}{gpus_only}",
                     projection=["ClusterId"],
                     limit=1,
                 )
             if not any_fresh:
                 continue
-            constraint = f"JobStatus == {IDLE} && QDate >= {since} && {self._constraint}"
-            for ad in self._grouped(queue, constraint, [*self._attributes, "QDate"]):
+            new = f"JobStatus == {IDLE} && QDate >= {since} && {constraint}"
+            for ad in self._grouped(queue, new, [*self._attributes, "QDate"]):
                 found = group(ad, queue.name, self._owner_attribute)
                 if found and found.key in known:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
@@ -355,7 +336,8 @@ class Pool:
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     """Whether the plain numbers already fit: if not, everybody can see why without a verdict of ours."""
     return (
-        jobs.gpu_milli <= kind.gpu_milli
+        bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
+        and jobs.gpu_milli <= kind.gpu_milli
         and jobs.cpus <= kind.cpus
         and jobs.memory_mib <= kind.memory_mib
         and jobs.disk_mib <= kind.disk_mib

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from provisioner.config.units import ConfigPath, PositiveDuration, Secret
-
-
-def _expression(text: str) -> str:
-    try:
-        import classad2
-    except ImportError:  # checked again, in the child, where the bindings are needed
-        return text
-    try:
-        classad2.ExprTree(text)
-    except classad2.ClassAdException:
-        raise ValueError(f'`{text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`') from None
-    return text
-
-
-Expression = Annotated[str, AfterValidator(_expression)]
+from adapters.shared.htcondor.expression import Expression
+from provisioner.config.units import Address, ConfigPath, PositiveDuration, Secret
 
 
 class HTCondorConfig(BaseModel):
@@ -29,8 +15,7 @@ class HTCondorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    collector: str = Field(
-        pattern=r"^[A-Za-z0-9.-]+:\d{1,5}$",
+    collector: Address = Field(
         description="Address of the pool's collector, `host:port`; drones must reach it too.",
         examples=["pool.example.org:9618"],
     )

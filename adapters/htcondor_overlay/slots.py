@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor_overlay.ads import Ad, as_number, expression, moment, source, text, value, whole
-from adapters.htcondor_overlay.printing import printable
+from adapters.shared.htcondor.ads import Ad, as_number, expression, moment, source, text, value, whole
+from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'

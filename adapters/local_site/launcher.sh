@@ -35,25 +35,7 @@ leave() {
     timer=$!
 }
 
-# Everything that carries the drone's tag, however it left the process group, and except this shell.
-kill_strays() {
-    round=0
-    while [ "$round" -lt 50 ]; do
-        found=
-        for environ in $(env -i "PATH=$PATH" \
-            grep -Flxz -e "PROVISIONER_DRONE_ID=$PROVISIONER_DRONE_ID" /proc/[0-9]*/environ 2>/dev/null); do
-            pid=${environ#/proc/}
-            pid=${pid%/environ}
-            [ "$pid" = "$$" ] && continue
-            kill -s KILL "$pid" 2>/dev/null && found=1
-        done
-        [ -n "$found" ] || return 0
-        round=$((round + 1))
-        [ "$round" -lt 3 ] || sleep 0.1
-    done
-    return 1
-}
-
+. "${0%/*}/../shared/tagged.sh" || exit 1 # kill_strays, wait_for
 trap leave TERM INT
 
 # A hard link is made with its content or not at all; of two launchers, or a launcher and a clean-up, one gets it.
@@ -66,18 +48,10 @@ if [ -z "$asked" ]; then
     setsid sh "$site/script" &
     child=$!
     [ -z "$asked" ] || leave
-    caught=
-    wait "$child"
-    code=$?
-    while [ -n "$caught" ]; do # a signal ended the wait, not the script
-        caught=
-        wait "$child"
-        again=$?
-        [ "$again" = 127 ] || code=$again
-    done
+    wait_for "$child"
     [ -z "$timer" ] || kill -s KILL "$timer" 2>/dev/null
     kill -s KILL -- "-$child" 2>/dev/null
 fi
 
-kill_strays || exit 1 # no end while something lives: the site's listing goes on trying
+kill_strays "$PROVISIONER_DRONE_ID" || exit 1 # no end while something lives: the site's listing goes on trying
 echo "exited $code" > "$site/end.$$" && mv "$site/end.$$" "$site/end"

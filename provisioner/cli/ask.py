@@ -13,7 +13,7 @@ import typer
 from provisioner import say
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.output import note
-from provisioner.cli.resolve import named, the_drone
+from provisioner.cli.resolve import known_sites, named, the_drone
 from provisioner.model import DrainMode, DroneId, DroneState, RequestKind
 from provisioner.store import Reader
 
@@ -33,6 +33,7 @@ class Demand:
     sites: tuple[str, ...]
     states: tuple[DroneState, ...]
     types: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
 
     @property
     def verb(self) -> str:
@@ -66,13 +67,16 @@ def ask(reader: Reader, demand: Demand, *, yes: bool, dry_run: bool, timeout_s: 
 
 def _select(reader: Reader, demand: Demand) -> tuple[list[DroneId], list[DroneId], list[str]]:
     """Live drones that are meant, ended ones among those named, and a line for each id that means none."""
-    filters = demand.sites or demand.states or demand.types
+    filters = demand.sites or demand.states or demand.types or demand.nodes
     if not demand.ids and not filters:
-        raise Failure("which drones? Name them, or select with --site, --state, --type", code=Exit.USAGE)
+        raise Failure("which drones? Name them, or select with --site, --state, --type, --node", code=Exit.USAGE)
     if demand.ids and filters:
         raise Failure("name drones or select them with filters, not both", code=Exit.USAGE)
     if not demand.ids:
-        live = reader.drones(ended=False, sites=demand.sites, states=demand.states, types=demand.types)
+        known_sites(reader, demand.sites)
+        live = reader.drones(
+            ended=False, sites=demand.sites, states=demand.states, types=demand.types, nodes=demand.nodes
+        )
         return [d.id for d in live], [], []
     chosen: dict[DroneId, bool] = {}
     complaints: list[str] = []

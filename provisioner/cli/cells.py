@@ -60,15 +60,18 @@ def whole(
 
 
 def text(
-    key: str, of: Callable[[Row], str], doc: str, *, level: int = 2, head: str = "", least: int = 0, tail: bool = False
+    key: str, of: Callable[[Row], str], doc: str, *, level: int = 2, head: str = "", least: int = 0, tail: bool = False,
+    spare: int = 0,
+) -> Column[Row]:  # fmt: skip
+    """A text; with ``least`` it may be shortened in tables, with ``spare`` left out of them."""
+    return Column(key, of, doc, level=level, head=head, least=least, tail=tail, spare=spare)
+
+
+def words(
+    key: str, of: Callable[[Row], str], doc: str, *, level: int = 0, head: str = "", least: int, spare: int = 0
 ) -> Column[Row]:
-    """A text; with ``least`` it may be shortened in tables."""
-    return Column(key, of, doc, level=level, head=head, least=least, tail=tail)
-
-
-def words(key: str, of: Callable[[Row], str], doc: str, *, level: int = 0, head: str = "", least: int) -> Column[Row]:
     """A sentence: never cut, it goes on in further lines where a table is too wide."""
-    return Column(key, of, doc, level=level, head=head, least=least, wrap=True)
+    return Column(key, of, doc, level=level, head=head, least=least, wrap=True, spare=spare)
 
 
 def amount(mib: int) -> str:

@@ -1,9 +1,11 @@
-"""``provisioner check``: every mistake in the configuration at once; ``--live`` also looks at sites and the pool."""
+"""``provisioner check``: every mistake in the configuration at once; ``--live`` also looks at sites and the pool, and
+compares what a site enforces with what the policy says."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +15,17 @@ import typer
 from provisioner import say
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.exits import Exit, Failure
+from provisioner.cli.hostlist import folded
 from provisioner.cli.listing import Column, Listing
 from provisioner.cli.options import Format, Show, Where, shared
 from provisioner.cli.output import note, present
+from provisioner.cli.site_rows import gpu_count, owner_words
 from provisioner.cli.where import config_path
 
 if TYPE_CHECKING:
-    from provisioner.config import Problem, Settings
+    from provisioner.config import Problem, Settings, SiteSpec
+    from provisioner.model import SiteView
+    from provisioner.sites import Gap
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -29,11 +35,14 @@ LIVE_SCHEMA = "provisioner.looks/1"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a site or the overlay gave."""
+    """What one look at a site or the overlay gave; or, with ``dimension``, a gap between the policy and what is so."""
 
     view: str
     ok: bool
     text: str
+    dimension: str = ""
+    nodes: tuple[str, ...] = ()
+    """Of a gap: all nodes that have it."""
 
 
 @app.command()
@@ -46,20 +55,26 @@ def check(
                                     show_default=False)
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also connect to each site and the overlay and look once; starts nothing.")
+        bool, typer.Option("--live", help="Also connect to each site and the overlay, look once, and compare what a "
+                           "site enforces with the policy; starts and changes nothing.")
     ] = False,
 ) -> None:  # fmt: skip
     """Check the configuration and its site files.
 
-    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any.
+    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. What is
+    valid but hardly meant is a warning, and no mistake. With --live also
+    if a look fails, or where the running configuration of a site does not do what the policy says (blocking, the
+    owner's priority, grace): each such gap is a line with nodes and dimension.
 
     \b
     Examples:
       provisioner check
       provisioner check /etc/provisioner/provisioner.yaml --live
+      provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
       provisioner check -o json | jq -r '.items[] | "\\(.file):\\(.line) \\(.message)"'
     """
     from provisioner.config import check as problems_of
+    from provisioner.config import warnings as warnings_in
 
     target = path or config_path(where)
     if not target.exists():
@@ -72,6 +87,8 @@ def check(
         present(show, lambda: Listing(SCHEMA, columns(), problems, str))
     if problems:
         raise Failure(f"{target}: {say.count(len(problems), 'problem')}", code=Exit.UNMET)
+    for warning in warnings_in(target):
+        note(say.clean(str(warning)))
     note(f"{target}: no problem")
     if live:
         _check_live(target, show)
@@ -91,9 +108,15 @@ def look_columns() -> tuple[Column[Look], ...]:
     """Of live looks."""
     return (
         text("view", lambda x: x.view, "overlay, or site:<name>.", level=0),
-        Column[Look]("ok", lambda x: x.ok, "Did it succeed?", kind="boolean", level=0,
+        Column[Look]("ok", lambda x: x.ok, "Did it succeed? A gap is never ok.", kind="boolean", level=0,
                      tint=lambda x: "green" if x.ok else "red"),
-        words("text", lambda x: x.text, "What was seen, or what went wrong.", level=0, head="SEEN", least=30),
+        Column[Look]("nodes", lambda x: list(x.nodes), "Of a gap: the nodes that have it.", kind="array", level=0,
+                     least=12, wrap=True, spare=1, show=lambda x: folded(x.nodes)),
+        Column[Look]("dimension", lambda x: x.dimension or None, "Of a gap: what is not as the policy says (cpus, "
+                     "memory, disk, preemption, grace, ...); null: this is no gap but a look.", null=True, level=0,
+                     head="GAP", spare=1),
+        words("text", lambda x: x.text, "What was seen, or what went wrong; of a gap, what is so, what was wanted, and "
+              "the repair.", level=0, head="SEEN", least=30),
     )  # fmt: skip
 
 
@@ -104,17 +127,21 @@ def _check_live(path: Path, show: Show) -> None:
     looks = asyncio.run(_looks(settings))
     once = Show(output=Format(show.output), columns=show.columns, no_header=show.no_header, no_color=show.no_color)
     present(once, lambda: Listing(LIVE_SCHEMA, look_columns(), looks, lambda x: x.view))
-    failed = [x.view for x in looks if not x.ok]
-    if failed:
-        raise Failure(f"{len(failed)} of {len(looks)} looks failed: {', '.join(failed)}", code=Exit.UNMET)
+    failed = [x.view for x in looks if not x.ok and not x.dimension]
+    gaps = [x.view for x in looks if x.dimension]
+    wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
+    if gaps:
+        wrong.append(f"{say.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
+    if wrong:
+        raise Failure(*wrong, code=Exit.UNMET)
 
 
 async def _looks(settings: Settings) -> list[Look]:
-    """One look at the overlay and at each site, all at the same time, each with its own deadline."""
+    """One look at the overlay and at each site, all at the same time, each with its own deadline; gaps after looks."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_look_at_overlay(settings))]
-        tasks += [group.create_task(_look_at_site(settings, i)) for i in range(len(settings.sites))]
-    return [task.result() for task in tasks]
+        overlay = group.create_task(_look_at_overlay(settings))
+        sites = [group.create_task(_look_at_site(settings, spec)) for spec in settings.sites]
+    return [overlay.result(), *(look for site in sites for look in site.result())]
 
 
 async def _look_at_overlay(settings: Settings) -> Look:
@@ -132,23 +159,57 @@ async def _look_at_overlay(settings: Settings) -> Look:
     return Look("overlay", True, "; ".join([counts + say.count(len(view.slots), "slot"), *view.notices[:3]]))
 
 
-async def _look_at_site(settings: Settings, index: int) -> Look:
+async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
+    """The look and, where the adapter can tell, the gaps between the policy and what the site enforces."""
     from provisioner import loader
+    from provisioner.sites import Audited
 
-    spec = settings.sites[index]
     name = f"site:{spec.name}"
+    within_s = spec.policy.look_deadline_s + 10.0
+    looks: list[Look] = []
     try:
-        async with asyncio.timeout(spec.policy.look_deadline_s + 10.0):
+        async with asyncio.timeout(2 * within_s):
             made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
             async with made as site:
-                view = await site.look()
+                async with asyncio.timeout(within_s):
+                    looks.append(Look(name, True, _seen(await site.look())))
+                if isinstance(site, Audited):
+                    async with asyncio.timeout(within_s):
+                        looks += _gaps(name, await site.audit(spec.policy))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        return Look(name, False, _said(error))
-    free = "" if view.free is None else "; free: " + (", ".join(f"{n} {t}" for t, n in view.free.items()) or "nothing")
-    return Look(name, True, "; ".join([say.count(len(view.drones), "drone") + free, *view.notices[:3]]))
+        looks.append(Look(name, False, ("audit: " if looks else "") + _said(error)))
+    return looks
+
+
+def _seen(view: SiteView) -> str:
+    """What one look at a site showed, in words."""
+    parts = [say.count(len(view.drones), "drone")]
+    if view.nodes:
+        free, total = (sum(milli) for milli in zip(*((n.free_gpu_milli, n.gpu_milli) for n in view.nodes), strict=True))
+        parts.append(f"{say.count(len(view.nodes), 'node')} with {say.gpus(free)} of {gpu_count(total)} free")
+    if view.free is not None:
+        parts.append("free: " + (", ".join(f"{n} {t}" for t, n in view.free.items()) or "nothing"))
+    owner = owner_words(view)
+    return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *view.notices[:3]])
+
+
+def _gaps(name: str, gaps: Sequence[Gap]) -> list[Look]:
+    """Gaps as rows: what is the same on many nodes is told once."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for gap in gaps:
+        nodes.setdefault((gap.dimension or "other", gap.message), []).append(gap.node)
+    return [
+        Look(name, False, message, dimension, tuple(sorted({node for node in where if node})))
+        for (dimension, message), where in nodes.items()
+    ]
 
 
 def _said(error: Exception) -> str:
+    """The four errors of adapters are written for people; of any other the class tells most."""
+    from provisioner.sites import SiteError
+
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, SiteError) and str(error):
+        return " ".join(str(error).split())
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

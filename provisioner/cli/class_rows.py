@@ -112,7 +112,7 @@ def why(row: ClassRow) -> str:
 
 def needs(job: JobClass) -> str:
     """What one job of the class asks for, in brief."""
-    parts = [f"{say.gpus(job.gpu_milli)} GPU"]
+    parts = [f"{say.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
         parts.append(f"VRAM {say.size(job.vram_mib)}")
     if job.capability:

@@ -11,11 +11,13 @@ from provisioner.model import Drone
 
 _TITLES = {
     "id": "drone", "type": "type", "state": "state", "for_class": "started for class", "remote_id": "id at the site",
-    "slot": "slot", "gpu_milli": "gpus", "jobs": "jobs now", "jobs_started": "jobs so far", "leaving": "will end as",
+    "node": "node", "site_slot": "slot at the site", "slot": "slot in the pool",
+    "gpu_milli": "gpus", "jobs": "jobs now", "jobs_started": "jobs so far", "leaving": "will end as",
     "requested_at": "asked for", "submitted_at": "taken by the site", "started_at": "started",
     "joined_at": "joined the pool", "busy_at": "first job", "idle_at": "idle since", "heard_at": "last heard of",
     "missing_at": "missing since", "unslotted_at": "out of pool since", "asked_at": "asked to leave",
-    "retires_at": "retires", "ended_at": "ended", "site_reason": "the site says",
+    "retires_at": "retires", "ended_at": "ended", "notice_at": "told to leave", "grace_used_s": "grace used",
+    "at_risk_gpu_s": "work at risk", "lost_gpu_s": "work lost", "site_reason": "the site says",
 }  # fmt: skip
 
 
@@ -34,11 +36,22 @@ def _fact(column: Column[Drone], now: float) -> Column[Drone]:
         return replace(column, level=0, head=title, show=lambda d: f"{d.state.value} for {say.ago(d.since, now)}: "
                        f"{say.state_words(d.state)}" if not d.state.ended else f"{d.state.value}, "
                        f"{say.state_words(d.state)}")  # fmt: skip
+    if column.key == "grace_used_s":
+        return replace(column, level=0, head=title, show=lambda d: _grace(d, now))
     if column.key == "leaving":
         return replace(column, level=0, head=title, show=_end_to_come)
+    if column.key == "node":
+        return replace(column, level=0, head=title, show=None)
     if column.key == "site_reason":
         return replace(column, level=0, head=title, show=lambda d: say.told(d.site_reason))
     return replace(column, level=0, head=title)
+
+
+def _grace(drone: Drone, now: float) -> str:
+    if not drone.notice_at:
+        return "-"
+    used = say.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
+    return used if drone.state.ended else f"{used} so far"
 
 
 def _end_to_come(drone: Drone) -> str:

@@ -11,6 +11,7 @@ from provisioner.cli.drone_rows import SCHEMA, columns
 from provisioner.cli.forms import Pick, Show, Where
 from provisioner.cli.listing import Listing
 from provisioner.cli.output import picked, present
+from provisioner.cli.resolve import known_sites
 from provisioner.cli.where import open_record
 from provisioner.model import Drone, DroneState
 from provisioner.store import Reader
@@ -25,6 +26,7 @@ class Which:
     sites: Sequence[str] = ()
     states: Sequence[DroneState] = ()
     types: Sequence[str] = ()
+    nodes: Sequence[str] = ()
 
     @property
     def ends(self) -> bool | None:
@@ -38,13 +40,16 @@ class Which:
 def list_drones(where: Where, show: Show, pick: Pick, which: Which) -> None:
     """Show them, oldest first unless ``pick`` says otherwise."""
     reader = open_record(where)
+    known_sites(reader, which.sites)
     wants_reason = "reason" in (show.columns or "").lower().split(",")
     present(show, lambda: picked(drone_listing(reader, which, time.time(), reasons=wants_reason), pick))
 
 
 def drone_listing(reader: Reader, which: Which, now: float, *, reasons: bool = False) -> Listing[Drone]:
     """``reasons``: with the column of the reasons for their states, which takes a look-up per drone."""
-    found = reader.drones(ended=which.ends, sites=which.sites, states=which.states, types=which.types)
+    found = reader.drones(
+        ended=which.ends, sites=which.sites, states=which.states, types=which.types, nodes=which.nodes
+    )
     shown = columns(now, (lambda d: _why(reader, d)) if reasons else None)
     return Listing(SCHEMA, shown, found, lambda d: d.id, _scope(reader, found, which))
 
@@ -59,7 +64,8 @@ def _scope(reader: Reader, found: Sequence[Drone], which: Which) -> str:
     kind = {False: "live drone", True: "ended drone", None: "drone"}[which.ends]
     of = f" of controller {controller(found[0].id)}" if found else ""
     only = [f"{name} {', '.join(values)}" for name, values in
-            (("site", which.sites), ("state", [s.value for s in which.states]), ("type", which.types))
+            (("site", which.sites), ("state", [s.value for s in which.states]), ("type", which.types),
+             ("node", which.nodes))
             if values]  # fmt: skip
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[which.ends]
     runs = "" if reader.holder() else "no controller runs: as last recorded"

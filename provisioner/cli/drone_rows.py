@@ -8,7 +8,7 @@ from operator import attrgetter
 from provisioner import say
 from provisioner.cli.cells import span_s, text, time_at, whole, words
 from provisioner.cli.listing import Column
-from provisioner.model import Drone, DroneState
+from provisioner.model import WHOLE_GPU, Drone, DroneState
 from provisioner.store import Transition
 
 SCHEMA = "provisioner.drones/1"
@@ -43,15 +43,48 @@ def in_brief(drone: Drone, now: float) -> str:
             parts.append(f"out of the pool for {say.ago(drone.unslotted_at, now)}")
         if drone.leaving is not None:
             parts.append(f"will end as {drone.leaving.value}")
+        if drone.notice_at:
+            parts.append(f"told to leave {say.ago(drone.notice_at, now)} ago")
         if drone.asked > 1:
             parts.append(f"asked {drone.asked} times to stop")
+    elif drone.lost_gpu_s or drone.lost_jobs:
+        parts.append(f"lost {lost(drone)}")
     if drone.site_reason:
         parts.append(say.told(drone.site_reason))
     return "; ".join(parts)
 
 
+def short(node: str) -> str:
+    """A node's name for a table: without its domain, and an address whole."""
+    first = node.partition(".")[0]
+    return node if first.isdecimal() else first
+
+
+def at_risk_gpu_s(drone: Drone, now: float) -> float:
+    """What would be lost if it ended now, as of its slot."""
+    if drone.state.ended or not drone.work_at:
+        return 0.0
+    return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
+
+
+def work(drone: Drone, gpu_s: float) -> str:
+    """An amount of jobs' work, for people; ``-`` for none."""
+    unit = "GPU" if drone.gpu_milli else "CPU"
+    return f"{say.number(round(gpu_s, 1))} {unit}-seconds" if gpu_s else "-"
+
+
+def lost(drone: Drone) -> str:
+    """What its end has cost, for people; ``-`` where nothing was."""
+    jobs = f"{say.count(drone.lost_jobs, 'job')}, " if drone.lost_jobs else ""
+    return f"{jobs}{work(drone, drone.lost_gpu_s)}" if drone.lost_gpu_s else jobs.rstrip(", ") or "-"
+
+
 def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[Column[Drone], ...]:
     """Of drones at ``now``. ``reason``: looks up why a drone is in its state, where that is asked for."""
+
+    def grace_used_s(drone: Drone) -> float | None:
+        return max(0.0, (drone.ended_at or now) - drone.notice_at) if drone.notice_at else None
+
     return (
         text("id", attrgetter("id"), "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
         text("site", attrgetter("site"), "Site.", level=2),
@@ -66,8 +99,12 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
         text("for_class", attrgetter("for_class"), "Job class that it was started for.", level=1, head="CLASS",
              least=6),
         text("remote_id", attrgetter("remote_id"), "The site's id.", level=0, head="REMOTE", least=8, tail=True),
-        text("slot", attrgetter("slot"), "The pool's name of its slot.", level=1, least=8, tail=True),
-        words("note", lambda x: in_brief(x, now), "What is worth knowing beside the state.", level=0, least=20),
+        Column[Drone]("node", attrgetter("node"), "Node that it runs on, as the site names it; empty: not told.",
+                      level=0, least=8, tail=True, spare=1, show=lambda x: short(x.node)),
+        text("site_slot", attrgetter("site_slot"), "The site's name of its place on the node; empty: not told.",
+             level=0, head="SITE SLOT", least=8, tail=True, spare=3),
+        text("slot", attrgetter("slot"), "The pool's name of its slot.", level=0, least=8, tail=True, spare=2),
+        words("note", lambda x: in_brief(x, now), "What is worth knowing beside the state.", level=0, least=18),
         *([] if reason is None else [words("reason", reason, "Why it is in this state.", level=0, least=20)]),
         Column[Drone]("leaving", lambda x: x.leaving.value if x.leaving else None,
                       "The end that it will have once it is confirmed gone; null: not asked to leave.", null=True),
@@ -85,6 +122,16 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
         whole("asked", attrgetter("asked"), "How often it was asked to stop."),
         time_at("retires_at", attrgetter("retires_at"), "When it takes no new job any more."),
         time_at("ended_at", attrgetter("ended_at"), "When it ended."),
+        time_at("notice_at", attrgetter("notice_at"), "When the site's notice was first seen, or when it was asked to "
+                "leave for the owner."),
+        span_s("grace_used_s", grace_used_s, "From that notice to its end, or until now; null: no notice.",
+               head="GRACE USED"),
+        Column[Drone]("at_risk_gpu_s", lambda x: round(at_risk_gpu_s(x, now), 3), "Work of jobs that would be lost if "
+                      "it ended now: GPU-seconds, of a CPU drone CPU-seconds.", kind="number",
+                      show=lambda x: work(x, at_risk_gpu_s(x, now))),
+        Column[Drone]("lost_gpu_s", lambda x: x.lost_gpu_s, "Work of jobs that its end has cost: GPU-seconds, of a "
+                      "CPU drone CPU-seconds.", kind="number", show=lambda x: lost(x)),
+        whole("lost_jobs", attrgetter("lost_jobs"), "Jobs that lost it."),
         text("site_reason", attrgetter("site_reason"), "The site's own word."),
     )  # fmt: skip
 

@@ -30,6 +30,11 @@ States = Annotated[
 Types = Annotated[
     list[str] | None, typer.Option("--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.")
 ]
+Nodes = Annotated[
+    list[str] | None,
+    typer.Option("--node", metavar="NAME", help="Only on this node, by its whole name or the part before the first "
+                 "dot; repeatable."),
+]  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -42,26 +47,29 @@ def drones(
     site: Sites = None,
     state: States = None,
     type_: Types = None,
+    node: Nodes = None,
     ended: Annotated[bool, typer.Option("--ended", help="Only those that have ended.")] = False,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Live and ended ones.")] = False,
 ) -> None:
     """List drones; show, drain or kill some.
 
     Without options those that live, oldest first. The record is read, nobody is asked: it answers while the
-    controller is down. Every id that another verb takes may be a drone's id, its last number, the site's id or the
-    name of the slot.
+    controller is down. Every id that another verb takes may be a drone's id, its last number, the site's id, the
+    name of its slot in the pool or of its place at the site. Where a drone runs (node, and both slots) is in the table
+    as far as that has room, and always in -o wide and -o json.
 
     \b
     Examples:
       provisioner drones
       provisioner drones --site local --state busy --sort -age_s
+      provisioner drones --node topas-a100-1 -o wide
       provisioner drones --ended --columns id,state,reason --limit 20
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
     if ctx.invoked_subcommand is not None:
         _nothing_before(ctx)
         return
-    list_drones(where, show, pick, Which(ended, all_, site or (), state or (), type_ or ()))
+    list_drones(where, show, pick, Which(ended, all_, site or (), state or (), type_ or (), node or ()))
 
 
 def _nothing_before(ctx: typer.Context) -> None:
@@ -80,7 +88,7 @@ def _nothing_before(ctx: typer.Context) -> None:
 def show_drone(
     where: Where,
     show: Show,
-    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or slot name.")],
+    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or a slot name.")],
 ) -> None:
     """Tell the whole life of one drone: every step with time, duration and reason.
 
@@ -146,6 +154,7 @@ def drain(
     site: Sites = None,
     state: States = None,
     type_: Types = None,
+    node: Nodes = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -157,13 +166,14 @@ def drain(
     Examples:
       provisioner drones drain kit-x7q2-17 --reason "node needs a new fan"
       provisioner drones drain --site local --state idle --reason "downtime" --yes
+      provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     from provisioner.cli.ask import Demand, ask
     from provisioner.model import RequestKind
 
     demand = Demand(RequestKind.DRAIN, mode, reason, tuple(ids or ()), tuple(site or ()), tuple(state or ()),
-                    tuple(type_ or ()))  # fmt: skip
+                    tuple(type_ or ()), tuple(node or ()))  # fmt: skip
     ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
 
 
@@ -176,6 +186,7 @@ def kill(
     site: Sites = None,
     state: States = None,
     type_: Types = None,
+    node: Nodes = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -193,6 +204,6 @@ def kill(
     from provisioner.model import RequestKind
 
     demand = Demand(RequestKind.KILL, DrainMode.PEACEFUL, reason, tuple(ids or ()), tuple(site or ()),
-                    tuple(state or ()), tuple(type_ or ()))  # fmt: skip
+                    tuple(state or ()), tuple(type_ or ()), tuple(node or ()))  # fmt: skip
     ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
 

@@ -123,8 +123,8 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
 
     assert views.overlay.view is not None
     when = say.ago(views.overlay.view.taken_at, time.time())
-    lines = [f"job {say.clean(text, 80)} is not among the idle GPU jobs of the newest look, {when} ago: it may run, "
-             "be held, have ended, ask for no GPU, or be too new"]  # fmt: skip
+    lines = [f"job {say.clean(text, 80)} is not among the idle jobs of the newest look, {when} ago: it may run, "
+             "be held, have ended, be none that drones are started for, or be too new"]  # fmt: skip
     cut = [c.id for c in classes if job_ids.shortened(c.job_ids)]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")

@@ -98,7 +98,10 @@ def _facts(now: float) -> tuple[Column[Explained], ...]:
              head="started for class"),
         text("note", lambda e: in_brief(e.drone, now), "What else is worth knowing.", level=0, head="note"),
         text("remote_id", lambda e: e.drone.remote_id, "The site's id.", level=0, head="id at the site"),
-        text("slot", lambda e: e.drone.slot, "The pool's name of its slot.", level=0, head="slot"),
+        text("node", lambda e: e.drone.node, "Node that it runs on; empty: not told.", level=0, head="node"),
+        text("site_slot", lambda e: e.drone.site_slot, "The site's name of its place there; empty: not told.", level=0,
+             head="slot at the site"),
+        text("slot", lambda e: e.drone.slot, "The pool's name of its slot.", level=0, head="slot in the pool"),
     )  # fmt: skip
 
 

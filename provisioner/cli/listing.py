@@ -36,6 +36,8 @@ class Column(Generic[Row]):
     tail: bool = False
     """Shorten in the middle and keep the end, which tells ids apart."""
     right: bool = False
+    spare: int = 0
+    """Left out of a table that has no room for it or nothing in it; of several the larger first. 0: never."""
     tint: Callable[[Row], str] | None = None
     choices: tuple[str, ...] = ()
     many: Callable[[Sequence[Row]], list[Any]] | None = None
@@ -80,6 +82,8 @@ class Listing(Generic[Row]):
     rows: Sequence[Row]
     name: Callable[[Row], str]
     scope: str = ""
+    unknown: str | None = None
+    """Of a part of a document that may be unknown, why it is: null for machines. Empty: it is known."""
 
     def plain(self, keys: Sequence[str] = ()) -> list[dict[str, Cell]]:
         columns = [(c.key, c.of) for c in self.columns if not keys or c.key in keys]
@@ -104,7 +108,7 @@ class Document:
 
     def plain(self) -> dict[str, Any]:
         (facts,) = self.facts.plain()
-        parts = {key: part.plain() for key, part in self.parts.items()}
+        parts = {key: None if part.unknown else part.plain() for key, part in self.parts.items()}
         return {"schema": self.schema, **facts, **parts, **self.raw}
 
 
@@ -115,7 +119,10 @@ def json_schema(answer: Listing[Any] | Document) -> dict[str, Any]:
     if isinstance(answer, Listing):
         return common | _object(version | {"items": {"type": "array", "items": row_schema(answer.columns)}})
     facts = row_schema(answer.facts.columns)["properties"]
-    parts = {k: {"type": "array", "items": row_schema(p.columns)} for k, p in answer.parts.items()}
+    parts = {
+        k: {"type": "array" if p.unknown is None else ["array", "null"], "items": row_schema(p.columns)}
+        for k, p in answer.parts.items()
+    }
     raw = {k: {"type": "object"} for k in answer.raw}
     return common | _object(version | facts | parts | raw)
 

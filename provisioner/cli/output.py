@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, TextIO, TypeVar
@@ -131,7 +131,7 @@ def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
 
 
 def _write_listing(listing: Listing[Any], show: Show, page: Page, out: TextIO) -> None:
-    columns = chosen(listing.columns, show.columns) if show.columns else None
+    columns = [replace(c, spare=0) for c in chosen(listing.columns, show.columns)] if show.columns else None
     match show.output:
         case Format.TABLE | Format.WIDE:
             level = 0 if show.output is Format.TABLE else 1
@@ -272,7 +272,7 @@ def _text(document: Document, show: Show, page: Page) -> list[str]:
         part = document.parts[key]
         shown = [c for c in part.columns if c.level <= level]
         body = table.lines(shown, part.rows, width=page.width, header=not show.no_header, color=page.color)
-        heading = title if part.rows or ": " in title else f"{title}: none"
+        heading = title if part.rows or ": " in title else f"{title}: {part.unknown or 'none'}"
         text += ["", table.paint(heading, "bold" if page.color else "")]
         text += body if part.rows else []
     return text[1:] if text and not facts else text

@@ -19,7 +19,7 @@ _ONE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--output": ("output", Format), "-o": ("output", Format), "--columns": ("columns", str),
     "--sort": ("sort", str), "--limit": ("limit", int), "-n": ("limit", int),
 }  # fmt: skip
-_MANY = {"--site": "sites", "--state": "states", "--type": "types"}
+_MANY = {"--site": "sites", "--state": "states", "--type": "types", "--node": "nodes"}
 _ENVIRONMENT = {"PROVISIONER_CONFIG": "--config", "PROVISIONER_STORE": "--store", "PROVISIONER_OUTPUT": "--output"}
 
 

@@ -1,4 +1,4 @@
-"""From any id that a person pastes (drone, remote job, slot) to the drone."""
+"""From any id that a person pastes (drone, remote job, slot in the pool, place at the site) to the drone."""
 
 from __future__ import annotations
 
@@ -28,9 +28,27 @@ def the_drone(reader: Reader, any_id: str) -> DroneId:
 def nearest(reader: Reader, any_id: str) -> list[str]:
     """Ids on record that resemble ``any_id``."""
     drones = reader.drones(ended=None)
-    ids = [i for d in drones for i in (d.id, d.remote_id, d.slot) if i]
+    ids = [i for d in drones for i in (d.id, d.remote_id, d.slot, d.site_slot) if i]
     containing = [i for i in ids if any_id and any_id in i][:3]
     return containing or get_close_matches(any_id[:200], ids, n=3, cutoff=0.5)
+
+
+def known_sites(reader: Reader, sites: Sequence[str]) -> None:
+    """Raises :class:`Failure` for the first of ``sites`` that is neither configured nor has had a drone. Before the
+    first tick nobody knows what is configured."""
+    views = reader.views() if sites else None
+    if views is None:
+        return
+    for site in sites:
+        if site not in views.policy.sites and not reader.drones(ended=None, sites=[site], limit=1):
+            raise no_site(site, sorted({*views.policy.sites, *(drone.site for drone in reader.drones())}))
+
+
+def no_site(name: str, known: Sequence[str]) -> Failure:
+    """What to say of a site that is not on record."""
+    near = get_close_matches(name[:200], known, n=1)
+    instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
+    return Failure(f"no site `{clean(name, 80)}` on record; {instead}")
 
 
 def named(ids: Sequence[str]) -> str:

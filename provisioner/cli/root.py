@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 from provisioner.cli.exits import EXIT_HELP, Exit, Failure
 
 VERBS = (
-    "run", "check", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "snapshot",
-    "replay", "jobs", "submit", "demo", "schema", "version",
+    "run", "check", "render", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "snapshot",
+    "replay", "jobs", "submit", "demo", "import", "schema", "version",
 )  # fmt: skip
 """In the order of the help. Each is the ``app`` of the module of that name: start-up imports only the one that runs."""
 
@@ -35,7 +35,7 @@ class Verbs(TyperGroup):
 
 def _typer_of(verb: str) -> typer.Typer:
     """The verb's ``app``, or one made of the function that is named like its module."""
-    module = import_module(f"provisioner.cli.{verb}")
+    module = import_module(f"provisioner.cli.{'import_tardis' if verb == 'import' else verb}")  # a word of Python's own
     made = getattr(module, "app", None)
     if isinstance(made, typer.Typer):
         return made

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from provisioner.cli.listing import Document, Listing, json_schema
+from provisioner.cli.site_rows import SiteRow
 from provisioner.model import Breaker, Drone, DroneId, DroneState, JobClass, OverlayReading, Plan, Policy, TypeKey
-from provisioner.store import Event, Holder, Transition, Views
+from provisioner.store import Event, Hazard, Holder, Transition, Views
 
 if TYPE_CHECKING:
     from provisioner.store import Reader
@@ -28,7 +29,18 @@ def schemas_text() -> str:
 
 def _answers() -> list[Listing[Any] | Document]:
     """Each kind of answer, from a record with next to nothing in it: a schema does not depend on the rows."""
-    from provisioner.cli import check, class_rows, drone_rows, drones, events, queue_rows, sites, status
+    from provisioner.cli import (
+        check,
+        class_rows,
+        drone_rows,
+        drones,
+        events,
+        import_tardis,
+        queue_rows,
+        site_rows,
+        site_show,
+        status,
+    )
     from provisioner.cli.explain_class import explained_class
     from provisioner.cli.explain_drone import explained_drone
     from provisioner.cli.plan_rows import plan_document
@@ -42,7 +54,8 @@ def _answers() -> list[Listing[Any] | Document]:
         status.status_document(reader, 2.0),
         blank(drone_rows.SCHEMA, drone_rows.columns(0.0)),
         drones.life_of(_DRONE, [], 2.0),
-        blank(sites.SCHEMA, sites.columns(0.0)),
+        blank(site_rows.SCHEMA, site_rows.columns(0.0)),
+        site_show.site_document(_SITE, None, (), (), 0.0, 2.0),
         blank(class_rows.SCHEMA, class_rows.columns(0.0)),
         explained_class(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
         explained_drone(reader, _DRONE.id, 2.0),
@@ -51,10 +64,12 @@ def _answers() -> list[Listing[Any] | Document]:
         blank(check.SCHEMA, check.columns()),
         blank(check.LIVE_SCHEMA, check.look_columns()),
         blank(queue_rows.SCHEMA, queue_rows.columns(0.0)),
+        blank(import_tardis.SCHEMA, import_tardis.columns()),
     ]
 
 
 _DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
+_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
 _VIEWS = Views(1, 1.0, Policy(), (), OverlayReading(), {})
 
 
@@ -71,6 +86,9 @@ class _AlmostNothing:
         return {}
 
     def drones(self) -> list[Drone]:
+        return []
+
+    def hazards(self, since: float, now: float) -> list[Hazard]:
         return []
 
     def drone(self, drone_id: DroneId) -> Drone | None:

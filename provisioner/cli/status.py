@@ -18,6 +18,7 @@ from provisioner.cli.drone_list import controller
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.options import Show, Where, shared
 from provisioner.cli.output import present
+from provisioner.cli.site_rows import DAY_S
 from provisioner.cli.where import open_record
 from provisioner.model import BreakerState, Drone, DroneState, Fault, JobClass, Plan
 from provisioner.reasons import LimitReached
@@ -29,6 +30,7 @@ SCHEMA = "provisioner.status/1"
 LAST_EVENTS = 5
 HOPELESS = (say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS)
 MOST_CLASSES = 10
+_SITE_KEYS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "owner", "taken_back", "note")
 Row = TypeVar("Row")
 
 LIVE = tuple(s for s in DroneState if not s.ended)
@@ -103,15 +105,14 @@ def status(where: Where, show: Show) -> None:
 def status_document(reader: Reader, now: float) -> Document:
     """The document of ``provisioner status``."""
     views, plan, live, breakers = reader.views(), newest_plan(reader), reader.drones(), reader.breakers()
-    site_rows = sites.site_rows(views, breakers, live)
+    site_rows = sites.site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
     waiting = _waiting(views)
     recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
     whole_ = Whole(reader.holder(), controller(live[0].id) if live else "", views, plan, live,
                    views.policy.max_drones if views else None, views.policy.max_gpu_milli if views else None)
     parts: dict[str, Listing[Any]] = {
         "views": Listing("", _view_columns(), _seen(views, now), lambda v: v.view),
-        "sites": Listing("", _few(sites.columns(now), ("site", "breaker", "drones", "max_drones", "gpu_milli", "note")),
-                         site_rows, lambda s: s.name),
+        "sites": Listing("", _few(sites.columns(now), _SITE_KEYS), site_rows, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
         "demand": Listing("", _few(class_rows.columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
                           class_rows.class_rows(views, plan, live, waiting[:MOST_CLASSES]), lambda c: c.job.id),

@@ -22,6 +22,10 @@ def lines(
     cells = [c.texts(rows) for c in columns]
     titles = [c.title if header else "" for c in columns]
     wants = [_widest([title, *column]) for title, column in zip(titles, cells, strict=True)]
+    if width is not None:
+        kept = _with_room(columns, cells, wants, width)
+        columns, cells = [columns[i] for i in kept], [cells[i] for i in kept]
+        titles, wants = [titles[i] for i in kept], [wants[i] for i in kept]
     widths = wants if width is None else fit(columns, wants, width)
     columns_of_lines = [
         _padded([column], has, c.right) if want <= has else _blocks(c, column, has)
@@ -35,6 +39,22 @@ def lines(
     head = [_pad(shorten(t, has), has, c.right) for t, has, c in zip(titles, widths, columns, strict=True)]
     first = (" " * GAP).join(head).rstrip()
     return [f"\x1b[1m{first}\x1b[0m" if color else first, *body]
+
+
+def _with_room(
+    columns: Sequence[Column[Row]], cells: Sequence[Sequence[str]], wants: Sequence[int], width: int
+) -> list[int]:
+    """The columns to show, by number: without those that may be spared and say nothing, or for which there is no room:
+    for a sentence, if it could not even be wrapped; for anything else, if another column would have to be cut."""
+    kept = [i for i, c in enumerate(columns) if not c.spare or any(cell != "-" for cell in cells[i])]
+    for i in sorted((i for i in kept if columns[i].spare), key=lambda i: -columns[i].spare):
+        needs = [
+            min(wants[k], columns[k].least) if columns[k].wrap or (columns[i].wrap and columns[k].least) else wants[k]
+            for k in kept
+        ]
+        if sum(needs) + GAP * (len(kept) - 1) > width:
+            kept.remove(i)
+    return kept
 
 
 Stack = list[list[str]]

@@ -85,5 +85,6 @@ class ConfigErrors(Exception):
 # Below, since they are made of the classes above.
 from provisioner.config.reading import check as check  # noqa: E402
 from provisioner.config.reading import load as load  # noqa: E402
+from provisioner.config.reading import warnings as warnings  # noqa: E402
 from provisioner.config.reload import Change as Change  # noqa: E402
 from provisioner.config.reload import changes as changes  # noqa: E402

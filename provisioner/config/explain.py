@@ -32,7 +32,7 @@ def complain(document: Document, error: ValidationError, model: type[BaseModel],
             case "extra_forbidden":
                 spot = document.key_spot(steps)
             case "mistake_at":
-                steps = (*steps, str(detail["ctx"]["at"]))
+                steps = (*steps, detail["ctx"]["at"])
                 spot = document.value_spot(steps)
             case _:
                 spot = document.key_spot(steps) if detail["loc"][-1:] == ("[key]",) else document.value_spot(steps)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from provisioner.config.units import (
@@ -23,7 +23,7 @@ from provisioner.config.units import (
     Size,
     format_duration,
 )
-from provisioner.model import WHOLE_GPU, Policy, Sharing, SitePolicy
+from provisioner.model import WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
 
 _POLICY = Policy()
 _SITE = SitePolicy(site="")
@@ -31,8 +31,8 @@ _LONGEST_CONTROLLER_NAME = 32
 """A drone's id begins with it and is a DNS label of 63."""
 
 
-def mistake_at(key: str, message: str) -> PydanticCustomError:
-    """A mistake found by comparing keys of one mapping, to be shown at ``key``."""
+def mistake_at(key: str | int, message: str) -> PydanticCustomError:
+    """A mistake found by comparing keys of one mapping, or entries of one list, to be shown at ``key``."""
     return PydanticCustomError("mistake_at", "{message}", {"message": message, "at": key})
 
 
@@ -260,6 +260,77 @@ class TimeoutsSection(Section):
         return self
 
 
+_NODES = r"^[A-Za-z0-9*?\[\]._-]{1,255}$"
+
+_NodePattern = Annotated[str, WithJsonSchema({"type": "string", "pattern": _NODES})]
+
+
+def _node_patterns(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if not re.fullmatch(_NODES, name):
+            raise ValueError(f"has `{name[:80]}`: a node name or a pattern, of letters, digits, `.-_*?` and `[...]`")
+    return names
+
+
+class BlockingSection(Section):
+    """What each free GPU of certain nodes keeps for the drone that will take it, so that CPU work cannot block it."""
+
+    nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
+        default=("*",),
+        min_length=1,
+        description="Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node counts.",
+        examples=[["topas-a100-*"]],
+    )
+    cpus: int = Field(default=0, ge=0, le=100_000, description="CPU cores per free GPU.", examples=[8])
+    memory: Size = Field(default=0, description="Memory per free GPU.", examples=["20 GiB"])
+    disk: Size = Field(default=0, description="Scratch disk per free GPU.", examples=["50 GiB"])
+    when: ReserveWhen = Field(
+        default=ReserveWhen.ALWAYS,
+        description="`always`; or `gpu-demand`: our own CPU drones may use it while no GPU job waits in the pool, and "
+        "are asked to leave when one does.",
+        examples=["always"],
+    )
+    release_after: Duration = Field(
+        default=Reserve().release_after_s,
+        description="With `gpu-demand`: how long no GPU job must have waited before the reserve is released.",
+        examples=["10min"],
+    )
+
+    @model_validator(mode="after")
+    def _keeps_something(self) -> Self:
+        if not (self.cpus or self.memory or self.disk):
+            raise mistake_at("cpus", "nothing is kept: write at least one of `cpus`, `memory` and `disk`")
+        return self
+
+
+def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSection, ...]:
+    for first, entry in enumerate(entries[:-1]):
+        if any(not pattern.strip("*") for pattern in entry.nodes):
+            raise mistake_at(
+                first + 1,
+                f"never reached: `blocking[{first}]` is for all nodes, and the first entry that matches a node counts; "
+                "put this one before it",
+            )
+    return entries
+
+
+class OwnerSection(Section):
+    """How drones make room for the owner of the hardware."""
+
+    ask_first: bool = Field(
+        default=_SITE.ask_for_owner,
+        description="Ask drones to leave for the owner's waiting jobs before the site takes their place; `false`: "
+        "leave it to the site.",
+        examples=[True],
+    )
+    min_run: Duration = Field(
+        default=_SITE.min_run_s,
+        description="Drones that have not yet worked for so long since their first job are not asked; the owner may "
+        "have to wait so long.",
+        examples=["0s"],
+    )
+
+
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _OURS = {"droneid", "dronesite", "dronetype"}
 
@@ -283,7 +354,8 @@ class TypeSection(Section):
     """A drone type: a shape that the site can start."""
 
     gpus: Gpus = Field(
-        description="GPUs of one drone: a whole number, or a share of one in steps of 0.001.", examples=[1]
+        description="GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone.",
+        examples=[1],
     )
     gpu_model: str = Field(
         default="",
@@ -329,7 +401,11 @@ class TypeSection(Section):
     @model_validator(mode="after")
     def _can_exist(self) -> Self:
         if self.gpus == 0:
-            raise mistake_at("gpus", "a drone has GPUs: write `1`, or a share such as `0.5`")
+            for key in ("gpu_model", "vram", "capability", "driver"):
+                if getattr(self, key):
+                    raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or give it a GPU")
+            if self.sharing is not Sharing.EXCLUSIVE:
+                raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
             raise mistake_at("gpus", "more than one GPU is a whole number: write `1`, `2`, ... or a share below 1")
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
@@ -363,6 +439,16 @@ class SiteFile(Section):
     )
     timeouts: TimeoutsSection = Field(
         default_factory=TimeoutsSection, description="How long things may take there.", examples=[{"boot": "10min"}]
+    )
+    blocking: Annotated[tuple[BlockingSection, ...], AfterValidator(_each_is_reached)] = Field(
+        default=(),
+        description="What free GPUs keep of their nodes' CPUs, memory and disk.",
+        examples=[[{"cpus": 8, "memory": "20 GiB"}]],
+    )
+    owner: OwnerSection = Field(
+        default_factory=OwnerSection,
+        description="How drones make room for the owner of the hardware.",
+        examples=[{"ask_first": True}],
     )
     types: dict[Name, TypeSection] = Field(
         min_length=1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ValidationError
 from provisioner.config import ConfigErrors, OverlaySpec, Problem, Settings, SiteSpec, StoreSpec, together
 from provisioner.config import strict_yaml as yaml
 from provisioner.config.explain import complain, missing_mapping
-from provisioner.config.models import ControllerFile, SiteFile, TypeSection
+from provisioner.config.models import BlockingSection, ControllerFile, SiteFile, TypeSection
 from provisioner.config.nearest import choices
 from provisioner.config.strict_yaml import Document, Steps
 from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter, site_adapter
-from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.model import WHOLE_GPU, DroneType, Policy, Reserve, SitePolicy
 from provisioner.sites import OverlayFactory, SiteFactory
 
 M = TypeVar("M", bound=BaseModel)
@@ -44,13 +44,22 @@ def load(path: Path, *, root: Path | None = None) -> Settings:
 
 def check(path: Path, *, root: Path | None = None) -> list[Problem]:
     """Every mistake in the configuration at ``path``: a controller file with all its sites, or one site file alone."""
+    return _read(path, root).problems()
+
+
+def warnings(path: Path, *, root: Path | None = None) -> list[Problem]:
+    """What is valid in the configuration at ``path``, as for :func:`check`, but probably not meant."""
+    return _read(path, root).warnings
+
+
+def _read(path: Path, root: Path | None) -> _Reading:
     reading = _Reading(root)
     document = yaml.read(path)
     if _is_site_file(document):
         reading.site(path, document)
     else:
         reading.controller(path, document)
-    return reading.problems()
+    return reading
 
 
 _CONTROLLER_KEYS = set(ControllerFile.model_fields)
@@ -130,6 +139,10 @@ class _Reading:
         site.options = self.options(document, (), site_adapter, path)
         if site.model is not None:
             together.types_can_run(document, site.model)
+            self.warnings += together.asked_again_within_grace(document, site.model)
+            if site.options is not None:
+                types = [_drone_type(site.model, name, written) for name, written in site.model.types.items()]
+                together.options_fit_types(document, site.options, types)
         return site
 
     def site_files(self, path: Path, document: Document) -> list[Path]:
@@ -185,6 +198,7 @@ class _Reading:
         options = _judged(document, config, where, given, self.context(path))
         if options is not None:
             self.warnings += together.unreadable_secrets(document, where, options)
+            self.warnings += together.doubts(document, where, options)
         return options
 
     # -------------------------------------------------------------------------------------------------- settings
@@ -232,7 +246,7 @@ def _site_spec(site: _Site) -> SiteSpec:
         name=model.site,
         adapter=model.adapter,
         options=site.options,
-        types=tuple(_drone_type(model.site, name, written) for name, written in model.types.items()),
+        types=tuple(_drone_type(model, name, written) for name, written in model.types.items()),
         policy=SitePolicy(
             site=model.site,
             enabled=model.enabled,
@@ -254,14 +268,38 @@ def _site_spec(site: _Site) -> SiteSpec:
             drain_limit_s=timeouts.drain,
             stop_limit_s=timeouts.stop,
             grace_s=timeouts.grace,
+            blocking=tuple(map(_reserve, model.blocking)),
+            ask_for_owner=model.owner.ask_first,
+            min_run_s=model.owner.min_run,
         ),
         path=site.path.absolute(),
     )
 
 
-def _drone_type(site: str, name: str, written: TypeSection) -> DroneType:
+def _reserve(written: BlockingSection) -> Reserve:
+    return Reserve(
+        nodes=written.nodes,
+        cpus=written.cpus,
+        memory_mib=written.memory,
+        disk_mib=written.disk,
+        when=written.when,
+        release_after_s=written.release_after,
+    )
+
+
+def _drone_type(site: SiteFile, name: str, written: TypeSection) -> DroneType:
+    """What a drone keeps for its own free GPUs is the most that any of its site's nodes keeps, and never more than the
+    drone has: nobody knows yet on which node it will be."""
+    gpus = written.gpus // WHOLE_GPU
+
+    def kept(all_of_it: int, per_gpu: Iterable[int]) -> int:
+        return min(max(per_gpu, default=0), all_of_it // gpus) if gpus else 0
+
     return DroneType(
-        site=site,
+        site=site.site,
+        kept_cpus=kept(written.cpus, (b.cpus for b in site.blocking)),
+        kept_memory_mib=kept(written.memory, (b.memory for b in site.blocking)),
+        kept_disk_mib=kept(written.disk, (b.disk for b in site.blocking)),
         name=name,
         gpu_milli=written.gpus,
         cpus=written.cpus,

@@ -74,13 +74,14 @@ class Document:
 def read(path: Path) -> Document:
     """The mapping in ``path``. Never raises for what is in the file or for the file's absence: see ``problems``."""
     document = Document(str(path))
-    text = _text(path, document)
+    text = text_of(path, document)
     if text is not None:
         parse(text, document)
     return document
 
 
-def _text(path: Path, document: Document) -> str | None:
+def text_of(path: Path, document: Document) -> str | None:
+    """What is in ``path``; None, with a problem, if that cannot be had or is no text of a reasonable size."""
     try:
         with path.open("rb") as file:
             raw = file.read(_LARGEST_FILE + 1)
@@ -120,8 +121,15 @@ class _Loader(yaml.SafeLoader):
 
 def parse(text: str, document: Document) -> None:
     """Fill ``document`` from ``text``."""
+    node = composed(text, document)
+    if node is not None or not document.problems:
+        _fill(document, node)
+
+
+def composed(text: str, document: Document) -> yaml.Node | None:
+    """The nodes of ``text``, scalars unresolved and tags unused. None if it is empty or, with a problem, no YAML."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        return yaml.compose(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         number = ord(text[error.position])
         document.complain(_spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it")
@@ -129,8 +137,7 @@ def parse(text: str, document: Document) -> None:
         document.complain(*_syntax(error))
     except RecursionError:
         document.complain(Spot(1, 1), "is nested too deeply")
-    else:
-        _fill(document, node)
+    return None
 
 
 def _fill(document: Document, node: yaml.Node | None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -12,6 +13,27 @@ from provisioner.config import Problem
 from provisioner.config.models import PolicySection, SiteFile
 from provisioner.config.strict_yaml import Document, Steps
 from provisioner.config.units import Secret, SecretUnreadable, format_duration, format_gpus
+from provisioner.model import DroneType
+
+
+@runtime_checkable
+class JudgesTypes(Protocol):
+    """Options of an adapter that also judge the drone types of their site."""
+
+    def misfits(self, types: Sequence[DroneType]) -> Iterable[tuple[tuple[str | int, ...], str]]:
+        """What of the site's file does not go together: where it stands, as the keys that lead there from the top of
+        the file (``("options", "types", "a100")``, ``("types", "a100", "gpus")``), and the message, with the repair."""
+        ...
+
+
+@runtime_checkable
+class HasDoubts(Protocol):
+    """Options of an adapter that also look at this host."""
+
+    def doubts(self) -> Iterable[tuple[tuple[str | int, ...], str]]:
+        """What would not work here: where it stands, as the keys that lead there from the options, and the message. The
+        controller may run on another host, so these are warnings. Cheap, and without a call to the site."""
+        ...
 
 
 def distinct_names(documents: Sequence[Document]) -> None:
@@ -75,6 +97,18 @@ def types_can_run(document: Document, site: SiteFile) -> None:
             )
 
 
+def options_fit_types(document: Document, options: BaseModel, types: Sequence[DroneType]) -> None:
+    """The adapter's options and the site's types go together, if the options can tell."""
+    if not isinstance(options, JudgesTypes):
+        return
+    try:
+        for steps, message in options.misfits(types):
+            document.complain(document.key_spot(steps), message)
+    except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
+        spot = document.key_spot(("options",))
+        document.complain(spot, f"the adapter failed on its options: {type(error).__name__}: {error}")
+
+
 def types_fit_policy(document: Document, site: SiteFile, policy: PolicySection) -> None:
     """No type is beyond the limits for all sites."""
     for name, shape in site.types.items():
@@ -110,6 +144,16 @@ def beyond_policy(document: Document, site: SiteFile, policy: PolicySection) -> 
             yield _warning(document, at, f"`max_drones` of the type is above the site's ({limits.max_drones})")
 
 
+def asked_again_within_grace(document: Document, site: SiteFile) -> Iterator[Problem]:
+    """A drone that uses its grace would be asked to stop once more before that is over."""
+    stop_s, grace_s = site.timeouts.stop, site.timeouts.grace
+    if grace_s and stop_s <= grace_s:
+        at = ("timeouts", "stop") if ("timeouts", "stop") in document.values else ("timeouts", "grace")
+        stop, grace = format_duration(stop_s), format_duration(grace_s)
+        text = f"`stop` ({stop}) is not longer than `grace` ({grace}): a drone is asked again before its grace is over"
+        yield _warning(document, at, text)
+
+
 def unreadable_secrets(document: Document, at: Steps, options: BaseModel) -> Iterator[Problem]:
     """Secrets that cannot be read here and now; the controller may run as another user, so this is a warning."""
     for name, value in options:
@@ -120,6 +164,17 @@ def unreadable_secrets(document: Document, at: Steps, options: BaseModel) -> Ite
                 yield _warning(document, (*at, name), f"`{name}`: {error}")
         elif isinstance(value, BaseModel):
             yield from unreadable_secrets(document, (*at, name), value)
+
+
+def doubts(document: Document, at: Steps, options: BaseModel) -> Iterator[Problem]:
+    """What the adapter itself doubts will work on this host."""
+    if not isinstance(options, HasDoubts):
+        return
+    try:
+        for steps, message in options.doubts():
+            yield _warning(document, (*at, *steps), message)
+    except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
+        yield _warning(document, at, f"the adapter failed on its options: {type(error).__name__}: {error}")
 
 
 def _warning(document: Document, at: Steps, message: str) -> Problem:

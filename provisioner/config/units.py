@@ -51,7 +51,7 @@ SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
 def parse_size(value: object) -> int:
     """``20 GB``, ``20 GiB``, ``512 MiB`` in MiB, rounded up. ValueError says what to write."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f"a size needs a unit: write `{max(value, 0):g} GiB`")
+        raise ValueError(f"a size needs a unit: write `{_with_unit(max(value, 0))}`")
     if not isinstance(value, str):
         raise ValueError("a size is wanted: write `20 GiB` or `512 MiB`")
     parts = _SIZE.fullmatch(value.strip())
@@ -64,6 +64,11 @@ def parse_size(value: object) -> int:
     if size_mib > _SIZE_LIMIT_MIB:
         raise ValueError(f"`{_short(value)}` is more than 1024 TiB: is the unit right?")
     return size_mib
+
+
+def _with_unit(number: float) -> str:
+    """What was probably meant: nobody writes thousands of GiB, and HTCondor and Slurm take MiB."""
+    return f"{number:.0f} MiB" if 1024 <= number <= _SIZE_LIMIT_MIB else f"{number:g} GiB"
 
 
 def _wrong_size_unit(number: str, unit: str) -> str:
@@ -277,6 +282,29 @@ def parse_name(value: object) -> str:
 
 Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})]
 """A name of ours: small letters, digits and ``-``, a DNS label."""
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+ADDRESS_PATTERN = r"^[A-Za-z0-9.-]+:\d{1,5}$"
+
+
+def parse_address(value: object) -> str:
+    """``host:port``. ValueError says what is missing."""
+    if not isinstance(value, str):
+        raise ValueError("an address is wanted: write `host.example.org:9618`")
+    if re.fullmatch(r"[A-Za-z0-9.-]+", value):
+        raise ValueError(f"`{_short(value)}` has no port: write `{_short(value)}:9618`, `host:port`")
+    if not re.fullmatch(ADDRESS_PATTERN[1:-1], value):
+        raise ValueError(f"`{_short(value)}` is not an address: write `host.example.org:9618`, `host:port`")
+    if not 1 <= int(value.rpartition(":")[2]) <= 65535:
+        raise ValueError(f"`{_short(value)}`: a port is a number from 1 to 65535")
+    return value
+
+
+Address = Annotated[
+    str, BeforeValidator(parse_address), WithJsonSchema({"type": "string", "pattern": ADDRESS_PATTERN})
+]
+"""``host:port``."""
 
 # ------------------------------------------------------------------------------------------------------ paths, secrets
 

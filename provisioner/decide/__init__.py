@@ -1,14 +1,19 @@
 """The pure core: a snapshot in, a plan with reasons out. No clock, no I/O, no randomness; an import contract checks it.
 
-First believe or doubt what was seen (:mod:`guard`), then say what became of each drone (:mod:`life`), who must leave
-(:mod:`retire`), what waiting jobs lack (:mod:`demand`) and what is started for them (:mod:`place`). :mod:`check`
+First believe or doubt what was seen (:mod:`guard`), then say what became of each drone (:mod:`life`), what the owners
+of the hardware get (:mod:`owner`, :mod:`victims`), what waiting jobs lack (:mod:`demand`), what is started for them
+(:mod:`place`) within which limits (:mod:`room`), and who must leave (:mod:`restore`, :mod:`retire`). :mod:`check`
 judges the result and shares no code with any of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from provisioner.decide import guard, life, place, retire
 from provisioner.decide.demand import Ledger
+from provisioner.decide.owner import Ground
+from provisioner.decide.restore import restore
 from provisioner.decide.scene import Scene
 from provisioner.model import Plan, Snapshot
 
@@ -27,4 +32,8 @@ def decide(snapshot: Snapshot) -> Plan:
         moves=tuple(moves),
         breakers=tuple(b for b in breakers.values() if snapshot.breakers.get(b.scope) != b),
     )
-    return scene.finished(plan, retire.retire(scene), place.place(scene, Ledger.of(scene)))
+    ground = Ground.of(scene)
+    placed = place.place(scene, ground, Ledger.of(scene))
+    leavers = [*ground.leavers, *restore(scene, ground, placed.roomless)]
+    plan = replace(plan, patience=tuple(ground.patience))
+    return scene.finished(plan, retire.retire(scene, leavers), placed)

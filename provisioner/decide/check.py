@@ -6,10 +6,11 @@ It works from the snapshot and the plan alone, by counting, and knows nothing of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from provisioner.model import (
     BreakerState,
+    Claim,
     Drain,
     DrainMode,
     DroneState,
@@ -19,7 +20,10 @@ from provisioner.model import (
 )
 
 # The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
-_MAY_STOP_BUSY = frozenset({"operator-asked", "owner-claim", "stage-too-long", "out-of-pool", "seen-at-site"})
+_MAY_STOP_BUSY = frozenset(
+    {"operator-asked", "owner-claim", "reserve-wanted", "stage-too-long", "out-of-pool", "seen-at-site"}
+)
+_WAITS = (DroneState.SUBMITTED, DroneState.QUEUED)
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again"}
 
 
@@ -31,6 +35,7 @@ def check(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
             *_caps(snapshot, plan),
             *_blindness(snapshot, plan),
             *_cruelty(snapshot, plan),
+            *_owners(snapshot, plan),
             *_sense(snapshot, plan),
         )
     )
@@ -156,6 +161,57 @@ def _cruelty(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
             yield f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"
 
 
+def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
+    """Drones leave for owners where owners wait, not for more than they wait for; and starts stay within what is free
+    on the nodes, the reserve kept."""
+    types = {t.key: t for t in snapshot.types}
+    views = {n: r.view for n, r in snapshot.sites.items() if r.view is not None}
+    for site in {a.drone.site for a in plan.stops if a.reason.kind == "owner-claim"}:
+        claims = views[site].claims if site in views else ()
+        jobs = sum(c.count for c in claims)
+        freed: dict[str, list[tuple[int, int, int, int]]] = {}
+        for stop in plan.stops:
+            kind = types.get(stop.drone.type)
+            if stop.drone.site == site and stop.reason.kind == "owner-claim" and stop.was not in _WAITS and kind:
+                amounts = (kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
+                freed.setdefault(stop.drone.node, []).append(amounts)
+        if len(freed) > jobs:
+            yield f"drones on {len(freed)} nodes of {site} leave for {jobs} waiting jobs of its owner"
+        wanted = [sum(c.count * amount for c, amount in zip(claims, a, strict=True)) for a in _amounts(claims)]
+        for node, drones in freed.items():
+            spared = [sum(d[i] for d in drones) - max(d[i] for d in drones) for i in range(4)]
+            blocked = snapshot.policy.sites[site].blocking  # then freed GPUs keep some of what is freed
+            if not blocked and all(there >= want for there, want in zip(spared, wanted, strict=True)):
+                yield f"{len(drones)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
+    for site, view in views.items():
+        limits = snapshot.policy.sites.get(site)
+        if not view.nodes or limits is None or limits.queue_when_full:
+            continue
+        mine = Counter(s.drone.type for s in plan.starts if s.drone.site == site)
+        starts = [(types[key], count) for key, count in mine.items() if key in types]
+        free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
+        for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
+            asked = sum(n * (k.gpu_milli, k.cpus, k.memory_mib)[i] for k, n in starts)
+            there = sum(f[i] for f in free)
+            if asked > there:
+                yield f"starts at {site} ask for {asked} {what}, {there} are free"
+        if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
+            kept = limits.blocking[0].cpus
+            rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
+            asked = sum(n * k.cpus for k, n in starts if not k.gpu_milli)
+            if asked > rest:
+                yield f"CPU drones at {site} ask for {asked} CPUs, {rest} are not kept for free GPUs"
+
+
+def _amounts(claims: Sequence[Claim]) -> tuple[list[int], ...]:
+    return (
+        [c.gpu_milli for c in claims],
+        [c.cpus for c in claims],
+        [c.memory_mib for c in claims],
+        [c.disk_mib for c in claims],
+    )
+
+
 def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
     """Every start is for jobs that wait; every step has a reason of the right kind."""
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
@@ -179,5 +235,10 @@ def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
             or job.memory_mib > kind.memory_mib
         ):
             yield f"{start.drone.id} of {kind.key} cannot run class {job.id}"
+        reading = snapshot.sites.get(start.drone.site)
+        down_at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
+        lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
+        if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
+            yield f"{start.drone.id} is started to live into the downtime of {start.drone.site}"
         if start.reason.kind != "jobs-wait":
             yield f"{start.drone.id} is started because {start.reason.kind}"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from provisioner.decide.space import UNTOLD_MIB, Space, often, times
 from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, Slot, TypeKey
-
-UNTOLD_MIB = 1 << 50
-"""Stands for a disk size that a drone type or a slot does not tell."""
 
 
 def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
     """The first dimension in which one empty drone of ``kind`` cannot host one job: the GPU first, then VRAM,
     capability, driver, CPUs, RAM, disk, architecture, life, then what the jobs' own requirements refuse."""
-    broken = job.gpu_milli <= 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
-    if broken or job.gpu_milli > kind.gpu_milli:
+    broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
+    # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
+    if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
         return Misfit("gpus", gpus(job.gpu_milli), gpus(kind.gpu_milli))
     if job.vram_mib > kind.vram_mib:
         return Misfit("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
@@ -30,9 +29,23 @@ def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
         return Misfit("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
     if job.arch and job.arch != kind.arch:
         return Misfit("arch", job.arch, kind.arch)
+    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and jobs_in_type(job, kind) < 1:
+        return _greedy(job, kind)
     if kind.walltime_s and job.walltime_s > kind.walltime_s:
         return Misfit("walltime", f"{job.walltime_s:g} s", f"{kind.walltime_s:g} s")
     return job.refuses.get(kind.key)
+
+
+def _greedy(job: JobClass, kind: DroneType) -> Misfit:
+    """It would leave the drone's other GPUs less than they keep: of what first."""
+    for dimension, asked, there, kept, unit in (
+        ("cpus", job.cpus, kind.cpus, kind.kept_cpus, ""),
+        ("memory", job.memory_mib, kind.memory_mib, kind.kept_memory_mib, " MiB"),
+        ("disk", job.disk_mib, kind.disk_mib, kind.kept_disk_mib, " MiB"),
+    ):
+        if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - job.gpu_milli):
+            return Misfit(dimension, f"{asked}{unit}", f"{there}{unit}, of which each other GPU keeps {kept}{unit}")
+    return Misfit("cpus", str(job.cpus), str(kind.cpus))
 
 
 def gpus(milli: int) -> str:
@@ -44,30 +57,40 @@ def _cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def jobs_in(job: JobClass, gpu_milli: int, cpus: int, memory_mib: int, disk_mib: int) -> int:
-    """How many jobs of a class the given resources hold at once; the binding dimension decides."""
-    if job.gpu_milli <= 0:
-        return 0
-    if job.gpu_milli < WHOLE_GPU:  # a share lies on one device
-        per_gpu = WHOLE_GPU // job.gpu_milli
-        count = gpu_milli // WHOLE_GPU * per_gpu + gpu_milli % WHOLE_GPU // job.gpu_milli
-    else:
-        count = gpu_milli // job.gpu_milli
-    for need, there in ((job.cpus, cpus), (job.memory_mib, memory_mib), (job.disk_mib, disk_mib)):
-        if need > 0:
-            count = min(count, there // need)
-    return max(0, count)
+def need_of(job: JobClass) -> Space:
+    """What one job of a class takes."""
+    return Space(job.gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
+
+
+def whole(kind: DroneType) -> Space:
+    """All of an empty drone."""
+    return Space(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB)
+
+
+def left(slot: Slot) -> Space:
+    """What is left in a drone."""
+    return Space(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNTOLD_MIB)
+
+
+def jobs_in(job: JobClass, space: Space, kind: DroneType) -> int:
+    """How many jobs of a class a drone of ``kind`` takes at once if ``space`` is left in it: each of its GPUs that is
+    then still free keeps its share (as its START says)."""
+    return times(need_of(job), space, Space(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib))
 
 
 def jobs_in_type(job: JobClass, kind: DroneType) -> int:
     """How many jobs of a class an empty drone holds."""
-    return jobs_in(job, kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB)
+    if kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib:
+        return jobs_in(job, whole(kind), kind)
+    return often(
+        job.gpu_milli, job.cpus, job.memory_mib, job.disk_mib,
+        kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB,
+    )  # fmt: skip
 
 
-def jobs_in_slot(job: JobClass, slot: Slot) -> int:
+def jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
     """How many jobs of a class fit into what is left of a drone."""
-    disk_mib = slot.free_disk_mib or UNTOLD_MIB
-    return jobs_in(job, slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, disk_mib)
+    return jobs_in(job, left(slot), kind)
 
 
 # Order of the dimensions: the later the first failure, the nearer the type.

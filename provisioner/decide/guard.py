@@ -20,7 +20,7 @@ from provisioner.model import (
     Slot,
     Snapshot,
 )
-from provisioner.reasons import AllVanished, Reason, ViewStale
+from provisioner.reasons import AllVanished, EndedAtSite, Reason, ViewStale
 
 OVERLAY = "overlay"
 """Breaker scope of the overlay; looks at it never ban it."""
@@ -196,7 +196,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
                 known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
             else:
                 known[scope] = recovered(breaker, now)
-    for scope, fault in _young_deaths(snapshot, moves).items():
+    for scope, fault in {**_young_deaths(snapshot, moves), **_hopeless(snapshot, moves)}.items():
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
         key, site = str(move.drone.type), move.drone.site
@@ -217,7 +217,8 @@ def _had_work(snapshot: Snapshot, move: Move) -> bool:
 
 
 def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
-    """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row."""
+    """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row. What the
+    site itself blames (a hold reason) backs off as such, at the level at which it lies."""
     waiting = {c.id for c in snapshot.overlay.view.classes if c.waiting} if snapshot.overlay.view else set()
     found: dict[str, Fault] = {}
     for move in moves:
@@ -233,6 +234,29 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
         if bad:
             text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
+        told = move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
+        if told:
+            kind = FaultKind(told)
+            scope = str(drone.type) if BACKOFF[kind].per_type else drone.site
+            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True)
+    return found
+
+
+def _hopeless(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
+    """One fault for drones that their site will never start. They are asked to go in the same tick, so that each is
+    counted once."""
+    after = {move.drone.id: move.drone for move in moves}
+    found: dict[str, Fault] = {}
+    for drone_id, recorded in snapshot.drones.items():
+        drone = after.get(drone_id, recorded)
+        waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
+        if not waits or drone.leaving is not None:
+            continue
+        reading = snapshot.sites.get(drone.site)
+        remote = reading.view.drones.get(drone_id) if reading is not None and reading.view is not None else None
+        if remote is not None and remote.hopeless and remote.blocked:
+            scope = str(drone.type) if BACKOFF[remote.blocked].per_type else drone.site
+            found[scope] = Fault(remote.blocked, f"{drone_id} waits: {remote.reason}", snapshot.now, of_order=True)
     return found
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from provisioner.decide.guard import VANISH_FACTOR, Trust
 from provisioner.model import (
+    WHOLE_GPU,
     Answer,
     Drone,
+    DroneId,
     DroneState,
     EndKind,
+    Eviction,
     Move,
     Receipt,
     RemoteDrone,
@@ -28,12 +31,14 @@ from provisioner.reasons import (
     EndedAtSite,
     GoneFromSite,
     NeverArrived,
+    Notice,
     NotInListing,
     OrderRefused,
     OutcomeUnknown,
     Reason,
     SeenAtSite,
     SeenInPool,
+    TakenBack,
 )
 
 S = DroneState
@@ -131,6 +136,8 @@ _BY_SLOT = {
     SlotState.DRAINING: S.DRAINING,
 }
 
+EVICTION_SLACK_S = 30.0
+"""By so much may an eviction seem to come before the notice that caused it: two clocks, whole seconds."""
 EXIT_NEVER_JOINED = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
@@ -141,6 +148,7 @@ EXIT_NEVER_JOINED = 73
 def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
     """What fresh views tell of every drone on record: only what is new."""
     slots = trust.slots(snapshot)
+    lost = _lost(snapshot) if trust.overlay is None else None
     views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
     for drone in snapshot.drones.values():
@@ -150,6 +158,7 @@ def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
             views.get(drone.site),
             slots.get(drone.id),
             pool_fresh=trust.overlay is None,
+            evictions=lost.get(drone.id, ()) if lost is not None else None,
             policy=site_policy,
             doubted=drone.site in trust.vanished,
             now=snapshot.now,
@@ -159,21 +168,35 @@ def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
     return moves
 
 
+def _lost(snapshot: Snapshot) -> Mapping[DroneId, Sequence[Eviction]] | None:
+    """Evictions by drone; None where the overlay does not tell them."""
+    view = snapshot.overlay.view
+    if view is None or view.evictions is None:
+        return None
+    found: dict[DroneId, list[Eviction]] = {}
+    for eviction in view.evictions:
+        found.setdefault(eviction.drone_id, []).append(eviction)
+    return found
+
+
 def observe(
     drone: Drone,
     view: SiteView | None,
     slot: Slot | None,
     *,
     pool_fresh: bool,
+    evictions: Sequence[Eviction] | None = None,
     policy: SitePolicy,
     doubted: bool,
     now: float,
 ) -> Move | None:
-    """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new."""
+    """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new.
+    ``evictions``: of its jobs, None where the overlay does not tell."""
     if view is not None:
         remote = view.drones.get(drone.id)
         if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
-            return _ended(drone, remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how"), now)
+            how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
+            return _ended(_cost(drone, slot, evictions, policy, how.at or now), how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
         )
@@ -184,6 +207,9 @@ def observe(
             seen, reason = _in_pool(seen, slot, reason, now)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
+    if seen.state.ended:
+        priced = _cost(drone, slot, evictions, policy, drone.heard_at or now)
+        seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen == drone:
         return None
     return Move(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
@@ -213,6 +239,8 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
         and drone.site_reason == remote.reason
         and (drone.remote_id == remote.remote_id or not remote.remote_id)
         and drone.submitted_at
+        and (drone.node, drone.site_slot) == (remote.node or drone.node, remote.slot or drone.site_slot)
+        and drone.notice_at == _notice_at(drone, remote)
     )
     if same:
         return drone, None
@@ -225,8 +253,20 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
         started_at=started_at,
         missing_at=0.0,
         site_reason=remote.reason,
+        node=remote.node or drone.node,
+        site_slot=remote.slot or drone.site_slot,
+        notice_at=_notice_at(drone, remote),
     )
+    if seen.notice_at and not drone.notice_at:
+        return seen, Notice(remote.reason)
     return seen, SeenAtSite(remote.state.value, remote.reason)
+
+
+def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
+    """The first notice counts: ours, if we asked before the site did."""
+    if drone.state is S.STOPPING and drone.notice_at:
+        return drone.notice_at
+    return remote.notice_at and (drone.notice_at or remote.notice_at)
 
 
 def _unlisted(
@@ -287,6 +327,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         or idle_at != drone.idle_at
         or leaving is not drone.leaving
         or slot.retires_at != drone.retires_at
+        or (slot.work_gpu_milli, slot.work_at) != (drone.work_gpu_milli, drone.work_at)
         or (slot.name and slot.name != drone.slot)
     )
     if not changed:
@@ -307,19 +348,47 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         unslotted_at=0.0,
         retires_at=slot.retires_at,
         slot=slot.name or drone.slot,
+        work_gpu_milli=slot.work_gpu_milli,
+        work_at=slot.work_at,
     )
     if state is drone.state and reason is not None:
         return seen, reason
     return seen, SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
 
 
-def _ended(drone: Drone, how: RemoteEnd, now: float) -> Move:
-    lived = max(0.0, (how.at or now) - drone.started_at) if drone.started_at else 0.0
-    reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started)
+def _cost(
+    drone: Drone, slot: Slot | None, evictions: Sequence[Eviction] | None, policy: SitePolicy, at: float
+) -> Drone:
+    """The drone with what its end at ``at`` has cost. The jobs' own queue knows best (a job may have saved its work, or
+    come to its end, within the grace); where it tells nothing, or the job's lease still runs, its work up to now."""
+    # What a user took out of it earlier in its life is not the price of its end.
+    since = (drone.notice_at or at - policy.grace_s) - EVICTION_SLACK_S
+    of_its_end = [e for e in evictions or () if e.at >= since]
+    if of_its_end:
+        lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
+        return replace(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
+    told = evictions is not None and (slot is None or not slot.work_gpu_milli)
+    if told or not drone.jobs or not drone.work_at:
+        return drone
+    lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
+    return replace(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
+
+
+def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Move:
+    at = how.at or now
+    lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
     ended = end(drone, end_state(drone, how), now, how.message)
     # It may have run and gone between two looks: that it ran at all is known now.
     if not ended.started_at and how.kind is EndKind.EXITED:
-        ended = replace(ended, started_at=how.at or now)
+        ended = replace(ended, started_at=at)
+    reason: Reason
+    if ended.state is S.PREEMPTED:
+        notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
+        unit = "GPU-seconds" if drone.gpu_milli else "CPU-seconds"
+        reason = TakenBack(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
+    else:
+        fault = how.fault.value if how.fault else ""
+        reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
     return Move(ended, drone.state, reason)
 
 

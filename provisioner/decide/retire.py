@@ -1,13 +1,15 @@
-"""Who must leave: operators' requests, what has outlived its state, idle drones, what nobody needs any more, strays."""
+"""Who must leave: for operators and owners, what has outlived its state, idle drones, what nobody needs, strays."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from provisioner.decide.demand import Ledger
+from provisioner.decide.demand import Ledger, is_late
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
 from provisioner.decide.life import LIFE, Overdue, end
+from provisioner.decide.owner import Leaver
 from provisioner.decide.scene import Leaving, Scene
 from provisioner.model import (
     Drain,
@@ -32,6 +34,7 @@ from provisioner.reasons import (
     OutOfPool,
     Reason,
     SeenAtSite,
+    SiteBlocks,
     StageTooLong,
     TypeGone,
     UnknownDrone,
@@ -47,13 +50,16 @@ WANTED_FACTOR = 3
 """An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
 
 
-def retire(scene: Scene) -> Leaving:
+def retire(scene: Scene, leavers: Sequence[Leaver]) -> Leaving:
     """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
     is on only people's requests count: they may be what ends the trouble."""
     asked = _Asked(scene)
     done = tuple(r.id for r in scene.snapshot.requests if _operator(scene, asked, r))
     orphans: tuple[StopOrphan, ...] = ()
     if scene.brake is None:
+        for leaver in leavers:
+            if leaver.drone.id not in asked.named and scene.touchable(leaver.drone):
+                asked.make_way(leaver.drone, leaver.reason, leaver.end)
         surplus = _surplus(scene, asked)
         for drone in scene.drones.values():
             if drone.id not in asked.named and scene.touchable(drone):
@@ -99,6 +105,10 @@ class _Asked:
         self.stops.append(Stop(after, drone.state, reason, kill))
         self.named.add(drone.id)
 
+    def make_way(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
+        """For the owner, or for a GPU job: this is its notice, whatever it was about to do."""
+        self.stop(replace(drone, leaving=leaving, notice_at=drone.notice_at or self.scene.now), reason, leaving)
+
     def write_off(self, drone: Drone, reason: Reason) -> None:
         self.moves.append(Move(end(drone, DroneState.LOST, self.scene.now), drone.state, reason))
         self.named.add(drone.id)
@@ -141,6 +151,10 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> 
     worked = DroneState.DONE if drone.busy_at else DroneState.MATCHED_NOTHING
     if drone.state is DroneState.QUEUED and drone.started_at:
         return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+    if waits and (remote := scene.remote(drone)) is not None and remote.hopeless:
+        fault = remote.blocked.value if remote.blocked else ""
+        return asked.stop(drone, SiteBlocks(drone.type, fault, remote.reason), DroneState.FAILED)
     if drone.unslotted_at and scene.trust.overlay is None and drone.state is not DroneState.STOPPING:
         away = now - max(drone.unslotted_at, _pool_seen_since(scene))
         if away > policy.unslotted_limit_s:
@@ -171,7 +185,7 @@ def _wanted(scene: Scene, drone: Drone) -> bool:
     """Whether jobs wait that fit it: then the negotiator, not we, should act."""
     slot = scene.slots[drone.id]
     return any(
-        jobs_in_slot(job, slot)
+        jobs_in_slot(job, slot, scene.types[drone.type])
         for job in scene.classes
         if any(kind.key == drone.type for kind in scene.fits[job.id])
     )
@@ -244,11 +258,15 @@ def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
         return frozenset()
     ledger = Ledger.of(scene)
     for job in sorted(scene.classes, key=lambda c: (len(scene.fits[c.id]), c.id)):
-        ledger.take(job, job.waiting + job.fresh, iter([k.key for k in scene.fits[job.id]]))
+        wanted, keys = job.waiting + job.fresh, [k.key for k in scene.fits[job.id]]
+        wanted -= ledger.take(job, wanted, iter(keys)).jobs
+        for key in keys:  # of those that come late, as many of each type: which of them comes first nobody knows
+            ledger.take(job, wanted, iter([key]), late=True)
     left = {key: ledger.untouched(scene.types[key]) for key in {d.type for d in waiting}}
     surplus: list[str] = []
     limit_s = min(WITHDRAW_AFTER_S, scene.snapshot.policy.idle_timeout_s)
-    for drone in sorted(waiting, key=lambda d: (-d.requested_at, d.id)):  # newest first
+    # those that come late first, then the newest
+    for drone in sorted(waiting, key=lambda d: (not is_late(scene, d), -d.requested_at, d.id)):
         left[drone.type] -= 1
         if left[drone.type] < 0:
             if drone.idle_at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from provisioner.decide import fit
 from provisioner.decide.guard import Trust
@@ -18,6 +18,7 @@ from provisioner.model import (
     Move,
     Plan,
     Refusal,
+    RemoteDrone,
     RemoteState,
     Slot,
     Snapshot,
@@ -53,6 +54,8 @@ class Placed:
     starts: tuple[Start, ...] = ()
     resumes: tuple[Drain, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    roomless: Mapping[TypeKey, int] = field(default_factory=dict)
+    """By drone type, how many are lacking for want of room at the site, and for no other reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,11 @@ class Scene:
     def touchable(self, drone: Drone) -> bool:
         """Whether its site's view is good enough to ask anything of it there."""
         return drone.site in self.trust.sites and self.trust.sites[drone.site] is None
+
+    def remote(self, drone: Drone) -> RemoteDrone | None:
+        """The drone in a view of its site that can be believed."""
+        view = self.trust.site_view(self.snapshot, drone.site)
+        return view.drones.get(drone.id) if view is not None else None
 
     def finished(self, plan: Plan, left: Leaving, placed: Placed) -> Plan:
         """The whole plan. A drone that somebody asked for something in this tick is asked only once."""

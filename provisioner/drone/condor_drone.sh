@@ -36,7 +36,7 @@ word DRONE_COLLECTOR 'A-Za-z0-9._:,?=&+<>-' ''
 word DRONE_TRUST_DOMAIN 'A-Za-z0-9._:-' ''
 word DRONE_TOKEN_FILE 'A-Za-z0-9._/+@=-' token
 word DRONE_DIR 'A-Za-z0-9._/+@=-' "$PWD"
-number DRONE_GPUS ''
+number DRONE_GPUS ''               # 0: a CPU drone
 number DRONE_CPUS ''
 number DRONE_MEMORY_MIB ''
 number DRONE_DISK_MIB ''
@@ -48,12 +48,14 @@ number DRONE_WALLTIME_S 0          # 0: without end
 number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
 number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
 number DRONE_KEPT_S 0
+number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keeps for the job that will take it
+number DRONE_KEPT_MEMORY_MIB 0
+number DRONE_KEPT_DISK_MIB 0
 number DRONE_JOIN_S 300
 number DRONE_POOL_LOST_S 1200
 number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
-[ "$DRONE_GPUS" -ge 1 ] || refuse "DRONE_GPUS is $DRONE_GPUS: a drone has at least one GPU"
 [ "$DRONE_CPUS" -ge 1 ] || refuse "DRONE_CPUS is $DRONE_CPUS"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
 command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"
@@ -182,15 +184,18 @@ write_checks() {
     cat >"$D/run_checks.sh" <<'RUN_CHECKS'
 exit 71 # @include run_checks.sh
 RUN_CHECKS
+    if [ "$DRONE_GPUS" -gt 0 ]; then write_gpu_checks; fi
+    # A site's check of the same name takes the place of ours.
+    [ ! -d checks ] || cp -p checks/* "$D/checks/" 2>/dev/null
+    for file in "$D/checks"/*; do [ ! -e "$file" ] || chmod 700 "$file"; done
+}
+write_gpu_checks() {
     cat >"$D/checks/gpu_check.sh" <<'GPU_CHECK'
 exit 71 # @include gpu_check.sh
 GPU_CHECK
     cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
 exit 71 # @include gpu_discovery.sh
 GPU_DISCOVERY
-    # A site's check of the same name takes the place of ours.
-    [ ! -d checks ] || cp -p checks/* "$D/checks/" 2>/dev/null
-    chmod 700 "$D/checks"/*
 }
 
 # The verdict as a sentence: "failed NAME: why" becomes "check NAME failed: why".
@@ -202,7 +207,7 @@ check_first() {
     $clean sh "$D/run_checks.sh" "$D/checks" "$D/checks.state" "$DRONE_CHECK_LIMIT_S" &
     checker=$!
     while alive $checker; do
-        [ -z "$asked" ] || { kill -TERM $checker 2>/dev/null; finish $OK stopped "told to leave while the GPUs were checked"; }
+        [ -z "$asked" ] || { kill -TERM $checker 2>/dev/null; finish $OK stopped "told to leave while the checks ran"; }
         rest 0.2
     done
     wait $checker
@@ -251,6 +256,19 @@ scrub() {
     clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
 }
 
+# The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
+# its share of the rest. (The slot's Cpus, Memory, Disk and GPUs are what is left. A startd rounds memory up to 128 MiB.)
+takes_gpu_jobs() {
+    printf '(TARGET.RequestGPUs ?: 0) >= 1'
+    left='(MY.GPUs - TARGET.RequestGPUs)'
+    [ "$DRONE_KEPT_CPUS" -eq 0 ] ||
+        printf ' && MY.Cpus - (TARGET.RequestCpus ?: 1) >= %s * %s' "$DRONE_KEPT_CPUS" "$left"
+    [ "$DRONE_KEPT_MEMORY_MIB" -eq 0 ] ||
+        printf ' && MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128) >= %s * %s' "$DRONE_KEPT_MEMORY_MIB" "$left"
+    [ "$DRONE_KEPT_DISK_MIB" -eq 0 ] ||
+        printf ' && MY.Disk - (TARGET.RequestDisk ?: 0) >= %s * %s' "$((DRONE_KEPT_DISK_MIB * 1024))" "$left"
+}
+
 write_config() {
     mkdir -p "$D/etc/config.d" "$D/etc/tokens" "$D/etc/keys" "$D/run" "$D/lock" "$D/spool" "$D/execute" "$D/tmp"
     cp "$DRONE_TOKEN_FILE" "$D/etc/tokens/drone" && chmod 600 "$D/etc/tokens/drone"
@@ -277,8 +295,18 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
         kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
     fi
-    simulate=
-    [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"
+    if [ "$DRONE_GPUS" -gt 0 ]; then
+        simulate=
+        [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"
+        gpus="USE FEATURE : GPUs
+GPU_DISCOVERY_EXTRA = -extra $simulate"
+        takes=$(takes_gpu_jobs)
+    else
+        # A startd looks for GPUs even where it is told of none: those of this node are for others.
+        gpus="MACHINE_RESOURCE_GPUs = 0
+STARTD_DETECT_GPUS = False"
+        takes='(TARGET.RequestGPUs ?: 0) == 0'
+    fi
 
     cat >"$D/etc/condor_config" <<CONFIG
 RELEASE_DIR = $prefix
@@ -341,8 +369,7 @@ MEMORY = $DRONE_MEMORY_MIB
 DISK = $((DRONE_DISK_MIB * 1024))
 RESERVED_MEMORY = 0
 RESERVED_DISK = 0
-USE FEATURE : GPUs
-GPU_DISCOVERY_EXTRA = -extra $simulate
+$gpus
 NUM_SLOTS_TYPE_1 = 1
 SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$DRONE_GPUS
 SLOT_TYPE_1_PARTITIONABLE = True
@@ -354,8 +381,9 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli
 $ends
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
 
-# --- what it takes: jobs that want a GPU, that say no longer than we live, while the GPUs are well
-START = (TARGET.RequestGPUs ?: 0) >= 1 && $healthy && $fits && $kept
+# --- what it takes: jobs that want a GPU (or, without GPUs, that want none), that say no longer than we live, while all
+# checks are good
+START = $takes && $healthy && $fits && $kept
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

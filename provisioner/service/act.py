@@ -85,11 +85,12 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
                 tuple(
                     StartOrder(
                         s.drone.id,
-                        types[s.drone.type],
+                        _for_its_life(types[s.drone.type], s.walltime_s),
                         own_timeout,
                         grace_s,
                         kept_vram_mib=s.vram_mib,
                         kept_s=KEPT_S,
+                        uses_reserve=s.uses_reserve,
                     )
                     for s in plan.starts
                     if s.drone.site == site
@@ -99,6 +100,10 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
             )
         )
     return found
+
+
+def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:
+    return replace(kind, walltime_s=walltime_s) if walltime_s else kind
 
 
 async def carry_out(batch: Batch, site: Site | None, overlay: Overlay, clock: Clock, deadline_s: float) -> Answers:

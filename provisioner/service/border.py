@@ -11,7 +11,20 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from provisioner.model import Claim, DroneId, JobClass, OverlayView, Receipt, RemoteDrone, RemoteEnd, SiteView, Slot
+from provisioner.model import (
+    Claim,
+    DroneId,
+    Eviction,
+    JobClass,
+    Node,
+    OverlayView,
+    OwnerLoad,
+    Receipt,
+    RemoteDrone,
+    RemoteEnd,
+    SiteView,
+    Slot,
+)
 
 LARGEST = 1 << 53
 """The largest whole number that every part of the way, down to JSON and SQL, holds exactly."""
@@ -22,7 +35,9 @@ SAME_S = 1.0
 _SIGNED = ("priority",)
 _TIMES = ("at", "since")
 
-T = TypeVar("T", Slot, JobClass, RemoteDrone, RemoteEnd, Claim, SiteView, OverlayView)
+_KINDS = (Slot, JobClass, Eviction, RemoteDrone, RemoteEnd, Node, Claim, OwnerLoad, SiteView, OverlayView)
+
+T = TypeVar("T", Slot, JobClass, Eviction, RemoteDrone, RemoteEnd, Node, Claim, OwnerLoad, SiteView, OverlayView)
 View = TypeVar("View", SiteView, OverlayView)
 
 
@@ -53,7 +68,7 @@ class _Shape:
         return all(text.isascii() and len(text) <= LONGEST for text in values[some:-1])
 
 
-_SHAPES = {kind: _Shape.of(kind) for kind in (Slot, JobClass, RemoteDrone, RemoteEnd, Claim, SiteView, OverlayView)}
+_SHAPES = {kind: _Shape.of(kind) for kind in _KINDS}
 
 
 class _Border:
@@ -98,6 +113,16 @@ class _Border:
         end = self.value(sound.end, f"end of drone {drone.drone_id}")
         return sound if end is sound.end else replace(sound, end=end)
 
+    def node(self, node: Node) -> Node:
+        sound = self.value(node, f"node {held(node.name)}")
+        types = _names(node.types)
+        return sound if types is node.types else replace(sound, types=types)
+
+    def claim(self, claim: Claim) -> Claim:
+        sound = self.value(claim, "claim")
+        nodes = _names(claim.nodes)
+        return sound if nodes is claim.nodes else replace(sound, nodes=nodes)
+
     def notices(self, own: tuple[str, ...]) -> tuple[str, ...]:
         told = tuple(held(notice) for notice in own)
         if not self.mended:
@@ -119,14 +144,29 @@ def taken_over(view: View, began: float, ahead_s: float) -> View:
     if isinstance(view, OverlayView):
         slots = tuple(border.value(s, f"slot {s.drone_id}") for s in view.slots if _is_id(s.drone_id, border))
         classes = tuple(map(border.job, view.classes))
+        evictions = view.evictions
+        if evictions is not None:
+            ours = (e for e in evictions if _is_id(e.drone_id, border))
+            evictions = tuple(border.value(e, f"eviction from {e.drone_id}") for e in ours)
         view = border.value(view, "overlay")
-        return replace(view, taken_at=taken_at, slots=slots, classes=classes, notices=border.notices(view.notices))
+        notices = border.notices(view.notices)
+        return replace(view, taken_at=taken_at, slots=slots, classes=classes, evictions=evictions, notices=notices)
     drones = {i: border.drone(i, d) for i, d in view.drones.items() if _is_id(i, border)}
-    claims = tuple(border.value(c, "claim") for c in view.claims)
+    nodes = tuple(map(border.node, view.nodes))
+    claims = tuple(map(border.claim, view.claims))
+    owner_runs = None if view.owner_runs is None else border.value(view.owner_runs, "the owner's load")
     free = _free(view.free, border)
     view = border.value(view, "site")
-    notices = border.notices(view.notices)
-    return replace(view, taken_at=taken_at, drones=drones, claims=claims, free=free, notices=notices)
+    return replace(
+        view,
+        taken_at=taken_at,
+        drones=drones,
+        nodes=nodes,
+        claims=claims,
+        owner_runs=owner_runs,
+        free=free,
+        notices=border.notices(view.notices),
+    )
 
 
 def receipt_taken_over(receipt: Receipt) -> Receipt:
@@ -151,6 +191,12 @@ def _free(free: Mapping[str, int] | None, border: _Border) -> Mapping[str, int] 
     sound = {name: int(_number(count)) for name, count in free.items()}
     border.mended += [("free", f"{n[:40]} = {str(free[n])[:40]}") for n in free if sound[n] != free[n]]
     return {held(name): count for name, count in sound.items()}
+
+
+def _names(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names`` itself where there is nothing to mend: a claim may name every node of a site."""
+    joined = "".join(names)
+    return names if joined.isascii() and len(joined) <= LONGEST else tuple(map(held, names))
 
 
 def _number(value: float) -> float:

@@ -10,7 +10,7 @@ from typing import Self
 
 import structlog
 
-from provisioner.decide import decide, guard, life
+from provisioner.decide import decide, fit, guard, life
 from provisioner.decide.check import check
 from provisioner.model import (
     Answer,
@@ -20,6 +20,7 @@ from provisioner.model import (
     DroneType,
     Move,
     OperatorRequest,
+    Patience,
     Plan,
     Policy,
     RemoteState,
@@ -85,6 +86,8 @@ class Controller:
     _faults: tuple[str, ...] = ()
     """What the checker found wrong at the newest tick: told once, not at every tick."""
     _pruned_at: float = 0.0
+    _gpu_wanted_at: float = 0.0
+    _patience: Mapping[str, Patience] = field(default_factory=dict)
     _stepped: bool = False
 
     async def __aenter__(self) -> Self:
@@ -114,6 +117,7 @@ class Controller:
         await self._settle()  # answers that took longer than the last tick
         snapshot = await self._sense()
         plan, faults = _decided(snapshot)
+        self._patience = {each.site: each for each in plan.patience}
         if faults and faults != self._faults:
             await self.event("plan-refused", faults="; ".join(faults)[:2000])
         self._faults = faults
@@ -159,7 +163,21 @@ class Controller:
             breakers=dict(self.store.breakers),
             requests=await self._requests(),
             ended=await self._ended(readings.values()),
+            gpu_wanted_at=self._gpu_wanted(),
+            patience=self._patience,
         )
+
+    def _gpu_wanted(self) -> float:
+        """When a GPU job was last seen to wait. What cannot be seen may be one."""
+        assert self._senses is not None
+        overlay = self._senses.overlay_reading()
+        classes = overlay.view.classes if overlay.view is not None and overlay.fault is None else None
+        wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
+        # Jobs that nothing here could ever run want no GPU of ours.
+        wanted = any(fit.misfit(job, kind) is None for job in wait for kind in self.types)
+        if not self._gpu_wanted_at or classes is None or wanted:
+            self._gpu_wanted_at = self.clock.now()
+        return self._gpu_wanted_at
 
     async def _ended(self, readings: Iterable[SiteReading]) -> Mapping[DroneId, DroneState]:
         """What the record says of drones that a site lists and that should be gone: the reason to stop them."""

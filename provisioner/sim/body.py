@@ -10,6 +10,7 @@ from typing import Protocol
 
 from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState, StartOrder
 from provisioner.sim.draws import AT_ONCE, Draw, Fixed, keyed
+from provisioner.sim.nodes import Machine
 
 
 class Verdict(StrEnum):
@@ -126,7 +127,8 @@ class Body:
         self.remote_id = remote_id
         self.fate = fate
         self.stage = Stage.QUEUED
-        self.node = -1
+        self.machine: Machine | None = None
+        self.slot = ""
         self.accepted_s = self._loop.time()
         self.granted_s: float | None = None
         self.serving_s: float | None = None
@@ -135,13 +137,14 @@ class Body:
         self._overlay = overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, int | None, str] | None = None
+        self._notice_s: float | None = None
         self._view: RemoteDrone | None = None
 
     # -------------------------------------------------------------------------------------------------- coming
 
-    def grant(self, node: int) -> None:
+    def grant(self, machine: Machine, slot: str) -> None:
         """The site gives it its place."""
-        self.node = node
+        self.machine, self.slot = machine, slot
         self.granted_s = self._loop.time()
         self._enter(Stage.BOOTING)
         if self.fate.lifetime_s is not None:
@@ -187,6 +190,8 @@ class Body:
         if self._leaving is not None or not self.alive:
             return
         self._leaving = kind, exit_code, message
+        if kind is EndKind.PREEMPTED:
+            self._notice_s, self._view = self._loop.time(), None
         if self.stage is Stage.QUEUED:
             self._finish(kind, None, message)
         elif self.stage is Stage.BOOTING:
@@ -249,6 +254,9 @@ class Body:
                 started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
                 reason=reason,
                 end=self.end,
+                node="" if self.machine is None else self.machine.name,
+                slot=self.slot,
+                notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
             )
         return self._view
 

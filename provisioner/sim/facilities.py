@@ -8,6 +8,7 @@ from typing import Any
 from provisioner.model import DroneType, SitePolicy
 from provisioner.sim.body import Habits
 from provisioner.sim.draws import Fixed, LogNormal, Uniform
+from provisioner.sim.owner import Owner
 from provisioner.sim.site import Facility, GpuPool
 
 
@@ -73,3 +74,31 @@ def hpc() -> Facility:
         habits=Habits(queue=LogNormal(900.0, 1.2, 6 * 3600.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
         tells_free=False,
     )
+
+
+def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) -> Facility:
+    """An owner's HTCondor cluster, node by node: of 7 nodes 3 of 8 V100S, one of 8 V100 with few CPUs (six drones fill
+    it), 3 of 8 A100. Drones of 1 GPU, 8 CPUs and 20 GB find room where the owner leaves some."""
+    name = "topas"
+    a100, v100 = nodes * 3 // 7, nodes // 6
+    pools = (
+        GpuPool("v100s", 8, nodes - a100 - v100, cpus_per_node=192, memory_mib_per_node=1 << 20),
+        GpuPool("v100", 8, v100, cpus_per_node=48, memory_mib_per_node=384 << 10),
+        GpuPool("a100", 8, a100, cpus_per_node=192, memory_mib_per_node=1 << 20),
+    )
+    usual = Facility(
+        policy=SitePolicy(
+            name, max_drones=8 * nodes, max_pending=8 * nodes, max_starts_per_tick=8 * nodes, grace_s=grace_s
+        ),
+        types=tuple(
+            drone_type(name, pool.name, memory_mib=20480, vram_mib=vram_mib, capability=capability)
+            for pool, vram_mib, capability in zip(pools, (32768, 32768, 40960), (70, 70, 80), strict=True)
+            if pool.nodes
+        ),
+        pools=tuple(pool for pool in pools if pool.nodes),
+        serves={pool.name: pool.name for pool in pools},
+        habits=Habits(boot=Uniform(20.0, 40.0), check=Fixed(5.0), release=Fixed(2.0)),
+        owner=owner,
+        tells_nodes=True,
+    )
+    return replace(usual, **given)

@@ -51,6 +51,12 @@ class SimJob:
     submit_s: float
     duration_s: float
     wants: Wants = field(default_factory=Wants)
+    checkpoint_s: float = 0.0
+    """Run time between two checkpoints, from which another attempt goes on; 0 for a job that makes none."""
+
+    def saved_s(self, ran_s: float) -> float:
+        """How much of ``ran_s`` its checkpoints have saved."""
+        return ran_s // self.checkpoint_s * self.checkpoint_s if self.checkpoint_s else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +68,8 @@ class Ticket:
     starts: int = 0
     begun_s: float = 0.0
     """Start of the running attempt."""
+    saved_s: float = 0.0
+    """Run time that earlier attempts have saved."""
     first_begun_s: float | None = None
     done_s: float | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -14,6 +15,7 @@ from provisioner.model import (
     DrainMode,
     DroneId,
     DroneType,
+    Eviction,
     OverlayView,
     Receipt,
     Slot,
@@ -29,6 +31,8 @@ from provisioner.sim.tally import Tally
 
 EATEN_S = 5.0
 """How long a job lasts on a drone that eats jobs."""
+TELLS_EVICTIONS_S = 900.0
+"""How long an eviction is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,11 @@ class Seat:
         """The slot as the collector has it: by its newest change or periodic update."""
         alive_s = now_s if self.lost_s is None else self.lost_s
         periodic_s = self.joined_s + (alive_s - self.joined_s) // update_s * update_s
-        heard_at = start_epoch + max(periodic_s, self.changed_s)
+        heard_s = max(periodic_s, self.changed_s)
+        heard_at = start_epoch + heard_s
         if self._view is None:
             kind = self.body.type
+            work_milli, work_s = self._work(heard_s)
             self._view = Slot(
                 drone_id=self.body.id,
                 state=self._state(),
@@ -118,10 +124,27 @@ class Seat:
                 gpu_model=kind.gpu_model,
                 vram_mib=kind.vram_mib,
                 capability=kind.capability,
+                work_gpu_milli=work_milli,
+                work_at=start_epoch + work_s if work_milli else 0.0,
             )
         elif self._view.heard_at != heard_at:
-            self._view = replace(self._view, heard_at=heard_at)
+            work_milli, work_s = self._work(heard_s)  # checkpoints made since
+            work_at = start_epoch + work_s if work_milli else 0.0
+            self._view = replace(self._view, heard_at=heard_at, work_at=work_at)
         return self._view
+
+    def worth(self, ticket: Ticket) -> int:
+        """What a job's time counts here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
+        return ticket.wants.gpu_milli if self.body.type.gpu_milli else ticket.wants.cpus * 1000
+
+    def _work(self, now_s: float) -> tuple[int, float]:
+        """How much is at work, and since when on average there is work that would be lost."""
+        milli, weighed_s = 0, 0.0
+        for ticket, _ in self.running.values():
+            worth = self.worth(ticket)
+            milli += worth
+            weighed_s += worth * (ticket.begun_s + ticket.job.saved_s(now_s - ticket.begun_s))
+        return milli, weighed_s / milli if milli else 0.0
 
     def _state(self) -> SlotState:
         if self.draining:
@@ -165,6 +188,7 @@ class SimOverlay:
         self._paused_until_s = 0.0
         self._wire = Wire(OVERLAY, seed, habits.latency, spells, tally.troubles)
         self._frozen: dict[int, OverlayView] = {}
+        self._evictions: deque[Eviction] = deque()
         self._pauses = [blow for blow in blows if blow.kind is BlowKind.NO_NEGOTIATION]
 
     @property
@@ -221,7 +245,14 @@ class SimOverlay:
             classes=tuple(bucket.view(types, self._start_epoch) for bucket in self._queue.alive()),
             slots=tuple(seat.listed(now_s, habits.update_s, self._start_epoch) for seat in self._seats.values()),
             negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
+            evictions=self._told_evictions(),
         )
+
+    def _told_evictions(self) -> tuple[Eviction, ...]:
+        limit = self._start_epoch + self._now_s - TELLS_EVICTIONS_S
+        while self._evictions and self._evictions[0].at <= limit:
+            self._evictions.popleft()
+        return tuple(self._evictions)
 
     def _expired(self, seat: Seat, now_s: float) -> bool:
         return seat.lost_s is not None and now_s - seat.lost_s >= self._habits.slot_lifetime_s
@@ -307,7 +338,8 @@ class SimOverlay:
         ticket.begun_s = now_s
         ticket.first_begun_s = now_s if ticket.first_begun_s is None else ticket.first_begun_s
         eaten = seat.body.fate.verdict is Verdict.EATS_JOBS
-        ends_s = min(EATEN_S, ticket.job.duration_s) if eaten else ticket.job.duration_s
+        left_s = ticket.job.duration_s - ticket.saved_s
+        ends_s = min(EATEN_S, left_s) if eaten else left_s
         timer = asyncio.get_running_loop().call_later(ends_s, self._ended, seat, ticket, not eaten)
         seat.running[ticket.serial] = ticket, timer
         seat.touched(now_s)
@@ -329,18 +361,26 @@ class SimOverlay:
         seat.take(bucket, -1)
         seat.touched(now_s)
         until_s = now_s if seat.lost_s is None else seat.lost_s
-        self._tally.attempt(ticket.wants.gpu_milli, until_s - ticket.begun_s, done)
+        ran_s = until_s - ticket.begun_s
+        saved_s = ticket.job.saved_s(ran_s)
+        self._tally.attempt(ticket.wants.gpu_milli, ran_s, None if done else ran_s - saved_s)
         if done:
             ticket.done_s = now_s
             self.done += 1
             self._tally.waits_s.append(now_s - ticket.job.duration_s - ticket.job.submit_s)
         else:
+            ticket.saved_s += saved_s
             bucket.add(ticket)
         return bucket
 
     def _cut_short(self, seat: Seat) -> None:
         """End all jobs of a seat; they wait again."""
+        until_s = self._now_s if seat.lost_s is None else seat.lost_s
         for ticket, _ in list(seat.running.values()):
+            ran_s = until_s - ticket.begun_s
+            lost_s = ran_s - ticket.job.saved_s(ran_s)
+            at, worth = self._start_epoch + self._now_s, seat.worth(ticket)
+            self._evictions.append(Eviction(seat.body.id, f"{ticket.serial}.0", at, worth, lost_s))
             self._close(seat, ticket, done=False)
 
     def _idle(self, seat: Seat) -> None:

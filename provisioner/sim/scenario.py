@@ -211,6 +211,7 @@ class _Stage:
             yield f"the checker refused a plan at {line}"
         for broken in outcome.tally.caps_broken:
             yield str(broken)
+        yield from outcome.tally.overfull
         for drone_id in outcome.tally.doubles:
             yield f"two drones lived under the id {drone_id}"
         for drone_id, births in self.chronicle.births.items():

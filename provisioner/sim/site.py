@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Self
 
 from provisioner.model import (
@@ -17,6 +15,7 @@ from provisioner.model import (
     EndKind,
     Fault,
     FaultKind,
+    Node,
     Receipt,
     RemoteState,
     SitePolicy,
@@ -27,22 +26,18 @@ from provisioner.model import (
 from provisioner.sim.body import Body, Fate, Habits, Stage
 from provisioner.sim.draws import Draw, Fixed, keyed
 from provisioner.sim.faults import Blow, BlowKind, Spell, Trouble
+from provisioner.sim.nodes import ENDLESS, Amount, Machine
 from provisioner.sim.overlay import SimOverlay
+from provisioner.sim.owner import Owner, OwnerQueue, Victim
 from provisioner.sim.seam import Wire
 from provisioner.sim.tally import Tally
 from provisioner.sites import SiteDown
 
 
-class Victim(StrEnum):
-    """Whom the owner's jobs push out."""
-
-    YOUNGEST = "youngest"
-    RANDOM = "random"
-
-
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """``nodes`` nodes of ``gpus_per_node`` GPUs. ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``."""
+    """``nodes`` nodes of ``gpus_per_node`` GPUs. ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``, for
+    scenarios in which it does not matter on which nodes; else :class:`provisioner.sim.owner.Owner`."""
 
     name: str
     gpus_per_node: int
@@ -51,6 +46,17 @@ class GpuPool:
     victim: Victim = Victim.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
+    cpus_per_node: int = 0
+    """0: not counted."""
+    memory_mib_per_node: int = 0
+    """0: not counted."""
+
+    @property
+    def node(self) -> Amount:
+        """What one node has."""
+        return Amount(
+            self.gpus_per_node * 1000, self.cpus_per_node or ENDLESS, self.memory_mib_per_node or ENDLESS, ENDLESS
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,15 @@ class Facility:
     tells_free: bool = True
     remembers_s: float = 3600.0
     """How long ended drones stay in the listing."""
+    owner: Owner | None = None
+    """Whose cluster it is, if his jobs are to be simulated one by one."""
+    tells_claims: bool = True
+    """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
+    tells_nodes: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.owner or self.tells_nodes) and any(pool.owner for pool in self.pools):
+            raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
 
     @property
     def name(self) -> str:
@@ -83,26 +98,28 @@ class _PoolTruth:
 
     def __init__(self, pool: GpuPool) -> None:
         self.pool = pool
-        self.used_milli = 0
         self.wanted_milli = 0
-        self.on_node: defaultdict[int, int] = defaultdict(int)
-        self.down: set[int] = set()
+        self.machines = [Machine(f"{pool.name}-{n}", pool.name, pool.node) for n in range(pool.nodes)]
 
     @property
     def total_milli(self) -> int:
-        return (self.pool.nodes - len(self.down)) * self.pool.gpus_per_node * 1000
+        return sum(m.total.gpu_milli for m in self.machines if m.up)
 
     @property
     def room_milli(self) -> int:
-        return self.total_milli - self.wanted_milli - self.used_milli
+        return self.total_milli - self.wanted_milli - sum(m.used_milli for m in self.machines)
 
-    def node_for(self, gpu_milli: int) -> int | None:
-        """The fullest node with room for a drone, if any. The owner's jobs take room, but no certain node."""
-        if self.room_milli < gpu_milli:
+    def machine_for(self, amount: Amount) -> Machine | None:
+        """The fullest node with room for a drone, if any. The steps of an owner's load take room, but no certain
+        node."""
+        if self.room_milli < amount.gpu_milli:
             return None
-        room = self.pool.gpus_per_node * 1000 - gpu_milli
-        fitting = [n for n in range(self.pool.nodes) if n not in self.down and self.on_node[n] <= room]
-        return max(fitting, key=lambda n: (self.on_node[n], -n), default=None)
+        fitting = [m for m in self.machines if m.hosts(amount)]
+        return min(fitting, key=lambda m: m.free.gpu_milli, default=None)
+
+    def places(self, amount: Amount) -> int:
+        """How many drones of one size there is room for, node by node."""
+        return sum(amount.goes_into(m.free) for m in self.machines if m.up)
 
 
 class SimSite:
@@ -134,6 +151,22 @@ class SimSite:
         self._downtimes: list[Blow] = []
         self._frozen: dict[int, SiteView] = {}
         self._blows = [blow for blow in blows if blow.where == facility.name]
+        self._kinds = {
+            pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
+            for pool in self._pools.values()
+        }
+        self._machines = [machine for pool in self._pools.values() for machine in pool.machines]
+        self._owner: OwnerQueue | None = None
+        if facility.owner is not None:
+            self._owner = OwnerQueue(
+                facility.owner,
+                self._machines,
+                self._standing,
+                self._seat_waiting,
+                tally,
+                seed=seed,
+                start_epoch=start_epoch,
+            )
 
     @property
     def name(self) -> str:
@@ -143,9 +176,14 @@ class SimSite:
     def alive(self) -> list[Body]:
         return [body for body in self.bodies.values() if body.alive]
 
+    def _standing(self) -> Iterator[Body]:
+        return (body for body in self.bodies.values() if body.alive)
+
     def begin(self) -> None:
         """Set the timers of owner load and blows. To be called once, inside the running loop."""
         loop = asyncio.get_running_loop()
+        if self._owner is not None:
+            self._owner.begin()
         for pool in self._pools.values():
             for from_s, gpus in pool.pool.owner:
                 loop.call_at(from_s, self._owner_wants, pool, gpus * 1000)
@@ -182,7 +220,9 @@ class SimSite:
             taken_at=now,
             drones={drone_id: body.listed() for drone_id, body in self.bodies.items()},
             free=free,
-            claims=self._claims(now),
+            nodes=self._nodes() if self.facility.tells_nodes else (),
+            claims=self._claims(now) if self.facility.tells_claims else (),
+            owner_runs=self._owner.load() if self._owner is not None and self.facility.tells_claims else None,
             downtime_at=min((self.start_epoch + b.at_s for b in self._downtimes), default=0.0),
         )
 
@@ -214,10 +254,16 @@ class SimSite:
     def _free(self, kind: DroneType) -> int:
         """Drones of a type that could start right now, were it not for others like them."""
         pool = self._pool_of(kind)
-        queued_milli = sum(b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool)
-        return max(0, pool.room_milli - queued_milli) // max(1, kind.gpu_milli)
+        queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
+        by_gpus = max(0, pool.room_milli - sum(queued)) // max(1, kind.gpu_milli)
+        return max(0, min(by_gpus, pool.places(Amount.of(kind)) - len(queued)))
+
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(m.told(self._kinds[m.pool]) for m in self._machines if m.up)
 
     def _claims(self, now: float) -> tuple[Claim, ...]:
+        if self._owner is not None:
+            return self._owner.claims()
         short = sum(max(0, -pool.room_milli) for pool in self._pools.values())
         return (Claim(-(-short // 1000), 1000, 1, 1024, now),) if short else ()
 
@@ -242,6 +288,8 @@ class SimSite:
         body = Body(order, f"{self.name}-{self._serial}", fate, self, self._overlay)
         self.bodies[body.id] = body
         self._tally.born(body.id, body.type, asyncio.get_running_loop().time())
+        if self._free(body.type) <= 0:
+            self._tally.asked_in_vain[self.name] += 1
         if fate.queue_s > 0:
             asyncio.get_running_loop().call_later(fate.queue_s, self._eligible, body)
         else:
@@ -270,28 +318,33 @@ class SimSite:
             self._place()
 
     def _place(self) -> None:
-        """Give room to those who wait for it, first come first served, small ones may slip by."""
+        """Give room to those who wait for it; where there is an owner, his jobs come first, in the site's cycle."""
+        if self._owner is None:
+            self._seat_waiting()
+
+    def _seat_waiting(self) -> None:
+        """First come, first served, small ones may slip by."""
         if self._away:
             return
         for body in list(self._queue.values()):
-            pool = self._pool_of(body.type)
-            node = pool.node_for(body.type.gpu_milli)
-            if node is not None:
+            amount = Amount.of(body.type)
+            machine = self._pool_of(body.type).machine_for(amount)
+            if machine is not None:
                 del self._queue[body.id]
-                pool.used_milli += body.type.gpu_milli
-                pool.on_node[node] += body.type.gpu_milli
-                body.grant(node)
+                slot = machine.seat_drone(body, amount)
+                self._tally.seated(asyncio.get_running_loop().time(), machine)
+                body.grant(machine, slot)
 
     def left(self, body: Body) -> None:
         """A body is gone: its room is free again."""
         assert body.end is not None
         self._queue.pop(body.id, None)
         self._tally.gone(body.id, body.type, body.end.kind)
-        if body.granted_s is not None:
-            pool = self._pool_of(body.type)
-            pool.used_milli -= body.type.gpu_milli
-            pool.on_node[body.node] -= body.type.gpu_milli
+        if body.machine is not None:
+            body.machine.drone_left(body)
             self.account(body)
+            if self._owner is not None:
+                self._owner.left(body)
         self._place()
 
     def account(self, body: Body) -> None:
@@ -332,24 +385,32 @@ class SimSite:
 
     def _strike(self, blow: Blow) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
-        pools = list(self._pools.values()) if blow.kind is BlowKind.DOWNTIME else list(self._pools.values())[:1]
-        for pool in pools:
-            down = range(pool.pool.nodes) if blow.kind is BlowKind.DOWNTIME else [blow.node % pool.pool.nodes]
-            pool.down.update(down)
-        self._away = self._away or blow.kind is BlowKind.DOWNTIME
+        if blow.kind is BlowKind.DOWNTIME:
+            struck, self._away = self._machines, True
+        else:
+            first = next(iter(self._pools.values())).machines
+            struck = [first[blow.node % len(first)]]
+        for machine in struck:
+            machine.up = False
+        if self._owner is not None:
+            self._owner.fell()
         for body in self.alive:
-            pool = self._pool_of(body.type)
-            if body.node in pool.down:
+            if body.machine is not None and not body.machine.up:
                 body.perish(EndKind.FAULT, f"node failure: {blow.kind.value}")
         asyncio.get_running_loop().call_later(blow.for_s, self._recover, blow)
 
     def _recover(self, blow: Blow) -> None:
-        for pool in self._pools.values():
-            if blow.kind is BlowKind.DOWNTIME:
-                pool.down.clear()
-            else:
-                pool.down.discard(blow.node % pool.pool.nodes)
+        first = next(iter(self._pools.values())).machines
+        for machine in self._machines if blow.kind is BlowKind.DOWNTIME else [first[blow.node % len(first)]]:
+            machine.up = True
         if blow.kind is BlowKind.DOWNTIME:
             self._away = False
             self._downtimes.remove(blow)
         self._place()
+
+    def close(self) -> None:
+        """Enter what is still held, and who still waits, in the books."""
+        for body in self.alive:
+            self.account(body)
+        if self._owner is not None:
+            self._owner.close()

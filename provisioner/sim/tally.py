@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sim.faults import Trouble
+from provisioner.sim.nodes import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,9 @@ class GpuSeconds:
     held: float = 0.0
     """From grant to release."""
     good: float = 0.0
-    """Attempts that ended with their job done."""
+    """Attempts that ended with their job done, and what others had saved by their last checkpoint."""
     badput: float = 0.0
-    """Attempts that were cut short."""
+    """Attempts that were cut short: what of them must be done again."""
     boot: float = 0.0
     """From grant until the drone took jobs, or ended without."""
     idle: float = 0.0
@@ -45,6 +47,18 @@ class GpuSeconds:
     def waste(self) -> float:
         """``(held - good) / good``; infinite where nothing good came out."""
         return (self.held - self.good) / self.good if self.good else float("inf")
+
+
+class OwnerWait(NamedTuple):
+    """How long an owner's job has waited in all, and which parts of it were our doing (``sim/owner.py`` says how they
+    are told from the site's own)."""
+
+    gpus: int
+    wait_s: float
+    blocked_s: float
+    """Drones held its room."""
+    late_s: float
+    """Its room was free again, and the site's next cycle had still to come."""
 
 
 @dataclass(slots=True)
@@ -65,6 +79,12 @@ class Tally:
     ends: Counter[tuple[str, EndKind]] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)
     """Per finished job: completion - submission - run time, so that lost work counts as wait."""
+    owner_waits: list[OwnerWait] = field(default_factory=list)
+    """Per owner's job that has started, or still waits at the end."""
+    asked_in_vain: Counter[str] = field(default_factory=Counter)
+    """Drones accepted for which there was no room at that moment, by site."""
+    overfull: list[str] = field(default_factory=list)
+    """Nodes on which more was held than there is, a line each."""
     attempts: int = 0
     attempts_lost: int = 0
     caps_broken: list[CapBroken] = field(default_factory=list)
@@ -75,6 +95,7 @@ class Tally:
     held_s: float = 0.0
     good_s: float = 0.0
     badput_s: float = 0.0
+    """Of attempts that were cut short: what must be done again."""
     boot_s: float = 0.0
     _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
     _ids: Counter[DroneId] = field(default_factory=Counter)
@@ -116,14 +137,24 @@ class Tally:
         self.held_s += held_s * gpu_milli / 1000
         self.boot_s += boot_s * gpu_milli / 1000
 
-    def attempt(self, gpu_milli: int, ran_s: float, done: bool) -> None:
-        """A job ran for ``ran_s`` and was done with it, or not."""
+    def attempt(self, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
+        """A job ran for ``ran_s`` and was done with it (None), or must do ``lost_s`` of that again."""
         self.attempts += 1
-        if done:
-            self.good_s += ran_s * gpu_milli / 1000
-        else:
-            self.attempts_lost += 1
-            self.badput_s += ran_s * gpu_milli / 1000
+        self.attempts_lost += lost_s is not None
+        self.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
+        self.badput_s += (lost_s or 0.0) * gpu_milli / 1000
+
+    def seated(self, at_s: float, machine: Machine) -> None:
+        """Somebody has taken a place on a node."""
+        if machine.overfull:
+            self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
+
+    def nodes_counted(self, at_s: float, machines: Iterable[Machine]) -> None:
+        """From time to time all that is held on the nodes is counted anew."""
+        for machine in machines:
+            there = machine.recounted()
+            if there != machine.free or min(there) < 0:
+                self.overfull.append(f"{machine.name} at {at_s:.1f} s: {machine.free} by its books, {there} by count")
 
     def peak(self, scope: str) -> int:
         """Most drones alive at once at a site, of a type (by key), or of ``all``."""
@@ -133,6 +164,16 @@ class Tally:
     def gpu_seconds(self) -> GpuSeconds:
         idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s
         return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, idle_s)
+
+    @property
+    def owner_blocked_s(self) -> float:
+        """Mean over the owner's jobs of the time for which drones held their room."""
+        return sum(w.blocked_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
+
+    @property
+    def owner_wait_s(self) -> float:
+        """Mean wait of the owner's jobs in all, whoever caused it."""
+        return sum(w.wait_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
 
     @property
     def mean_wait_s(self) -> float:

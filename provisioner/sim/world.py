@@ -80,5 +80,4 @@ class World:
     def close(self) -> None:
         """Enter what is still held in the books."""
         for site in self.sites.values():
-            for body in site.alive:
-                site.account(body)
+            site.close()

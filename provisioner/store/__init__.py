@@ -84,6 +84,34 @@ class Views:
     sites: Mapping[str, SiteReading]
 
 
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """How often a site, or one drone type of it, took places of drones back since a time, and what that cost."""
+
+    scope: str
+    """``<site>`` or ``<site>/<type>``, as of breakers."""
+    drones: int
+    """That ran for some of the time."""
+    run_s: float
+    """How long they ran, all together, within the time."""
+    preempted: int
+    life_mean_s: float | None
+    """Of the preempted, from start to end; None if there were none."""
+    life_median_s: float | None
+    grace_mean_s: float | None
+    """From a notice to the end, of all that ended after one; None if there were none."""
+    lost_gpu_s: float
+    """Jobs' work that GPU drones' ends have cost, in GPU-seconds."""
+    lost_cpu_s: float
+    """The same of CPU drones, in CPU-seconds."""
+    lost_jobs: int
+
+    @property
+    def per_1000_h(self) -> float | None:
+        """Preemptions per 1000 hours of drones; None if none ran."""
+        return self.preempted * 3_600_000.0 / self.run_s if self.run_s > 0 else None
+
+
 class Store(Protocol):
     """The controller's side. Entering opens and locks it (:class:`StoreHeld`, :class:`StoreBroken`).
 
@@ -157,19 +185,26 @@ class Reader(Protocol):
         sites: Sequence[str] = (),
         states: Sequence[DroneState] = (),
         types: Sequence[str] = (),
+        nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[Drone]:
-        """Drones by request time, newest last. ``ended``: False only live ones, True only ended ones, None both."""
+        """Drones by request time, newest last. ``ended``: False only live ones, True only ended ones, None both.
+        ``nodes`` by whole name or by the part before the first dot."""
         ...
 
     def drone(self, drone_id: DroneId) -> Drone | None: ...
 
     def find(self, any_id: str) -> list[DroneId]:
         """Drones that an id of any kind means: our drone id (or a unique prefix or its serial), the site's remote id,
-        the overlay's slot name."""
+        the overlay's slot name, the site's name of its place."""
         ...
 
     def history(self, drone_id: DroneId) -> list[Transition]: ...
+
+    def hazards(self, since: float, now: float) -> list[Hazard]:
+        """Per site and per drone type: preemptions, time run and work lost from ``since`` to ``now``, as far as the
+        drones of that time are still on record. By scope."""
+        ...
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         """Newest last. ``acting``: only those that did something."""

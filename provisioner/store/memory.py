@@ -24,8 +24,9 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
 )
-from provisioner.store import Event, Holder, StoreHeld, Transition, Views
+from provisioner.store import Event, Hazard, Holder, StoreHeld, Transition, Views
 from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, serial_of, settled
+from provisioner.store.hazard import hazards_of, life_of
 from provisioner.store.ids import FIND_LIMIT, plausible, serial_meant, slots_meant
 
 
@@ -180,6 +181,7 @@ class MemoryReader:
         sites: Sequence[str] = (),
         states: Sequence[DroneState] = (),
         types: Sequence[str] = (),
+        nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[Drone]:
         found = [
@@ -189,6 +191,7 @@ class MemoryReader:
             and (not sites or drone.site in sites)
             and (not states or drone.state in states)
             and (not types or drone.type in types or drone.type.partition("/")[2] in types)
+            and (not nodes or drone.node in nodes or drone.node.partition(".")[0] in nodes)
         ]
         found.sort(key=_age)
         return found if limit is None else found[max(0, len(found) - limit) :]
@@ -207,6 +210,7 @@ class MemoryReader:
             drone
             for drone in known.values()
             if drone.remote_id == any_id
+            or drone.site_slot == any_id
             or drone.slot in slots
             or (serial is not None and serial_of(drone.id) == serial)
         ] or [drone for drone in known.values() if any_id.isascii() and drone.id.startswith(any_id)]
@@ -216,6 +220,10 @@ class MemoryReader:
 
     def history(self, drone_id: DroneId) -> list[Transition]:
         return list(self._record.lives.get(drone_id, ()))
+
+    def hazards(self, since: float, now: float) -> list[Hazard]:
+        known = self._record.drones.values()
+        return hazards_of((life_of(d) for d in known if not d.state.ended or d.ended_at >= since), since, now)
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         found: list[Plan] = []

@@ -27,7 +27,7 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
 )
-from provisioner.store import Event, Holder, StoreBroken, StoreError, Transition, Views
+from provisioner.store import Event, Hazard, Holder, StoreBroken, StoreError, Transition, Views
 from provisioner.store.asked import REQUEST_COLUMNS, request_of
 from provisioner.store.faults import broken
 from provisioner.store.ids import FIND_LIMIT, plausible, prefix_end, serial_meant, slots_meant
@@ -69,6 +69,7 @@ class SqlReader:
         sites: Sequence[str] = (),
         states: Sequence[DroneState] = (),
         types: Sequence[str] = (),
+        nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[Drone]:
         """``types`` by key (``site/type``) or by name alone; ``limit`` keeps the newest."""
@@ -78,6 +79,8 @@ class SqlReader:
         where.one_of("d.site", sites)
         where.one_of("d.state", [state.value for state in states])
         where.one_of("d.type", [t for t in types if "/" in t], "substr(d.type, instr(d.type, '/') + 1)", types)
+        short = [node for node in nodes if "." not in node]
+        where.one_of("d.node", nodes, "substr(d.node, 1, instr(d.node || '.', '.') - 1)", short)
         newest_first = " ORDER BY d.requested_at DESC, d.serial DESC, d.id DESC LIMIT ?"
         with self._open() as sql:
             rows = sql.execute(_DRONES + where.text + newest_first, (*where.values, -1 if limit is None else limit))
@@ -102,8 +105,9 @@ class SqlReader:
                 # one index each, which an OR would not use as surely
                 "SELECT id, live FROM drones WHERE id IN (SELECT id FROM drones WHERE serial = ?"
                 " UNION SELECT id FROM drones WHERE remote_id = ?"
+                " UNION SELECT id FROM drones WHERE site_slot = ?"
                 f" UNION SELECT id FROM drones WHERE slot IN ({_marks(slots)}))" + newest_first,
-                (serial_meant(any_id), any_id, *slots, FIND_LIMIT),
+                (serial_meant(any_id), any_id, any_id, *slots, FIND_LIMIT),
             ).fetchall()
             if not rows and any_id.isascii():
                 of_prefix = "SELECT id, live FROM drones WHERE id >= ? AND id < ?" + newest_first
@@ -119,6 +123,18 @@ class SqlReader:
         query = _STEPS + " WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?"
         with self._open() as sql:
             return [(row[6], _step(row)) for row in sql.execute(query, (after, since, limit))]
+
+    def hazards(self, since: float, now: float) -> list[Hazard]:
+        from provisioner.store.hazard import Life, hazards_of
+
+        # Two ranges of one index: the living, and those that ended since.
+        columns = ", ".join(Life._fields)
+        query = (
+            f"SELECT {columns} FROM drones WHERE live = 1"
+            f" UNION ALL SELECT {columns} FROM drones WHERE live = 0 AND ended_at >= ?"
+        )
+        with self._open() as sql:
+            return hazards_of(map(Life._make, sql.execute(query, (since,))), since, now)
 
     # -------------------------------------------------------------------------------------------------------- ticks
 
@@ -246,6 +262,7 @@ class SqlReader:
                 drones={drone.id: drone for drone in live},
                 breakers=_breakers(sql),
                 requests=_pending(sql),
+                gpu_wanted_at=float(known.get("gpu_wanted_at", views.at)),
             )
 
 

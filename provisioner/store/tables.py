@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import Boolean, Column, Float, Index, Integer, LargeBinary, MetaData, Table, Text, text
 
 metadata = MetaData()
 
@@ -12,7 +12,7 @@ meta = Table(
     Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""``controller``, ``birth``, ``tick``, ``at``, ``next_serial``."""
+"""``controller``, ``birth``, ``tick``, ``at``, ``next_serial``, ``gpu_wanted_at``."""
 
 
 def _text(name: str) -> Column[str]:
@@ -57,11 +57,20 @@ drones = Table(
     _time("ended_at"),
     _text("slot"),
     _text("site_reason"),
+    # Of 0002: rows that were there before it hold the default.
+    Column("node", Text, nullable=False, server_default=text("''")),
+    Column("site_slot", Text, nullable=False, server_default=text("''")),
+    Column("notice_at", Float, nullable=False, server_default=text("0")),
+    Column("work_gpu_milli", Integer, nullable=False, server_default=text("0")),
+    Column("work_at", Float, nullable=False, server_default=text("0")),
+    Column("lost_gpu_s", Float, nullable=False, server_default=text("0")),
+    Column("lost_jobs", Integer, nullable=False, server_default=text("0")),
     Index("drones_live", "live", "requested_at"),
     Index("drones_serial", "serial"),
     Index("drones_remote_id", "remote_id"),
     Index("drones_slot", "slot"),
     Index("drones_ended", "live", "ended_at"),
+    Index("drones_site_slot", "site_slot"),
 )
 
 heard = Table(

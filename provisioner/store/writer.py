@@ -79,7 +79,13 @@ class Writer:
                 sql.execute(taken.values(done_tick=plan.tick))
             if plan.acts and self._snapshots_kept > 0:
                 _write_snapshot(sql, snapshot, plan.tick, self._snapshots_kept)
-            _write_meta(sql, tick=str(mirror.tick), at=repr(plan.at), next_serial=str(mirror.next_serial))
+            _write_meta(
+                sql,
+                tick=str(mirror.tick),
+                at=repr(plan.at),
+                next_serial=str(mirror.next_serial),
+                gpu_wanted_at=repr(snapshot.gpu_wanted_at),
+            )
         self.mirror, self._pieces, self._said = mirror, pieces, said
 
     def settle(self, tick: int, moves: Sequence[Move], changed: Sequence[Breaker]) -> None:

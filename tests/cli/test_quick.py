@@ -25,6 +25,7 @@ PLAIN = (
     ["-o", "name", "--sort", "-age_s,id", "-n", "2"],
     ["--columns", "id,state,reason", "--no-header"],
     ["--site", "topas", "--site=horeka", "--state", "busy", "--state", "idle", "--type", "topas/a100"],
+    ["--node", "topas-a100-1", "--node=topas-a100-2", "-a"],
     ["--columns", "stat"],
     ["--limit", "0"],
     ["-o", "json", "-o", "name"],

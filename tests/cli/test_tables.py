@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.cli import class_rows, drone_rows, events, sites, status, table
+from provisioner.cli import check, class_rows, drone_rows, events, site_show, sites, status, table
 from provisioner.cli.class_rows import ClassRow
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.options import Format, Show
@@ -24,19 +24,22 @@ from provisioner.cli.sites import SiteRow
 from provisioner.model import (
     Breaker,
     BreakerState,
+    Claim,
     Drone,
     DroneId,
     DroneState,
     Fault,
     FaultKind,
     JobClass,
+    Node,
+    OwnerLoad,
     SitePolicy,
     SiteReading,
     SiteView,
     TypeKey,
 )
 from provisioner.reasons import BadRequest
-from provisioner.store import Event
+from provisioner.store import Event, Hazard
 
 NOW = 1.8e9
 TEXT = st.text(max_size=300)
@@ -48,7 +51,8 @@ DRONES = st.builds(
     Drone,
     id=NAME.map(DroneId), type=st.builds("{}/{}".format, NAME, NAME).map(TypeKey), state=st.sampled_from(DroneState),
     since=AT, requested_at=AT, gpu_milli=COUNT, for_class=TEXT, remote_id=TEXT, jobs=COUNT, missing_at=AT,
-    unslotted_at=AT, leaving=st.sampled_from(DroneState) | st.none(), slot=TEXT, site_reason=TEXT, asked=COUNT,
+    unslotted_at=AT, node=TEXT, site_slot=TEXT, notice_at=AT, work_at=AT,
+    leaving=st.sampled_from(DroneState) | st.none(), slot=TEXT, site_reason=TEXT, asked=COUNT,
 )  # fmt: skip
 CLASSES = st.builds(
     ClassRow,
@@ -58,13 +62,23 @@ CLASSES = st.builds(
     fits=st.lists(NAME, max_size=3).map(tuple), nearest=NAME, drones=COUNT,
 )  # fmt: skip
 FAULTS = st.builds(Fault, st.sampled_from(FaultKind), TEXT, AT)
+NODES = st.builds(
+    Node, NAME, st.just(("a100",)), COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT,
+)  # fmt: skip
+CLAIMS = st.builds(Claim, COUNT, COUNT, COUNT, COUNT, AT, nodes=st.lists(NAME, max_size=9).map(tuple), who=TEXT)
+SPAN = st.none() | st.floats(0, 1e8)
+HAZARDS = st.builds(
+    Hazard, NAME, COUNT, st.floats(0, 1e9), COUNT, SPAN, SPAN, SPAN, st.floats(0, 1e9), st.floats(0, 1e9), COUNT,
+)  # fmt: skip
 SITES = st.builds(
     SiteRow,
     name=NAME, policy=st.builds(SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
-    reading=st.builds(SiteReading, NAME, st.builds(SiteView, NAME, AT, free=st.dictionaries(NAME, COUNT, max_size=4)),
-                      FAULTS | st.none()),
+    reading=st.builds(SiteReading, NAME, st.builds(
+        SiteView, NAME, AT, free=st.dictionaries(NAME, COUNT, max_size=4), nodes=st.lists(NODES, max_size=2).map(tuple),
+        claims=st.lists(CLAIMS, max_size=2).map(tuple), owner_runs=st.none() | st.builds(OwnerLoad, COUNT, COUNT)),
+        FAULTS | st.none()),
     breaker=st.builds(Breaker, NAME, st.sampled_from(BreakerState), fault=FAULTS), type_breakers=st.just(()),
-    states=st.dictionaries(st.sampled_from(DroneState), COUNT), gpu_milli=COUNT,
+    states=st.dictionaries(st.sampled_from(DroneState), COUNT), gpu_milli=COUNT, hazard=st.none() | HAZARDS,
 )  # fmt: skip
 PLANS = st.builds(
     PlanRow, action=st.sampled_from(["start", "stop-orphan"]), subject=TEXT, count=COUNT, reason=st.none(), text=TEXT,
@@ -101,6 +115,21 @@ def test_sites_fit_100_columns(rows: list[SiteRow]) -> None:
 
 
 @settings(deadline=None)
+@given(SITES, st.lists(HAZARDS, max_size=3))
+def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) -> None:
+    document = site_show.site_document(row, None, (), hazards, 0.0, NOW)
+    for part in document.parts.values():
+        _fits(tuple(part.columns), list(part.rows))
+
+
+@settings(deadline=None)
+@given(st.lists(st.builds(check.Look, NAME, st.booleans(), TEXT, st.sampled_from(["", "cpus", "preemption"]),
+                          st.lists(NAME, max_size=9).map(tuple)), max_size=5))  # fmt: skip
+def test_looks_and_gaps_fit_100_columns(rows: list[check.Look]) -> None:
+    _fits(check.look_columns(), rows)
+
+
+@settings(deadline=None)
 @given(st.lists(PLANS, max_size=5))
 def test_plans_fit_100_columns(rows: list[PlanRow]) -> None:
     _fits(plan_columns(), rows)
@@ -121,6 +150,21 @@ def test_the_states_of_status_fit_100_columns(live: list[Drone]) -> None:
 @given(st.text(max_size=60), st.integers(4, 60), st.booleans())
 def test_a_shortened_text_takes_no_more_than_its_room(text: str, width: int, tail: bool) -> None:
     assert table.wide(table.shorten(text, width, tail=tail)) <= width
+
+
+def test_a_column_that_may_be_spared_is_shown_where_there_is_room_and_something_in_it() -> None:
+    columns = (
+        Column[str]("id", str, "", least=4),
+        Column[str]("node", lambda r: "topas-a100-1", "", spare=1),
+        Column[str]("slot", lambda r: "slot1_1@topas-a100-1", "", spare=2),
+        Column[str]("owner", lambda r: "", "", spare=3),
+        Column[str]("note", lambda r: "word " * 20, "", least=10, wrap=True),
+    )
+    shown = {width: table.lines(columns, ["kit-1"], width=width)[0].split() for width in (None, 60, 55, 35, 20)}
+    assert shown[None] == ["ID", "NODE", "SLOT", "OWNER", "NOTE"], "a wide table has all"
+    assert shown[60] == shown[55] == ["ID", "NODE", "SLOT", "NOTE"], "a sentence gives way by wrapping"
+    assert shown[35] == ["ID", "NODE", "NOTE"]
+    assert shown[20] == ["ID", "NOTE"]
 
 
 def test_ids_are_cut_last_and_in_the_middle() -> None:

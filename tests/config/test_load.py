@@ -19,6 +19,7 @@ from provisioner.config import (
     StoreSpec,
     check,
     load,
+    warnings,
 )
 from provisioner.model import DroneType, Policy, Sharing, SitePolicy
 
@@ -271,6 +272,43 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
         "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
         "sites/big.yaml:4:22: warning: `max_drones` is above the policy's for all sites (7)",
         "sites/big.yaml:4:36: warning: `max_gpus` is above the policy's for all sites (6.5)",
+    ]
+
+
+def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None:
+    """A drone that uses all of its grace would be asked to stop once more, for nothing."""
+    file = written(tmp_path, big=SITE.replace("stop: 2min", "stop: 40s"), one=SITE.replace("site: big", "site: one"))
+    text = "warning: `stop` (40s) is not longer than `grace` (40s): a drone is asked again before its grace is over"
+
+    assert check(file) == []
+    [warning] = load(file).warnings
+    assert str(warning) == f"{tmp_path}/sites/big.yaml:8:72: {text}"
+    assert warnings(tmp_path / "sites/big.yaml") == [warning]
+    assert warnings(tmp_path / "sites/one.yaml") == []
+
+
+def test_an_adapter_judges_types_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the hook says is told where it points; and what it raises is the adapter's fault."""
+    judging = CLOUD.replace(
+        "class Cloud:",
+        "    def misfits(self, types):\n"
+        "        yield ('types', types[0].name, 'gpus'), f'no {types[0].gpu_milli} here'\n"
+        "        raise RuntimeError('not so')\n"
+        "class Cloud:",
+    )
+    (tmp_path / "cloud_that_judges.py").write_text(judging)
+    egg = tmp_path / "judging-1.0.dist-info"
+    egg.mkdir()
+    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: judging\nVersion: 1.0\n")
+    (egg / "entry_points.txt").write_text("[provisioner.sites]\njudging = cloud_that_judges:Cloud\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    site = SITE.partition("options:")[0].replace("adapter: local", "adapter: judging")
+
+    problems = check(written(tmp_path, big=site + "options: {project: x}\n"))
+
+    assert [(p.line, p.message) for p in problems] == [
+        (11, "no 500 here"),
+        (25, "the adapter failed on its options: RuntimeError: not so"),
     ]
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from provisioner.config import units
 from provisioner.config.units import (
+    Address,
     Capability,
     ConfigPath,
     CudaVersion,
@@ -33,6 +34,7 @@ class Written(BaseModel):
     capability: Capability = 0
     driver: CudaVersion = 0
     name: Name = "a"
+    address: Address = "a:1"
     path: ConfigPath = Path()
     secret: Secret | None = None
 
@@ -65,6 +67,7 @@ class Written(BaseModel):
         ("driver", "12.4", 12040),
         ("driver", "12.10", 12100),
         ("name", "gridka-cloud", "gridka-cloud"),
+        ("address", "cm.example.org:65535", "cm.example.org:65535"),
     ],
 )
 def test_what_is_written_means(key: str, text: object, value: object) -> None:
@@ -75,10 +78,17 @@ def test_what_is_written_means(key: str, text: object, value: object) -> None:
     ("key", "text", "repair"),
     [
         ("size", 20, "write `20 GiB`"),
+        ("size", 20480, "write `20480 MiB`"),
+        ("size", 1023, "write `1023 GiB`"),
         ("size", True, "write `20 GiB`"),
         ("size", "20 g", "write `20 GiB` (1024s) or `20 GB` (1000s)"),
         ("size", "-1 GiB", "write `20 GiB`"),
         ("size", "1e3 GiB", "write `20 GiB`"),
+        ("address", "cm.example.org", "no port: write `cm.example.org:9618`"),
+        ("address", "cm.example.org:0", "a port is a number from 1 to 65535"),
+        ("address", "cm.example.org:65536", "a port is a number from 1 to 65535"),
+        ("address", "<10.0.0.1:9618?addrs=x>", "is not an address: write `host.example.org:9618`"),
+        ("address", 9618, "write `host.example.org:9618`"),
         ("duration", 30, "write `30s` or `30min`"),
         ("duration", "30", "write `30s`"),
         ("duration", "3 hours", "write `3h`"),

@@ -9,13 +9,16 @@ from provisioner.decide import decide
 from provisioner.decide.check import check
 from provisioner.model import (
     Breaker,
+    Claim,
     Drone,
     DroneId,
     DroneState,
     DroneType,
+    Eviction,
     Fault,
     FaultKind,
     JobClass,
+    Node,
     OperatorRequest,
     OverlayReading,
     OverlayView,
@@ -89,6 +92,26 @@ def remote_of(drone: Drone) -> RemoteDrone:
         RemoteState.PENDING if waits else RemoteState.RUNNING,
         remote_id=drone.remote_id or f"r-{drone.id}",
         started_at=drone.started_at,
+        node=drone.node,
+        notice_at=drone.notice_at,
+    )
+
+
+def node(
+    name: str, gpus: int, cpus: int = 192, memory_gib: int = 1024, *, kinds: tuple[str, ...] = ("a100",), **free: int
+) -> Node:
+    """A node of so much; ``free``: ``gpus``, ``cpus``, ``memory_gib`` that nobody holds (default: all)."""
+    return Node(
+        name,
+        kinds,
+        gpus * 1000,
+        cpus,
+        memory_gib * 1024,
+        0,
+        free.get("free_gpus", gpus) * 1000,
+        free.get("free_cpus", cpus),
+        free.get("free_gib", memory_gib) * 1024,
+        0,
     )
 
 
@@ -100,6 +123,10 @@ def snapshot(
     slots: Iterable[Slot] | None = None,
     remotes: Iterable[RemoteDrone] | None = None,
     free: Mapping[str, int] | None = None,
+    nodes: Iterable[Node] = (),
+    claims: Iterable[Claim] = (),
+    evictions: tuple[Eviction, ...] | None = None,
+    gpu_wanted_at: float = NOW,
     policy: Policy | None = None,
     limits: Mapping[str, object] | None = None,
     breakers: Iterable[Breaker] = (),
@@ -126,7 +153,14 @@ def snapshot(
     readings = {
         s: SiteReading(
             s,
-            SiteView(s, NOW - site_age_s, {r.drone_id: r for r in listed if _site(r, drones, s)}, free),
+            SiteView(
+                s,
+                NOW - site_age_s,
+                {r.drone_id: r for r in listed if _site(r, drones, s)},
+                free,
+                nodes=tuple(nodes) if s == types[0].site else (),
+                claims=tuple(claims) if s == types[0].site else (),
+            ),
             site_fault,
         )
         for s in sites
@@ -139,13 +173,14 @@ def snapshot(
         policy=policy,
         types=types,
         overlay=OverlayReading(
-            OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), negotiated_at=NOW - 5) if view else None,
+            OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions) if view else None,
             overlay_fault,
         ),
         sites=readings,
         drones={d.id: d for d in drones},
         breakers={b.scope: b for b in breakers},
         requests=tuple(requests),
+        gpu_wanted_at=gpu_wanted_at,
     )
 
 

@@ -22,6 +22,7 @@ KIND = DroneType(
     capability=80,
     gpu_model="A100",
 )
+CPU = DroneType("here", "cpu", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=100)
 
 
 def config(path: Path, **others: object) -> Config:

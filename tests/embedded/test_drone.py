@@ -14,8 +14,8 @@ from adapters.embedded_overlay import EmbeddedOverlay, queue
 from adapters.embedded_overlay.devices import Devices
 from adapters.embedded_overlay.queue import JobState
 from provisioner.contract import eventually
-from provisioner.model import DroneId, StartOrder
-from tests.embedded.drones import KIND, Drones, config
+from provisioner.model import DroneId, Slot, StartOrder
+from tests.embedded.drones import CPU, KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
 
@@ -26,7 +26,7 @@ async def _state(path: Path, job_id: int, *states: JobState) -> bool:
 
 async def test_it_takes_only_what_fits_in_every_dimension(path: Path, drones: Drones, begin: Begin) -> None:
     fits = queue.submit(path, ["true"], gpus=2, cpus=8, memory_mib=16384, disk_mib=100, vram_mib=40960, capability=80)
-    fits += queue.submit(path, ["true"], gpus=0, gpu_model="A100")
+    fits += queue.submit(path, ["true"], gpus=1, gpu_model="A100")
     too_much = [
         queue.submit(path, ["true"], **{name: value})[0]  # type: ignore[arg-type]
         for name, value in {
@@ -44,6 +44,24 @@ async def test_it_takes_only_what_fits_in_every_dimension(path: Path, drones: Dr
     assert await drones.status(drone) == 0
     assert {job.id for job in queue.jobs(path, states=[JobState.DONE])} == set(fits)
     assert {job.id for job in queue.jobs(path, states=[JobState.IDLE])} == {*too_much, too_much_of_all}
+
+
+async def test_jobs_without_a_gpu_go_to_drones_without_one(path: Path, drones: Drones, begin: Begin) -> None:
+    [gpu], cpu = queue.submit(path, ["true"]), queue.submit(path, ["sleep", "1"], count=2, gpus=0, cpus=4)
+    await drones.status(await begin(1, idle_s=0.5))
+    assert [job.id for job in queue.jobs(path, states=[JobState.DONE])] == [gpu], "what is beside its GPUs is for them"
+    drone = await begin(2, kind=CPU, idle_s=0.5)
+
+    async def at_work() -> Slot | None:
+        async with EmbeddedOverlay(config(path), "kit") as overlay:
+            slots = (await overlay.look([CPU])).slots
+        return next((slot for slot in slots if slot.jobs == 2), None)
+
+    slot = await eventually("both run", at_work, 60)
+    assert (slot.drone_id, slot.work_gpu_milli, slot.free_cpus) == (drone, 8000, 0)
+    assert 0 < slot.work_at <= slot.heard_at + 1
+    assert await drones.status(drone) == 0
+    assert {job.drone_id for job in queue.jobs(path, ids=cpu, states=[JobState.DONE])} == {drone}
 
 
 async def test_higher_priority_goes_first_then_age(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
@@ -112,7 +130,7 @@ async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(path: Path, d
     [short] = queue.submit(path, ["sleep", "1"])
     [stubborn] = queue.submit(path, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
     drone = await begin(grace_s=4.0)
-    await eventually("both run", lambda: _state(path, stubborn, JobState.RUNNING), 20)
+    await eventually("both run", lambda: _state(path, stubborn, JobState.RUNNING), 60)
     drones.signal(drone, signal.SIGTERM)
     assert await drones.status(drone) == 0
     assert drones.outcome(drone) == "left: asked to leave"
@@ -150,7 +168,7 @@ async def test_a_queue_that_is_not_there_or_goes_away_ends_the_drone(
     path: Path, tmp_path: Path, drones: Drones, begin: Begin
 ) -> None:
     drone = await begin(1)
-    await eventually("it has joined", lambda: _joined(path), 20)
+    await eventually("it has joined", lambda: _joined(path), 60)
     os.rename(path, tmp_path / "elsewhere.db")
     assert await drones.status(drone) == 75
     assert drones.outcome(drone) == f"failed: the queue {path} is gone"

@@ -20,7 +20,7 @@ from provisioner.model import DroneId
 from tests.embedded.drones import KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
-OFFER = table.Offer(2, 1000, 8, 16384, 100, 40960, 80, "A100", 1e12, 1e12)
+OFFER = table.Offer(2, 1000, 8, 16384, 100, 40960, 80, "A100", 1e12, 1e12, True)
 
 
 async def job(path: Path, job_id: int, *states: JobState) -> Job:
@@ -28,7 +28,7 @@ async def job(path: Path, job_id: int, *states: JobState) -> Job:
         found = queue.jobs(path, ids=[job_id])[0]
         return found if found.state in states else None
 
-    return await eventually(f"job {job_id} is {' or '.join(states)}", ask, 20)
+    return await eventually(f"job {job_id} is {' or '.join(states)}", ask, 60)
 
 
 def recorded(path: Path) -> list[int]:
@@ -50,7 +50,7 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
     # It ignores SIGTERM and has a child: both must go.
     [job_id] = queue.submit(path, ["sh", "-c", f"trap '' TERM; sleep 1000 & echo $$ $! >> {pids}; wait"])
     drone = await begin()
-    await eventually("it runs", lambda: _all_told(pids, 2), 20)
+    await eventually("it runs", lambda: _all_told(pids, 2), 60)
     drones.signal(drone, end)
 
     overlay = EmbeddedOverlay(config(path), "kit")
@@ -60,13 +60,13 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
             await overlay.look([])
             return (await job(path, job_id, *JobState)).state is JobState.IDLE
 
-        await eventually("its lease runs out", waits_again, 20)
+        await eventually("its lease runs out", waits_again, 60)
     assert [pid for pid in recorded(pids) if alive(pid)] == []
     again = await job(path, job_id, JobState.IDLE)
     assert (again.attempts, again.drone_id, again.message) == (1, "", f"lost with drone {drone}")
     if end is signal.SIGSTOP:
         await begin(2)
-        await eventually("it runs elsewhere", lambda: _all_told(pids, 4), 20)
+        await eventually("it runs elsewhere", lambda: _all_told(pids, 4), 60)
         drones.signal(drone, signal.SIGCONT)  # it wakes, with a job that is not its own any more
         await asyncio.sleep(1)
         running = await job(path, job_id, JobState.RUNNING)
@@ -192,9 +192,9 @@ async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path,
     pids = tmp_path / "pids"
     [job_id] = queue.submit(path, ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"])
     await begin()
-    await eventually("it runs", lambda: _all_told(pids, 1), 20)
+    await eventually("it runs", lambda: _all_told(pids, 1), 60)
     assert queue.remove(path, [job_id]) == 1
-    await eventually("it is killed", lambda: _dead(recorded(pids)[0]), 20)
+    await eventually("it is killed", lambda: _dead(recorded(pids)[0]), 60)
     assert queue.jobs(path) == []
 
 

@@ -39,12 +39,12 @@ async def test_a_drone_killed_by_its_site_gives_its_job_to_the_next(path: Path, 
 
     async with site, overlay:
         await start(first)
-        await eventually("the job runs on the first", at_work, 20)
+        await eventually("the job runs on the first", at_work, 60)
         await site.stop([StopOrder(first, "", kill=True)])
         await start(second)
-        await eventually("the job is done on the second, once its lease has run out", done, 20)
+        await eventually("the job is done on the second, once its lease has run out", done, 60)
         await site.stop([StopOrder(second, "")])
-        await eventually("both are gone", over, 20)
+        await eventually("both are gone", over, 60)
         ends = {drone_id: drone.end for drone_id, drone in (await site.look()).drones.items()}
 
     [job] = queue.jobs(path)

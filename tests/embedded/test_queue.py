@@ -115,7 +115,7 @@ async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> Non
             connection.execute(f"UPDATE job SET {change} WHERE id = ?", (job_id,))
         with pytest.raises(sqlite3.IntegrityError):
             connection.execute("UPDATE job SET gpu_milli = 'lots'")
-        offer = table.Offer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12)
+        offer = table.Offer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12, True)
         assert not table.fits_any(connection, offer)
     said = {c.invalid for c in (await look(path)).classes}
     assert said == {

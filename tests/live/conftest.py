@@ -1,7 +1,9 @@
-"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version, drones.
+"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version, drones; Slurm clusters.
 
-``PROVISIONER_LIVE_SUITES`` (Debian releases, by comma; default trixie,forky) chooses the versions. Missing daemons
-fail the tests; ``PROVISIONER_NO_LIVE=1`` skips them instead, but never under CI.
+``PROVISIONER_LIVE_SUITES`` (Debian releases, by comma; default trixie,forky) chooses the versions of HTCondor,
+``PROVISIONER_SLURM_SUITES`` (default trixie) those of Slurm, all but the first marked ``matrix``. Missing daemons fail
+the tests; ``PROVISIONER_NO_LIVE=1`` skips them instead, but never under CI. A Slurm cluster needs namespaces, and those
+root: an ordinary user's tests with Slurm are skipped.
 """
 
 from __future__ import annotations
@@ -9,14 +11,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.live.controller import LabController
 from tests.live.lab import Condor, LabError, Pool, lab_directory, running_pool
+from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
+SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
+SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,17 +30,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.live)
+        if item.path.name.startswith("test_site_") and _param(item, "condor") in SUITES[:-1]:
+            item.add_marker(pytest.mark.matrix)  # the overlay is tested with all versions, a site with the newest
+        if _param(item, "slurm_programs") in SLURM_SUITES[1:]:
+            item.add_marker(pytest.mark.matrix)  # Slurm with the first
+
+
+def _param(item: pytest.Item, name: str) -> object:
+    return item.callspec.params.get(name) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
 
 
 @pytest.fixture(scope="session", params=SUITES, ids=lambda suite: VERSIONS.get(suite, suite))
 def condor(request: pytest.FixtureRequest) -> Condor:
     """HTCondor's programs, one version after the other."""
+    return programs(str(request.param))
+
+
+def wanted() -> None:
+    """Skip the test if the operator wants that."""
     if os.environ.get("PROVISIONER_NO_LIVE") and not os.environ.get("CI"):
         pytest.skip("PROVISIONER_NO_LIVE is set")
+
+
+def programs(suite: str) -> Condor:
+    """Of one Debian release; without them the test fails, or is skipped if the operator wants that."""
+    wanted()
     try:
-        return Condor.fetched(request.param)
+        return Condor.fetched(suite)
     except LabError as error:
         pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def newest_condor() -> Condor:
+    """One version, for what no version is told apart by."""
+    return programs(SUITES[-1])
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +97,37 @@ def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, 
             yield pool, controller
         finally:
             controller.clean_up()
+
+
+@pytest.fixture(scope="session", params=SLURM_SUITES, ids=lambda suite: SLURM_VERSIONS.get(suite, suite))
+def slurm_programs(request: pytest.FixtureRequest) -> Slurm:
+    """Slurm's programs, one version after the other."""
+    wanted()
+    try:
+        return Slurm.fetched(str(request.param))
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    except LabError as error:
+        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def slurm(slurm_programs: Slurm) -> Iterator[SlurmLab]:
+    """One cluster per version for the whole session, with accounting, slurmrestd and sshd. Leave it as it was: no job,
+    all daemons up. Tests that use it are in the group `slurm`, so that there is one. It forgets ended jobs after a
+    minute: over REST a new controller looks at each job that is remembered, whosever it was."""
+    with running_slurm(slurm_programs, min_job_age_s=60) as lab:
+        yield lab
+
+
+@pytest.fixture
+def new_slurm(slurm_programs: Slurm, request: pytest.FixtureRequest) -> Callable[..., SlurmLab]:
+    """Start a cluster of the test's own (``Setup``'s fields by name): to be broken, stopped, starved."""
+
+    def start(**knobs: Any) -> SlurmLab:
+        context = running_slurm(slurm_programs, **knobs)
+        lab = context.__enter__()
+        request.addfinalizer(lambda: context.__exit__(None, None, None))
+        return lab
+
+    return start

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.live.lab import QUICK_DRONE, Pool, end, own, processes_with, until
 
@@ -68,6 +68,17 @@ options:
 """
 
 
+class SiteText(Protocol):
+    """A site of the lab as the controller gets to know it."""
+
+    @property
+    def name(self) -> str: ...
+
+    def text(self, controller: LabController) -> str:
+        """Its site file; other files that this one names are put into the controller's directory."""
+        ...
+
+
 @dataclass(frozen=True)
 class LabSite:
     """A ``local`` site of one drone type with simulated GPUs, as ``condor_gpu_discovery -simulate`` knows them."""
@@ -80,6 +91,9 @@ class LabSite:
     simulate: int
     most: int = 12
 
+    def text(self, controller: LabController) -> str:
+        return SITE.format(**vars(self), boot_s=controller.boot_s)
+
 
 BIG = LabSite("big", "a100", "A100-SXM4-40GB", 47661, 8.0, 4)
 SMALL = LabSite("small", "v100", "Tesla V100-PCIE-16GB", 24220, 7.0, 2)
@@ -91,7 +105,7 @@ class LabController:
 
     pool: Pool
     directory: Path
-    sites: Sequence[LabSite] = (BIG, SMALL)
+    sites: Sequence[SiteText] = (BIG, SMALL)
     idle_s: int = 6
     boot_s: int = 180
     name: str = field(default_factory=lambda: own("lab"))
@@ -125,7 +139,7 @@ class LabController:
             )
         )
         for site in self.sites:
-            (self.directory / f"site-{site.name}.yaml").write_text(SITE.format(**vars(site), boot_s=self.boot_s))
+            (self.directory / f"site-{site.name}.yaml").write_text(site.text(self))
 
     def start(self, *, write: bool = True) -> LabController:
         if write:

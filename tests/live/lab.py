@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TypedDict, TypeVar
 
@@ -52,8 +54,14 @@ class LabError(RuntimeError):
     """The lab itself failed: a tool's exit status, a pool that does not come up, a process that stays."""
 
 
+PATIENCE = 2.0
+"""Waiting costs nothing when all is well, and a busy host is no reason for a test to fail."""
+
+
 def until(probe: Callable[[], T | None], within_s: float = 60.0, *, what: str = "", every_s: float = 0.1) -> T:
-    """Ask ``probe`` until it answers something true, and return that. A probe may fail while the pool settles."""
+    """Ask ``probe`` until it answers something true, and return that. A probe may fail while the pool settles.
+    ``within_s``: what it may take on a calm host."""
+    within_s *= PATIENCE
     limit = time.monotonic() + within_s
     last: object = None
     while True:
@@ -344,7 +352,8 @@ DEFAULT_DOMAIN_NAME = test
 class Pool:
     """One set of daemons under one ``condor_master``: an overlay pool, or an HTCondor site.
 
-    ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing key.
+    ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing key. ``identities``:
+    who has a token in it, and what that is limited to.
     """
 
     def __init__(
@@ -354,8 +363,10 @@ class Pool:
         name: str = "overlay",
         daemons: str = "COLLECTOR NEGOTIATOR SCHEDD",
         config: str = "",
+        identities: Mapping[str, tuple[str, ...]] = IDENTITIES,
     ) -> None:
         self.condor, self.name, self.root, self.dir = condor, name, root, root / name
+        self.identities = identities
         self.account = account()
         self.port = free_port()
         self.collector = f"127.0.0.1:{self.port}"
@@ -383,9 +394,9 @@ class Pool:
         self.config.write_text(common + DAEMONS.format(daemons=daemons, port=self.port, domain=self.domain) + config)
         self.account.give(self.dir)
         self.write_token("condor", self.dir / "etc/tokens")
-        for identity in IDENTITIES:
+        for identity, authz in identities.items():
             client = self.dir / "clients" / identity
-            self.write_token(identity, client / "tokens", IDENTITIES[identity])
+            self.write_token(identity, client / "tokens", authz)
             self.client_config(identity, client)
             self.account.give(client)
 
@@ -420,7 +431,7 @@ class Pool:
         directory.chmod(0o700)
         file = directory / identity
         file.touch(mode=0o600)
-        file.write_text(self.token(identity, IDENTITIES[identity] if authz is None else authz) + "\n")
+        file.write_text(self.token(identity, self.identities[identity] if authz is None else authz) + "\n")
         if directory.parent == self.dir / "etc":
             self.account.give(directory)
         return file
@@ -495,29 +506,33 @@ class Pool:
     def history(self, cluster: int) -> list[Ad]:
         return self._ads("condor_history", "-json", str(cluster))
 
-    def remove(self, cluster: int) -> None:
+    def remove(self, cluster: int, identity: str = "alice") -> None:
         """Take a cluster out of the queue, whatever state it is in."""
         for force in ((), ("-forcex",)):
             with suppress(LabError):  # it may have left by itself
-                self.run("condor_rm", *force, str(cluster), identity="alice")
+                self.run("condor_rm", *force, str(cluster), identity=identity)
 
     # ------------------------------------------------------------------------------------------------- the pool
 
     def start(self) -> Pool:
         """Start, and wait until the pool answers and knows its schedd and its negotiator."""
-        with (self.dir / "log/out").open("ab") as out:
-            self.process = subprocess.Popen(
+        self.process = self._master(self.dir, self.config)
+        until(self._up, 60, what=f"pool {self.name} is up")
+        return self
+
+    def _master(self, directory: Path, config: Path) -> subprocess.Popen[bytes]:
+        """A ``condor_master`` with a directory and a configuration."""
+        with (directory / "log/out").open("ab") as out:
+            return subprocess.Popen(
                 [str(self.condor.prefix / "usr/sbin/condor_master"), "-f"],
-                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(self.config), "HOME": str(self.dir)},
-                cwd=self.dir,
+                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)},
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 **self.account.run,
             )
-        until(self._up, 60, what=f"pool {self.name} is up")
-        return self
 
     def _up(self) -> bool:
         assert self.process is not None
@@ -547,13 +562,13 @@ class Pool:
         file = self.dir / "log" / name
         return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else f"(no {file})"
 
-    def stop(self) -> None:
-        """End the pool: its daemons first, then its master."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End the pool: its daemons first, then its master. ``at_once``: whatever jobs there are."""
         if self.process is not None and self.process.poll() is None:
             for pid in children_of(self.process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)  # a test may have stopped it
-            end(self.process, signal.SIGTERM, 30)
+            end(self.process, signal.SIGQUIT if at_once else signal.SIGTERM, 30)
 
 
 @contextmanager
@@ -565,6 +580,13 @@ def running_pool(condor: Condor, name: str = "overlay", config: str = "") -> Ite
             yield pool.start()
         finally:
             pool.stop()
+
+
+def negotiation_s(pool: Pool) -> float:
+    """The longest time of late between the ends of two negotiation cycles; the log has whole seconds."""
+    lines = [line for line in pool.log("NegotiatorLog", 200).splitlines() if "Finished Negotiation Cycle" in line]
+    ends = [datetime.strptime(" ".join(line.split()[:2]), "%m/%d/%y %H:%M:%S") for line in lines]
+    return max(((b - a).total_seconds() for a, b in pairwise(ends[-8:])), default=1.0) + 1
 
 
 def gpu_job(

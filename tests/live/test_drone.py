@@ -29,7 +29,7 @@ from tests.live.lab import (
 
 StartDrone = Callable[..., DroneProcess]
 SCRIPT = script("condor_drone.sh")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SHELLS = [shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])]
 
 
@@ -172,6 +172,47 @@ def test_at_first_it_takes_only_jobs_of_the_vram_that_it_was_started_for(pool: P
     joined(pool, after)
     until(lambda: not pool.jobs(), what="the others run as soon as a drone is no longer kept")
     assert drone.ended_jobs() == 2, "not in the drone that is"
+
+
+def test_a_drone_without_gpus_takes_only_jobs_that_want_none(pool: Pool, drone_on: StartDrone) -> None:
+    gpu = pool.submit(gpu_job(0.5))
+    of_the_node = f"{QUICK_DRONE}\nGPU_DISCOVERY_EXTRA = -extra -simulate:4,2\n".encode()  # not for this drone
+    no_gpus = {"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0", "DRONE_VRAM_MIB": "0", "DRONE_GPU_SIMULATE": ""}
+    drone = drone_on(pool, "cpu-1", env={**no_gpus, "DRONE_IDLE_S": "4"}, files={"extra.conf": of_the_node})
+    slot = joined(pool, drone)
+    assert (slot["TotalSlotCpus"], slot["TotalSlotMemory"], slot.get("TotalGPUs", 0)) == (2, 512, 0)
+    asks = [pool.submit(gpu_job(0.5).replace("request_gpus = 1\n", line)) for line in ("", "request_gpus = 0\n")]
+    until(lambda: not any(pool.jobs(each) for each in asks), what="both jobs that want no GPU are done")
+    assert "CUDA_VISIBLE_DEVICES=10000\n" in (pool.dir / "jobs" / f"out.{asks[0]}.0").read_text()
+    assert pool.statuses(gpu) == [1]
+    assert drone.wait() == 0, drone.story()
+    assert (drone.outcome["reason"], drone.outcome["jobs_ended"]) == ("idle", "2")
+
+
+def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool, drone_on: StartDrone) -> None:
+    four = {"DRONE_GPUS": "4", "DRONE_GPU_MILLI": "4000", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "DRONE_CPUS": "8"}
+    kept = {"DRONE_KEPT_CPUS": "2", "DRONE_KEPT_MEMORY_MIB": "256", "DRONE_KEPT_DISK_MIB": "100"}
+    drone = drone_on(pool, "blocks-1", env={**four, **kept, "DRONE_MEMORY_MIB": "1280"})
+    joined(pool, drone)
+    enough = pool.dir / "jobs" / "blocks-1.enough"
+    # 5 CPUs would be left for 3 GPUs; the startd would give 640 MiB; 74 MiB of disk would be left
+    asked = ({"cpus": 3}, {"memory_mib": 513}, {"more": "request_disk = 950MB"})
+    greedy = [pool.submit(gpu_job(until_there=enough, **each)) for each in asked]  # type: ignore[arg-type]
+    refused = [{1: "no match found"}] * 3
+
+    def told() -> list[dict[object, str]]:
+        ads = [ad for cluster in greedy for ad in pool.jobs(cluster)]
+        return [{ad["JobStatus"]: str(ad.get("LastRejMatchReason", "")).strip()} for ad in ads]
+
+    until(lambda: told() == refused, what="none of them gets into the empty drone")
+    pool.remove(greedy.pop())  # as the last of its jobs it might
+    shares = pool.submit(gpu_job(until_there=enough, cpus=2, memory_mib=256, n=3))
+    until(lambda: pool.statuses(shares) == [2, 2, 2], what="who takes his share runs")
+    large = pool.submit(gpu_job(until_there=enough, cpus=2, memory_mib=512))
+    until(lambda: pool.statuses(large) == [2], what="the last GPU's job may have all that is left")
+    enough.touch()
+    until(lambda: not pool.jobs(shares) and not pool.jobs(large), what="they are done")
+    assert [pool.statuses(each) for each in greedy] == [[1], [1]], "neither between them nor after them"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
@@ -399,7 +440,7 @@ def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(pool: Pool, d
         ("DRONE_ID", "a\nb", "DRONE_ID has a character"),
         ("DRONE_SITE", "$(whoami)", "DRONE_SITE has a character"),
         ("DRONE_COLLECTOR", "host:1\nSTART = True", "DRONE_COLLECTOR has a character"),
-        ("DRONE_GPUS", "0", "at least one GPU"),
+        ("DRONE_KEPT_CPUS", "1 || True", "DRONE_KEPT_CPUS has a character"),
         ("DRONE_GPUS", "many", "DRONE_GPUS has a character"),
         ("DRONE_MEMORY_MIB", "", "DRONE_MEMORY_MIB is not set"),
         ("DRONE_TOKEN_FILE", "elsewhere", "no token file elsewhere"),

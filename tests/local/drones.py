@@ -14,6 +14,7 @@ from provisioner.model import Admission, DroneType
 HERE = "here"
 SMALL = DroneType(HERE, "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10, vram_mib=40960, capability=80)
 SHARE = DroneType(HERE, "share", gpu_milli=200, cpus=1, memory_mib=100, disk_mib=0)
+CPU = DroneType(HERE, "cpu", gpu_milli=0, cpus=3, memory_mib=1024, disk_mib=10)
 HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mib=10)
 
 LIVING = Admission(b"#!/bin/sh\nexec sleep 1000\n")

@@ -60,20 +60,20 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
             shown = (await site.look()).drones
             return all(drone.state is not RemoteState.PENDING for drone in shown.values())
 
-        await eventually("no drone hangs between claim and launch", all_known, 10)
+        await eventually("no drone hangs between claim and launch", all_known, 60)
         shown = {d for d, drone in (await site.look()).drones.items() if drone.state is RemoteState.RUNNING}
 
         async def all_shown() -> bool:  # a launcher that came too late for its claim needs an instant to go
             return set(all_tagged(controller).values()) <= shown
 
-        await eventually("what runs is listed", all_shown, 10)
+        await eventually("what runs is listed", all_shown, 60)
 
         receipts = await site.start(orders)
         assert [r.answer for r in receipts] == [Answer.DONE] * 3
         after = (await site.look()).drones
         for one in orders:
             alive = after[one.drone_id].state is RemoteState.RUNNING
-            await eventually("it runs once, or not at all if it ended", lambda: _runs(one, alive), 10)  # noqa: B023
+            await eventually("it runs once, or not at all if it ended", lambda: _runs(one, alive), 60)  # noqa: B023
             end = after[one.drone_id].end
             assert alive or (end is not None and end.kind is EndKind.FAULT)
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
@@ -123,7 +123,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     async def start_and_ask() -> None:
         site = make_site()
         await site.start([one])
-        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "drone" / "ready"), 10)
+        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "drone" / "ready"), 60)
         await site.stop([StopOrder(one.drone_id, "")])
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -131,7 +131,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     assert os.WIFSIGNALED((await asyncio.to_thread(os.waitpid, controller, 0))[1])
     assert len(tagged(one.drone_id, "sleep 1000")) >= 3, "it should be in its grace now"
 
-    await eventually("nothing of it is left", lambda: _none_left(one), 20)
+    await eventually("nothing of it is left", lambda: _none_left(one), 60)
     end = (await make_site().look()).drones[one.drone_id].end
     assert end is not None
     assert (end.kind, end.exit_code) == (EndKind.STOPPED, 137)
@@ -143,10 +143,10 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
     one = order(1, STUBBORN)
     async with make_site() as site:
         await site.start([one])
-        await eventually("it runs", lambda: _exists(root / one.drone_id / "drone" / "ready"), 10)
+        await eventually("it runs", lambda: _exists(root / one.drone_id / "drone" / "ready"), 60)
         [launcher] = launchers(one.drone_id)
         os.kill(launcher, signal.SIGKILL)
-        await eventually("the launcher is gone", lambda: _no_launcher(one), 10)
+        await eventually("the launcher is gone", lambda: _no_launcher(one), 60)
         assert tagged(one.drone_id), "its script should have outlived it"
 
         view = await site.look()

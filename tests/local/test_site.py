@@ -15,7 +15,7 @@ from provisioner.contract import eventually
 from provisioner.model import Admission, Answer, EndKind, FaultKind, RemoteDrone, RemoteState, StartOrder, StopOrder
 from provisioner.sites import SiteDown
 from tests.local.conftest import MakeSite
-from tests.local.drones import HERE, HUGE, SHARE, SMALL, config, exiting, tagged
+from tests.local.drones import CPU, HERE, HUGE, SHARE, SMALL, config, exiting, tagged
 
 Order = Callable[..., StartOrder]
 PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
@@ -26,7 +26,7 @@ async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
         drone = (await site.look()).drones.get(one.drone_id)
         return drone if drone is not None and drone.state is RemoteState.ENDED else None
 
-    return await eventually(f"{one.drone_id} has ended", ask, 20)
+    return await eventually(f"{one.drone_id} has ended", ask, 60)
 
 
 async def test_a_script_that_dies_at_once_tells_its_code_and_last_words(make_site: MakeSite, order: Order) -> None:
@@ -110,6 +110,22 @@ async def test_shares_fill_a_gpu_exactly_and_no_device_is_given_twice(make_site:
         assert (await site.look()).free == {"share": 5}
 
 
+async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite, order: Order, root: Path) -> None:
+    script = Admission(b"#!/bin/sh\nenv > mine.new && mv mine.new mine\nexec sleep 1000\n")
+    async with make_site([SMALL, CPU]) as site:
+        assert (await site.look()).free == {"small": 4, "cpu": 2}, "alternatives: by CPUs they share 8"
+        receipts = await site.start([order(n, script, kind=CPU) for n in (1, 2, 3)])
+        assert [r.answer for r in receipts] == [Answer.DONE, Answer.DONE, Answer.REFUSED]
+        assert (await site.look()).free == {"small": 1, "cpu": 0}
+        assert [r.answer for r in await site.start([order(4, script)])] == [Answer.DONE]
+        mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 4)]
+        await eventually("both have told what they were given", lambda: _all_written(mine), 60)
+        await site.stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 4)])
+    cpu, gpu = (dict(line.partition("=")[::2] for line in file.read_text().splitlines()) for file in mine)
+    assert (cpu["DRONE_GPUS"], cpu["DRONE_GPU_MILLI"], cpu["CUDA_VISIBLE_DEVICES"]) == ("0", "0", "")
+    assert (gpu["DRONE_GPUS"], gpu["CUDA_VISIBLE_DEVICES"]) == ("1", "0")
+
+
 async def test_allotments_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
     script = Admission(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
     for n in (1, 2, 3, 4):  # a new controller each time
@@ -117,7 +133,7 @@ async def test_allotments_survive_the_controller(make_site: MakeSite, order: Ord
     [refused] = await make_site().start([order(5, script)])
     assert refused.answer is Answer.REFUSED
     mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 2, 3, 4)]
-    await eventually("all have told their device", lambda: _all_written(mine), 10)
+    await eventually("all have told their device", lambda: _all_written(mine), 60)
     assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
     await make_site().stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 3, 4)])
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.htcondor_overlay.classes import (
     GPU_JOBS,
+    JOBS,
     Group,
     group,
     group_attributes,
@@ -108,6 +109,13 @@ def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
     assert "request_memory = NoSuch * 2 is not a number" in found.invalid
 
 
+def without_gpus() -> classad2.ClassAd:
+    """A job that says nothing of GPUs, as a schedd has it."""
+    ad = job()
+    del ad["RequestGPUs"]
+    return ad
+
+
 @pytest.mark.parametrize(
     ("ad", "counts"),
     [
@@ -116,6 +124,7 @@ def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
         (job(RequestGPUs="-1"), True),
         (job(RequestGPUs="0"), False),
         (job(RequestGPUs="undefined"), False),
+        (without_gpus(), False),
         (job(JobUniverse="7"), False),
         (job(JobUniverse="12"), False),
         (job(JobStatus="4"), False),
@@ -124,6 +133,13 @@ def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
 )
 def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
     assert (classad2.ExprTree(GPU_JOBS).eval(ad) is True) is counts
+
+
+@pytest.mark.parametrize("ad", [job(RequestGPUs="0"), job(RequestGPUs="undefined"), without_gpus()])
+def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd) -> None:
+    assert classad2.ExprTree(JOBS).eval(ad) is True
+    (found,) = classes(ad)
+    assert (found.gpu_milli, found.cpus, found.memory_mib, found.invalid) == (0, 1, 128, "")
 
 
 def test_an_operators_constraint_is_grouped_by() -> None:
@@ -215,7 +231,7 @@ def test_no_ad_is_too_strange(attributes: dict[str, str]) -> None:
     assert made.waiting >= 0 and made.fresh >= 0 and made.walltime_s >= 0
     for text in (made.owner, made.invalid, made.job_ids):
         assert text.isprintable() and len(text) < 400
-    assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") == "0" or _zero(found)
+    assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") in ("0", "undefined") or _zero(found)
 
 
 def _zero(found: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor_overlay.clock import skew
+from adapters.shared.htcondor.clock import skew
 
 
 class OtherSide:

@@ -8,8 +8,8 @@ import classad2
 import pytest
 
 from adapters.htcondor_overlay import matching
-from adapters.htcondor_overlay.ads import clauses, number
 from adapters.htcondor_overlay.classes import as_job
+from adapters.shared.htcondor.ads import clauses, number
 from provisioner.model import DroneType, Misfit
 from tests.overlay_htcondor.jobs import REQUIREMENTS, job
 
@@ -20,6 +20,9 @@ A100 = DroneType(
 PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
 UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
+CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
+QUAD = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800,
+               kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)  # fmt: skip
 
 FITS = [
     (job(), A100),
@@ -42,6 +45,11 @@ FITS = [
         A100,
     ),
     (job(RequestGPUs="MyGPUs ?: 1"), A100),
+    (job(RequestGPUs="0", RequestCpus="16"), CPU),
+    (job(RequestGPUs="undefined", Requirements="TARGET.Cpus >= 16"), CPU),
+    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), QUAD),
+    (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
+    (job(RequestGPUs="4", RequestCpus="32", RequestMemory="81920"), QUAD),
     # what newer submitters write
     (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
 ]
@@ -92,6 +100,34 @@ REFUSED = [
         A100,
         Misfit("requirements", "TARGET.FileSystemDomain == MY.FileSystemDomain", "FileSystemDomain=drone.invalid"),
     ),
+    # blocking: what a job may not take from the drone's other GPUs
+    (
+        job(RequestCpus="9"),
+        QUAD,
+        Misfit(
+            "start", "MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 * (MY.GPUs - TARGET.RequestGPUs)", "false for this job"
+        ),
+    ),
+    (
+        job(RequestMemory="20481"),
+        QUAD,
+        Misfit(
+            "start",
+            "MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
+    (
+        job(RequestGPUs="2", RequestDisk="104857601"),
+        QUAD,
+        Misfit(
+            "start",
+            "MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
+    (job(RequestGPUs="0"), A100, Misfit("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
+    (job(), CPU, Misfit("gpus", "1", "0")),
     (job(RequestGPUs="0.5"), A100, Misfit("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
     (
         job(),

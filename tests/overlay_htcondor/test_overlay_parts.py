@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.htcondor_overlay import HTCondorConfig, HTCondorOverlay
-from adapters.htcondor_overlay.client_directory import ClientDirectory
 from adapters.htcondor_overlay.drain import Drainer, slot_name
+from adapters.htcondor_overlay.overlay import client_directory
 from provisioner.model import Answer, DrainMode, DroneId, DroneType, FaultKind, StartOrder
 from provisioner.sites import SiteDenied, SiteDown
 
@@ -57,7 +57,7 @@ def test_the_client_directory_is_private_follows_rotation_and_goes_away(tmp_path
     more = tmp_path / "tokens.d"
     more.mkdir()
     (more / "pool-b").write_text("second\n")
-    directory = ClientDirectory(options(tmp_path, token_directory=str(more), client_config="NO_DNS = True"))
+    directory = client_directory(options(tmp_path, token_directory=str(more), client_config="NO_DNS = True"))
     directory.refresh()
     kept = directory.path / "tokens"
     assert {f.name: f.read_text() for f in kept.iterdir()} == {
@@ -79,7 +79,7 @@ def test_the_client_directory_is_private_follows_rotation_and_goes_away(tmp_path
 
 
 def test_the_client_directory_is_made_anew_when_the_host_has_tidied_it_up(tmp_path: Path) -> None:
-    directory = ClientDirectory(options(tmp_path))
+    directory = client_directory(options(tmp_path))
     directory.refresh()
     before = {f: f.read_text() for f in directory.path.rglob("*") if f.is_file()}
     shutil.rmtree(directory.path)
@@ -96,7 +96,7 @@ def test_the_client_directory_is_made_anew_when_the_host_has_tidied_it_up(tmp_pa
 def test_its_environment_is_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONDOR_CONFIG", "_CONDOR_COLLECTOR_HOST", "_condor_SEC_TOKEN_DIRECTORY", "CONDOR_INHERIT"):
         monkeypatch.setenv(name, "/elsewhere")
-    directory = ClientDirectory(options(tmp_path))
+    directory = client_directory(options(tmp_path))
     ours = {k: v for k, v in directory.env.items() if "CONDOR" in k.upper()}
     assert ours == {"CONDOR_CONFIG": str(directory.path / "condor_config")}
     directory.close()

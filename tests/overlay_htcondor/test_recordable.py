@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.htcondor_overlay import matching
+from adapters.htcondor_overlay import matching, work
 from adapters.htcondor_overlay.classes import group, job_class, oldest
-from adapters.htcondor_overlay.printing import printable
 from adapters.htcondor_overlay.slots import sightings
+from adapters.shared.printing import printable
 from provisioner import codec
 from provisioner.model import DroneType, OverlayView
 from tests.overlay_htcondor.jobs import BASE, job
 from tests.overlay_htcondor.test_slots import REAL, ad
+from tests.overlay_htcondor.test_work import run
 
 MOST = 2**63 - 1
 EXTREMES = (
@@ -59,7 +60,7 @@ def leaves(value: object) -> Iterator[object]:
 def assert_recordable(view: OverlayView) -> None:
     for leaf in leaves(view):
         match leaf:
-            case bool():
+            case bool() | None:
                 pass
             case int():
                 assert abs(leaf) <= MOST, leaf
@@ -111,6 +112,23 @@ def test_each_attribute_of_a_job(name: str) -> None:
 @pytest.mark.parametrize("name", ["GlobalMemoryMb", "Capability", "MaxSupportedVersion"])
 def test_each_bound_on_a_gpu(name: str, bound: str) -> None:
     assert_recordable(view_of_class({"RequireGPUs": f"{name} >= {bound}"}))
+
+
+def view_of_work(attributes: dict[str, str]) -> OverlayView:
+    slots = sightings([ad()], "kit", lambda theirs: theirs).slots
+    found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7)
+    return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
+
+
+@pytest.mark.parametrize("name", work.PROJECTION)
+def test_each_attribute_of_a_run(name: str) -> None:
+    for text in EXTREMES:
+        assert_recordable(view_of_work({name: text}))
+
+
+@given(st.dictionaries(st.sampled_from(work.PROJECTION), st.sampled_from(EXTREMES)))
+def test_runs_that_are_strange_in_every_way(attributes: dict[str, str]) -> None:
+    assert_recordable(view_of_work(attributes))
 
 
 @given(st.dictionaries(st.sampled_from(sorted(REAL)), st.sampled_from(EXTREMES)), st.sampled_from([-7, 0, 10**9]))

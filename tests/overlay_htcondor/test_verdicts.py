@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from adapters.htcondor_overlay import matching, pool
-from adapters.htcondor_overlay.ads import Ad
 from adapters.htcondor_overlay.classes import Group, group, job_class
+from adapters.shared.htcondor.ads import Ad
 from provisioner.model import DroneType, JobClass, Misfit
 from tests.overlay_htcondor.jobs import job
 from tests.overlay_htcondor.test_matching import A100

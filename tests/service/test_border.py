@@ -19,11 +19,14 @@ from provisioner.model import (
     DroneId,
     DroneState,
     EndKind,
+    Eviction,
     Fault,
     FaultKind,
     JobClass,
+    Node,
     OverlayReading,
     OverlayView,
+    OwnerLoad,
     Receipt,
     RemoteDrone,
     RemoteEnd,
@@ -58,17 +61,21 @@ ends = of(RemoteEnd, kind=st.sampled_from(EndKind), exit_code=st.sampled_from([N
 remotes = of(RemoteDrone, drone_id=ids, state=st.sampled_from(RemoteState), end=st.none() | ends)
 slots = of(Slot, drone_id=ids, state=st.sampled_from(SlotState))
 classes = of(JobClass, refuses=st.just({}))
+names = st.lists(texts | st.sampled_from(["a100", "w1"]), max_size=2).map(tuple)
 site_views = of(
     SiteView,
     drones=st.dictionaries(ids, remotes, max_size=3),
     free=st.none() | st.dictionaries(texts | st.just("a100"), numbers, max_size=3),
-    claims=st.lists(of(Claim), max_size=2).map(tuple),
+    nodes=st.lists(of(Node, types=names), max_size=2, unique_by=lambda n: n.name).map(tuple),
+    claims=st.lists(of(Claim, count=st.sampled_from([nan, -1, 0, 3]), nodes=names), max_size=2).map(tuple),
+    owner_runs=st.none() | of(OwnerLoad),
     notices=st.lists(texts, max_size=2).map(tuple),
 )
 overlay_views = of(
     OverlayView,
     classes=st.lists(classes, max_size=3, unique_by=lambda c: c.id).map(tuple),
     slots=st.lists(slots, max_size=3).map(tuple),
+    evictions=st.none() | st.lists(of(Eviction, drone_id=ids), max_size=2).map(tuple),
     notices=st.just(()),
 )
 
@@ -94,10 +101,15 @@ def test_no_view_however_nasty_breaks_a_decision_or_the_record(
 def test_a_sound_view_is_taken_over_as_it_is() -> None:
     there = drone("kit-ab12-1", DroneState.BUSY)
     remote = RemoteDrone(there.id, RemoteState.RUNNING, "r1", started_at=NOW - 60)
-    site = SiteView("topas", NOW - 1, {there.id: remote}, {"a100": 3})
-    overlay = OverlayView(NOW - 1, (SMALL,), (slot_of(there),), NOW - 5)
-    assert taken_over(site, NOW, 0.0) == site
-    assert taken_over(overlay, NOW, 0.0) == overlay
+    nodes = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
+    claims = (Claim(1, 6000, 6, 204_800, NOW - 60, nodes=("w1", "w2"), who="etp"),)
+    site = SiteView("topas", NOW - 1, {there.id: remote}, {"a100": 3}, nodes, claims, OwnerLoad(2, 2000, 2, 90))
+    evictions = (Eviction(there.id, "204.7", NOW - 9, 1000, 31.5),)
+    overlay = OverlayView(NOW - 1, (SMALL,), (slot_of(there),), NOW - 5, evictions=evictions)
+    same_site, same_overlay = taken_over(site, NOW, 0.0), taken_over(overlay, NOW, 0.0)
+    assert (same_site, same_overlay) == (site, overlay)
+    assert same_site.nodes[0] is nodes[0] and same_site.claims[0] is claims[0], "nothing is copied that is sound"
+    assert taken_over(OverlayView(NOW), NOW, 0.0).evictions is None, "not told is not the same as none"
 
 
 @pytest.mark.parametrize("odd", [nan, inf, -5.0])
@@ -111,6 +123,24 @@ def test_a_time_that_is_none_is_not_told_and_the_view_says_so(odd: float) -> Non
 @pytest.mark.parametrize("odd", [nan, inf, 0.0, -1.0, NOW + 100])
 def test_a_view_is_never_younger_than_the_question(odd: float) -> None:
     assert taken_over(SiteView("topas", odd), NOW, 0.0).taken_at == NOW
+
+
+def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() -> None:
+    node = Node("w\udcff1", ("a100", "\udcff"), 8000, -1, nan, 0, 2**70, 0, 0, 0)  # type: ignore[arg-type]
+    claim = Claim(-3, 1000, 1, 1, NOW + inf, nodes=("w1", "x" * 5000), who="\ud800")
+    site = taken_over(SiteView("topas", NOW, nodes=(node,), claims=(claim,), owner_runs=OwnerLoad(-1)), NOW, 0.0)
+    (mended,) = site.nodes
+    assert (mended.cpus, mended.memory_mib, mended.free_gpu_milli) == (0, 0, LARGEST)
+    assert (mended.name, mended.types) == ("w?1", ("a100", "?"))
+    assert (site.claims[0].count, site.claims[0].since, site.claims[0].who) == (0, 0.0, "?")
+    assert [len(name) for name in site.claims[0].nodes] == [2, LONGEST]
+    assert site.owner_runs == OwnerLoad()
+    assert site.notices == ("6 values that cannot be: node w?1: cpus = -1; node w?1: memory_mib = nan; "
+                            f"node w?1: free_gpu_milli = {2**70}",)  # fmt: skip
+    sound = Eviction(DroneId("kit-ab12-1"), "204.7", NOW, 1000, nan)
+    foreign = replace(sound, drone_id=DroneId("\udcff"))
+    overlay = taken_over(OverlayView(NOW, evictions=(sound, foreign)), NOW, 0.0)
+    assert overlay.evictions == (replace(sound, lost_s=0.0),)
 
 
 def test_a_request_that_is_no_amount_is_the_jobs_mistake() -> None:
@@ -129,11 +159,13 @@ def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
     remote = RemoteDrone(DroneId("kit-ab12-1"), RemoteState.ENDED, started_at=NOW - 3660, end=end)
     slot = replace(slot_of(drone("kit-ab12-2")), heard_at=NOW - 3600, idle_since=NOW - 3610, retires_at=0.0)
     site = taken_over(SiteView("topas", NOW - 3600, {remote.drone_id: remote}), NOW, -3600.0)
-    overlay = taken_over(OverlayView(NOW - 3601, slots=(slot,)), NOW, -3600.0)
+    evicted = Eviction(DroneId("kit-ab12-2"), "204.7", NOW - 3630, 1000, 31.5)
+    overlay = taken_over(OverlayView(NOW - 3601, slots=(slot,), evictions=(evicted,)), NOW, -3600.0)
     there = site.drones[remote.drone_id]
     assert (site.taken_at, there.started_at, there.end and there.end.at) == (NOW, NOW - 60, NOW)
     assert (overlay.taken_at, overlay.slots[0].heard_at, overlay.slots[0].idle_since) == (NOW - 1, NOW, NOW - 10)
     assert overlay.slots[0].retires_at == 0.0, "not told is not a time"
+    assert overlay.evictions == (replace(evicted, at=NOW - 30),), "31.5 s of work are 31.5 s by any clock"
 
 
 def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:

@@ -29,7 +29,8 @@ from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.sim.jobs import SimJob, Wants
 from provisioner.sim.loop import run_virtual
 from provisioner.sim.overlay import PoolHabits
-from provisioner.sim.site import Facility, GpuPool, Victim
+from provisioner.sim.owner import Victim
+from provisioner.sim.site import Facility, GpuPool
 from provisioner.sim.world import World
 from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
 

@@ -11,8 +11,9 @@ from provisioner.sim.draws import Fixed, LogNormal, Uniform, keyed
 from provisioner.sim.facilities import drone_type
 from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, crashes, rough_wire
 from provisioner.sim.jobs import SimJob, Wants
+from provisioner.sim.owner import Victim
 from provisioner.sim.scenario import Scenario
-from provisioner.sim.site import Facility, GpuPool, Victim
+from provisioner.sim.site import Facility, GpuPool
 from provisioner.sim.workload import Shape, burst, poisson_mix
 
 BUSY_S = 900.0

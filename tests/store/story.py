@@ -11,16 +11,20 @@ from provisioner.model import (
     DroneId,
     DroneState,
     DroneType,
+    Eviction,
     JobClass,
     Misfit,
     Move,
+    Node,
     OverlayReading,
     OverlayView,
+    OwnerLoad,
     Plan,
     Policy,
     Refusal,
     RemoteDrone,
     RemoteState,
+    Reserve,
     SitePolicy,
     SiteReading,
     SiteView,
@@ -44,6 +48,10 @@ SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
 NOTHING_FITS = Refusal("class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830"))
 
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, ad={"HasCVMFS": "true"})
+
+NODES = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
+CLAIMS = (Claim(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
+EVICTIONS = (Eviction(DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
 
 
 class Ground:
@@ -83,16 +91,19 @@ def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
     """A snapshot that ``plan`` may have been made of."""
     slot = Slot(DroneId("kit-ab12-1"), SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
     waiting = JobClass("class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: Misfit("vram", "200000", "40960")})
-    remote = RemoteDrone(DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", "a100", started_at=50.0)
-    view = SiteView("topas", plan.at - 1, {remote.drone_id: remote}, {"a100": 3}, (Claim(1, 6000, 6, 100, 40.0),))
+    remote = RemoteDrone(
+        DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", "a100", started_at=50.0, node="w1", slot="slot1_2@w1"
+    )
+    free, runs = {"a100": 3}, OwnerLoad(2, 2000, 2, 90)
+    view = SiteView("topas", plan.at - 1, {remote.drone_id: remote}, free, NODES, CLAIMS, runs)
     made = Snapshot(
         now=plan.at,
         tick=plan.tick,
         id_prefix=f"{CONTROLLER}-{store.birth}",
         next_serial=store.next_serial,
-        policy=Policy(sites={"topas": SitePolicy("topas")}),
+        policy=Policy(sites={"topas": SitePolicy("topas", blocking=(Reserve(("w*",), 8, 20480),))}),
         types=(A100,),
-        overlay=OverlayReading(OverlayView(plan.at - 2, (waiting,), (slot,), negotiated_at=plan.at - 20)),
+        overlay=OverlayReading(OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS)),
         sites={"topas": SiteReading("topas", view)},
         drones=store.drones,
         breakers=store.breakers,

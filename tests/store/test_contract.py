@@ -420,3 +420,73 @@ async def test_reason_text_is_kept_as_it_came(ground: Ground) -> None:
         await store.settle(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorAsked("mg", nasty)),), ())
         assert ground.reader().history(one.id)[1].reason == OperatorAsked("mg", nasty)
         assert ground.reader().find(nasty) == [one.id]
+
+
+# ----------------------------------------------------------------------------------------------------- where and hazard
+
+
+async def test_a_drone_is_found_by_its_node_and_by_its_place_there(ground: Ground) -> None:
+    one = drone(1, S.BUSY, node="topas-a100-1.example.org", site_slot="slot1_2@topas-a100-1.example.org")
+    two = drone(2, S.BUSY, node="topas-a100-2.example.org", site_slot="slot1_1@topas-a100-2.example.org")
+    three = drone(3)
+    async with ground.store() as store:
+        await record(store, starts(1, one, two, three))
+        reader = ground.reader()
+        assert reader.drones(nodes=["topas-a100-1.example.org"]) == [one]
+        assert reader.drones(nodes=["topas-a100-1"]) == [one], "the short name is what people say"
+        assert reader.drones(nodes=["topas-a100-1", "topas-a100-2"], types=["a100"]) == [one, two]
+        assert reader.drones(nodes=["topas-a100"]) == [] == reader.drones(nodes=["example.org"])
+        assert reader.find("slot1_2@topas-a100-1.example.org") == [one.id]
+
+
+async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(ground: Ground) -> None:
+    """One drone of two hours is taken back, one of an hour still lives, one ended before anybody asks for."""
+    hour = 3600.0
+    cpu = {"type": type_key("topas", "cpu"), "gpu_milli": 0}
+    lives = (
+        drone(1, S.PREEMPTED, started_at=hour, ended_at=3 * hour, notice_at=3 * hour - 9.0, lost_gpu_s=600.0,
+              lost_jobs=2),
+        drone(2, S.BUSY, started_at=3 * hour),
+        drone(3, S.PREEMPTED, started_at=10.0, ended_at=hour - 1),
+        drone(4, S.PREEMPTED, started_at=hour, ended_at=hour + 60, lost_gpu_s=80.0, lost_jobs=1, **cpu),
+        drone(5, S.DONE, joined_at=2 * hour, ended_at=3 * hour, notice_at=3 * hour - 3.0),
+        drone(6, S.QUEUED),
+        drone(7, S.PREEMPTED, started_at=2 * hour, ended_at=3 * hour),
+        drone(8, S.BUSY, started_at=hour, type=type_key("gridka", "t4")),
+    )  # fmt: skip
+    async with ground.store() as store:
+        await record(store, starts(1, *lives))
+        gridka, t4, topas, a100, cpus = ground.reader().hazards(hour, 4 * hour)
+    assert [h.scope for h in (gridka, t4, topas, a100, cpus)] == [
+        "gridka", "gridka/t4", "topas", "topas/a100", "topas/cpu",
+    ]  # fmt: skip
+    assert (t4.drones, t4.run_s, t4.preempted, t4.per_1000_h) == (1, 3 * hour, 0, 0.0)
+    assert (t4.life_mean_s, t4.life_median_s, t4.grace_mean_s) == (None, None, None)
+    assert (a100.drones, a100.run_s, a100.preempted) == (4, 5 * hour, 2)
+    assert a100.per_1000_h == 400.0
+    assert (a100.life_mean_s, a100.life_median_s) == (1.5 * hour, 1.5 * hour)
+    assert a100.grace_mean_s == 6.0, "of both that ended after a notice"
+    assert (a100.lost_gpu_s, a100.lost_cpu_s, a100.lost_jobs) == (600.0, 0.0, 2)
+    assert (cpus.lost_gpu_s, cpus.lost_cpu_s, cpus.preempted) == (0.0, 80.0, 1)
+    assert (topas.drones, topas.run_s, topas.preempted) == (5, 5 * hour + 60, 3)
+    assert (topas.life_median_s, topas.lost_gpu_s, topas.lost_cpu_s) == (hour, 600.0, 80.0)
+
+
+async def test_time_before_the_question_does_not_count_and_none_gives_no_rate(ground: Ground) -> None:
+    async with ground.store() as store:
+        await record(store, starts(1, drone(1, S.BUSY, started_at=100.0), drone(2, S.PREEMPTED, ended_at=900.0)))
+        reader = ground.reader()
+        assert [h.run_s for h in reader.hazards(800.0, 1000.0)] == [200.0, 200.0]
+        assert [h.run_s for h in reader.hazards(950.0, 1000.0)] == [50.0, 50.0]
+        (site, _) = reader.hazards(1000.0, 1000.0)
+        assert (site.drones, site.run_s, site.per_1000_h) == (1, 0.0, None)
+        (site, _) = reader.hazards(800.0, 1000.0)
+        assert (site.drones, site.preempted, site.life_mean_s) == (2, 1, None), "began to run between two looks"
+
+
+async def test_since_when_no_gpu_job_waits_is_on_record_for_the_next_snapshot(ground: Ground) -> None:
+    async with ground.store() as store:
+        plan = Plan(1, 500.0)
+        await store.record(plan, seen(store, plan, gpu_wanted_at=123.5))
+        snapshot = ground.reader().snapshot()
+        assert snapshot is not None and snapshot.gpu_wanted_at == 123.5

@@ -93,13 +93,6 @@ async def test_a_store_of_a_newer_program_is_refused(filled: Path) -> None:
             await use()
 
 
-async def test_a_store_of_an_older_program_is_not_migrated_by_a_reader(filled: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("provisioner.store.schema.REVISIONS", ("0001", "0002"))
-    monkeypatch.setattr("provisioner.store.reader.HEAD", "0002")
-    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up"):
-        SqlReader(filled).drones()
-
-
 # ------------------------------------------------------------------------------------------------------ damaged files
 
 

@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import Breaker, BreakerState, Drone, DroneId, DroneState, Move, Plan, RequestKind, Start
-from provisioner.store import Reader, Store
+from provisioner.store import Hazard, Reader, Store
 from provisioner.store.memory import MemoryStore
 from provisioner.store.sql import SqlReader, SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, NOTHING_FITS, SEEN, SNAPSHOTS, WHY, drone, record, seen
@@ -142,7 +143,11 @@ def _moves(store: Store, wanted: dict[int, tuple[DroneState, str, float]], now: 
 def _moved(was: Drone, state: DroneState, now: float, remote_id: str, heard_at: float) -> Drone:
     since = was.since if was.state is state else now
     ended_at = now if state.ended else 0.0
-    return replace(was, state=state, since=since, remote_id=remote_id, heard_at=heard_at, ended_at=ended_at)
+    placed: dict[str, Any] = {"node": "w1.example.org", "site_slot": "slot1_2@w1"} if remote_id == "1" else {}
+    told: dict[str, Any] = {"started_at": 50.0, "lost_gpu_s": heard_at, "lost_jobs": 1} if remote_id else {}
+    return replace(
+        was, state=state, since=since, remote_id=remote_id, heard_at=heard_at, ended_at=ended_at, **placed, **told
+    )
 
 
 def _told(reader: Reader) -> dict[str, object]:
@@ -160,9 +165,16 @@ def _told(reader: Reader) -> dict[str, object]:
         "breakers": dict(reader.breakers()),
         "kept": [(tick, reader.snapshot(tick)) for tick in reader.kept_snapshots()],
         "next": reader.snapshot(),
-        "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02")],
+        "hazards": [_rounded(reader.hazards(since, 1000.0)) for since in (0.0, 300.0)],
+        "on w1": [reader.drones(ended=None, nodes=[node]) for node in ("w1", "w1.example.org", "w2")],
+        "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
         "done": [reader.request_done(number) for number in range(10)],
     }
+
+
+def _rounded(hazards: list[Hazard]) -> list[Hazard]:
+    """Sums of the same numbers in another order may differ in the last digit."""
+    return [replace(each, run_s=round(each.run_s, 3), lost_gpu_s=round(each.lost_gpu_s, 3)) for each in hazards]
 
 
 async def test_the_comparison_would_notice_a_difference(blank: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions: countMatches is an error without it
 
-from adapters.htcondor_overlay.printing import LONGEST, printable
+from adapters.shared.printing import LONGEST, printable
 
 LARGEST = 10**12
 """Beyond this a number from an ad is nonsense."""

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from adapters.htcondor_overlay.settings import HTCondorConfig
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.units import Secret, SecretUnreadable
 from provisioner.model import FaultKind
 from provisioner.sites import SiteDenied, SiteDown
 
@@ -45,12 +44,15 @@ FILESYSTEM_DOMAIN = client.invalid
 class ClientDirectory:
     """Mode 0700, gone at :meth:`close`. Tokens are copied: HTCondor ignores a token file of another user."""
 
-    def __init__(self, config: HTCondorConfig) -> None:
-        self._config = config
+    def __init__(
+        self, whose: str, collector: str, token: Secret | None, token_directory: Path | None, more: str = ""
+    ) -> None:
+        """``whose``: the pool, for messages. ``more``: lines to add to the configuration."""
+        self._whose, self._token, self._token_directory = whose, token, token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"
         self._text = CLIENT_CONFIG.format(
-            home=self.path, tokens=self._tokens, collector=config.collector, more=config.client_config
+            home=self.path, tokens=self._tokens, collector=collector, more=more
         )
         if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
             self._text += "CONDOR_IDS = 0.0\n"
@@ -94,18 +96,18 @@ class ClientDirectory:
     def _wanted(self) -> Mapping[str, str]:
         tokens: dict[str, str] = {}
         try:
-            if self._config.token is not None:
-                tokens["token"] = self._config.token.read() + "\n"
-            if self._config.token_directory is not None:
-                for file in sorted(self._config.token_directory.iterdir()):
+            if self._token is not None:
+                tokens["token"] = self._token.read() + "\n"
+            if self._token_directory is not None:
+                for file in sorted(self._token_directory.iterdir()):
                     if file.is_file() and not file.name.startswith("."):
                         tokens[f"d-{file.name}"] = file.read_text()
         except SecretUnreadable as error:
-            raise SiteDenied(f"token of the overlay: {error}", FaultKind.DENIED) from None
+            raise SiteDenied(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise SiteDenied(f"tokens of the overlay in {self._config.token_directory}: {error}") from None
+            raise SiteDenied(f"tokens of {self._whose} in {self._token_directory}: {error}") from None
         if not tokens:
-            raise SiteDenied(f"no token in {self._config.token_directory}")
+            raise SiteDenied(f"no token in {self._token_directory}")
         return tokens
 
     def close(self) -> None:

@@ -1,0 +1,169 @@
+"""Work at stake in our drones and what evictions have cost: runs of jobs in them, as the jobs' schedds have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import classad2
+
+from adapters.htcondor_overlay.slots import DRONE_ID
+from adapters.shared.htcondor.ads import Ad, moment, number, value, whole
+from provisioner.model import WHOLE_GPU, DroneId, Eviction, Slot
+
+TOLD_S = 900.0
+"""An eviction is told for this long."""
+
+PROJECTION = [
+    "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "RemoteHost", "LastRemoteHost", "JobCurrentStartDate",
+    "JobCurrentStartExecutingDate", "JobLastStartDate", "LastVacateTime", "JobDisconnectedDate", "LastJobLeaseRenewal",
+    "LastCkptTime", "TransferOutStarted", "TransferOutFinished", "LastHoldReasonCode", "RequestGPUs",
+    "GPUsProvisioned", "RequestCpus", "CpusProvisioned",
+]  # fmt: skip
+
+IDLE = 1
+RUNS = frozenset({2, 6, 7})
+"""JobStatus of a job in a slot: running, transferring output, suspended."""
+
+_HOST = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
+"""``slot1_1@<drone id>@<host>``."""
+_LONGEST = 300
+_MOST = 4096
+"""GPUs or CPUs of one job: no node has more, and sums stay sensible."""
+
+
+def constraint(controller: str, since: float) -> str:
+    """Put to the jobs: those that run in a drone of ours, or left one after ``since`` (by the schedd's clock)."""
+    ours = classad2.quote(f"@{controller}-")
+    runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
+    left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
+    return f"({runs}) || ({left})"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job that runs in a drone."""
+
+    drone_id: DroneId
+    gpu_milli: int
+    since: float
+    """Its start there or its last checkpoint, by our clock: what was done after it is at stake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    runs: tuple[Run, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+
+    def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
+        """Slots with the work that is at stake in them."""
+        milli: dict[DroneId, int] = {}
+        weighed: dict[DroneId, float] = {}
+        for run in self.runs:
+            milli[run.drone_id] = milli.get(run.drone_id, 0) + run.gpu_milli
+            weighed[run.drone_id] = weighed.get(run.drone_id, 0.0) + run.gpu_milli * run.since
+        return tuple(
+            replace(slot, work_gpu_milli=total, work_at=weighed[slot.drone_id] / total)
+            if (total := milli.get(slot.drone_id, 0))
+            else slot
+            for slot in slots
+        )
+
+
+def together(parts: Iterable[Work]) -> Work:
+    """The work of several schedds."""
+    each = list(parts)
+    evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
+    return Work(tuple(run for part in each for run in part.runs), tuple(evictions))
+
+
+def work(ads: Iterable[Ad], controller: str, now: float, to_our_clock: Callable[[float], float]) -> Work:
+    """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock."""
+    runs: list[Run] = []
+    evictions: list[Eviction] = []
+    for ad in ads:
+        if whole(ad, "JobStatus") in RUNS and (drone_id := _drone(ad, "RemoteHost", controller)):
+            since = _at_stake_since(ad)
+            runs.append(Run(drone_id, _milli(ad), min(to_our_clock(since), now) if since else now))
+        if evicted := _eviction(ad, controller, to_our_clock):
+            evictions.append(evicted)
+    return Work(tuple(runs), tuple(evictions))
+
+
+def _drone(ad: Ad, name: str, controller: str) -> DroneId | None:
+    found = value(ad, name)
+    parts = _HOST.fullmatch(found[:_LONGEST]) if isinstance(found, str) else None
+    if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
+        return DroneId(parts[1])
+    return None
+
+
+def _milli(ad: Ad) -> int:
+    """GPUs that a job uses, in thousandths; of one that uses none, CPUs."""
+    gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
+    return (gpus or _amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+
+
+def _amount(ad: Ad, given: str, asked: str) -> int:
+    return min(whole(ad, given) or whole(ad, asked), _MOST)
+
+
+def _at_stake_since(ad: Ad) -> float:
+    """Of the run that goes on now, by the schedd's clock; 0 while its input is still on the way."""
+    # after a restart the schedd keeps the old time until the new run has begun
+    began = moment(ad, "JobCurrentStartExecutingDate")
+    return max(began, _saved(ad)) if began and began >= moment(ad, "JobCurrentStartDate") else 0.0
+
+
+def _saved(ad: Ad) -> float:
+    """When the job's files last went home, by the schedd's clock; 0 if they never did.
+
+    HTCondor sets LastCkptTime for its own checkpoints alone. A job that checkpoints itself, or whose files go home when
+    it is evicted, shows by its transfers; one that is still under way saves nothing, but the one before it did.
+    """
+    home = min(moment(ad, "TransferOutStarted"), moment(ad, "TransferOutFinished"))
+    return max(home, moment(ad, "LastCkptTime"))
+
+
+def _eviction(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> Eviction | None:
+    """The end of a job's last run, if that was in a drone of ours and neither the job's own nor its owner's wish."""
+    left = moment(ad, "LastVacateTime")
+    drone_id = _drone(ad, "LastRemoteHost", controller)
+    if not left or drone_id is None:
+        return None
+    began = _last_run(ad)
+    if began is None:
+        return None
+    start, executing = began
+    end = _cut_off(ad, start, left)
+    saved = _saved(ad)
+    since = max(executing, saved if executing <= saved <= left else 0.0)
+    return Eviction(
+        drone_id=drone_id,
+        job_id=f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
+        at=to_our_clock(left),
+        gpu_milli=_milli(ad),
+        lost_s=max(0.0, end - since) if executing else 0.0,
+    )
+
+
+def _last_run(ad: Ad) -> tuple[float, float] | None:
+    """When the run that an eviction ended was given its slot, and when it began to execute (0: never).
+
+    None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
+    """
+    status, executed = whole(ad, "JobStatus"), moment(ad, "JobCurrentStartExecutingDate")
+    if status == IDLE and whole(ad, "LastJobStatus") in RUNS:
+        start = moment(ad, "JobCurrentStartDate")
+        return start, executed if executed >= start else 0.0
+    # It runs again. Whether it was held in between is not to be told if it ever was: the slot's work must do then.
+    if status in RUNS and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
+        return start, executed if start <= executed < moment(ad, "JobCurrentStartDate") else start
+    return None
+
+
+def _cut_off(ad: Ad, start: float, left: float) -> float:
+    """When a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
+    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
+    return lost if start <= lost <= left and not lost < heard <= left else left

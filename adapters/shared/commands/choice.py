@@ -1,0 +1,25 @@
+"""Where tools are run: here, or on a login node."""
+
+from __future__ import annotations
+
+from adapters.shared.commands.local import LocalRunner, own_environment
+from adapters.shared.commands.runner import Runner
+from adapters.shared.commands.settings import SshSettings
+from provisioner.model import FaultKind
+from provisioner.sites import SiteDown
+
+
+def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
+    """Over ``ssh``, or here without the variables of the environment that begin with one of ``dropped``."""
+    if ssh is None:
+        return LocalRunner(own_environment(*dropped))
+    try:
+        from adapters.shared.commands.ssh import SshRunner
+    except ImportError as error:
+        if error.name != "asyncssh":
+            raise
+        raise SiteDown(
+            "tools over ssh need the Python package asyncssh: pip install 'gpu-drone-provisioner[ssh]'",
+            FaultKind.CONFIG,
+        ) from None
+    return SshRunner(ssh)

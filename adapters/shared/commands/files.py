@@ -1,0 +1,83 @@
+"""Private files for tools to read, put where the tools run: as a tar stream to a shell, so that any runner can."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Collection, Mapping
+
+from adapters.shared.commands.runner import Runner
+from provisioner.model import FaultKind
+from provisioner.sites import SiteDown
+
+_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
+_DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
+_MARK = "put."
+"""A file of this name and the digest says that all of it is there."""
+
+_PUT = f"""\
+set -eu
+umask 077
+dir=$1 digest=$2
+if [ -e "$dir/{_MARK}$digest" ]; then cat >/dev/null; exit 0; fi
+mkdir -p -- "$(dirname -- "$dir")"
+new=$dir.new.$$ old=$dir.old.$$
+trap 'rm -rf -- "$new"' EXIT
+mkdir -- "$new"
+tar -xof - -C "$new"
+: >"$new/{_MARK}$digest"
+if [ -e "$dir" ]; then mv -- "$dir" "$old"; fi
+mv -- "$new" "$dir"
+rm -rf -- "$old"
+"""
+_REMOVE = 'exec rm -rf -- "$1"'
+
+
+async def put(
+    runner: Runner,
+    directory: str,
+    files: Mapping[str, bytes],
+    *,
+    executable: Collection[str] = (),
+    deadline_s: float,
+) -> None:
+    """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
+
+    Files by relative name, mode 0600, 0700 for those in ``executable``. It is there whole or not at all; putting the
+    same again does nothing. SiteDown if it cannot be done: a put may be tried again. ValueError for a bad name.
+    """
+    for name in files:
+        if not _NAME.fullmatch(name) or ".." in name.split("/") or name.startswith(_MARK):
+            raise ValueError(f"`{name[:60]}` is no name for a file that goes along")
+    packed = _packed(files, executable)
+    digest = hashlib.sha256(packed).hexdigest()
+    argv = ["sh", "-c", _PUT, "put", _checked(directory), digest]
+    done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
+    if done.code:
+        raise SiteDown(f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG)
+
+
+async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
+    """Take the directory away; one that is not there is no error. SiteDown if it cannot be done."""
+    done = await runner.run(["sh", "-c", _REMOVE, "remove", _checked(directory)], deadline_s=deadline_s)
+    if done.code:
+        raise SiteDown(f"{directory} cannot be removed: {done.said}")
+
+
+def _checked(directory: str) -> str:
+    if not _DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
+        raise ValueError(f"`{directory[:60]}` is no name for a directory of ours")
+    return directory
+
+
+def _packed(files: Mapping[str, bytes], executable: Collection[str]) -> bytes:
+    """A tar archive, the same for the same files."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o700 if name in executable else 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()

@@ -1,0 +1,94 @@
+"""Commands on this host: own session, killed with all that they started when their time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Self, cast
+
+from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, checked, judged, no_time, too_much
+from provisioner.model import FaultKind
+from provisioner.sites import SiteDown
+
+_WHERE = "this host"
+_DYING_S = 5.0
+
+
+def own_environment(*dropped: str) -> dict[str, str]:
+    """The controller's environment without the variables whose names begin with one of ``dropped``, in any case."""
+    starts = tuple(each.upper() for each in dropped)
+    return {name: text for name, text in os.environ.items() if not name.upper().startswith(starts)}
+
+
+class LocalRunner:
+    """Runs commands as ourselves with the environment ``env``."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = dict(env)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
+        name = checked(argv)[0]
+        try:
+            transport, answer = await asyncio.get_running_loop().subprocess_exec(
+                _Answer, *argv, env=self._env, start_new_session=True
+            )
+        except OSError as error:
+            raise SiteDown(f"{_WHERE}: `{name}` cannot be run: {error.strerror}", FaultKind.CONFIG) from None
+        try:
+            async with asyncio.timeout(deadline_s):
+                writer = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+                writer.write(stdin)
+                writer.close()
+                await answer.over.wait()
+        except TimeoutError:
+            raise no_time(_WHERE, name, deadline_s) from None
+        finally:
+            if not answer.complete:
+                await _end(transport, answer)
+            transport.close()
+        if answer.too_long:
+            raise too_much(_WHERE, name)
+        code = transport.get_returncode()
+        assert code is not None
+        return judged(_WHERE, name, code, bytes(answer.out), bytes(answer.err))
+
+
+async def _end(transport: asyncio.SubprocessTransport, answer: _Answer) -> None:
+    """The whole group: what the command started has its pipes and may outlive it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(transport.get_pid(), signal.SIGKILL)
+    transport.close()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DYING_S):
+            await answer.reaped.wait()
+
+
+class _Answer(asyncio.SubprocessProtocol):
+    """What a process says, and that it and its pipes are gone."""
+
+    def __init__(self) -> None:
+        self.out, self.err = bytearray(), bytearray()
+        self.over, self.reaped = asyncio.Event(), asyncio.Event()
+        self.complete = self.too_long = False
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        (self.out if fd == 1 else self.err).extend(data)
+        if len(self.out) + len(self.err) > LARGEST_ANSWER:
+            self.too_long = True
+            self.over.set()
+
+    def process_exited(self) -> None:
+        self.reaped.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.complete = not self.too_long
+        self.over.set()

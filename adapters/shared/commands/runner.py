@@ -1,0 +1,84 @@
+"""One command run somewhere: what goes in, what comes out, and whether it can have happened when nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from adapters.shared.printing import printable
+from provisioner.model import FaultKind
+from provisioner.sites import SiteDown
+
+LARGEST_ANSWER = 64 * 1024**2
+"""Bytes of output, both streams together; what says more than this is not listened to any longer."""
+_NOT_FOUND = (126, 127)
+_LAST_OWN = 128
+"""Above it a shell tells of a signal, and ssh (255) of itself: no exit status of a command that came to its end."""
+
+
+class NoAnswer(SiteDown):
+    """The command was sent, and what became of it is not known. For a read it is silence, for a write ``Unsure``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that ran to its own end."""
+
+    code: int
+    """Exit status, 0 to 128 without 126 and 127: everything else is raised, see :func:`judged`."""
+    out: bytes = field(repr=False)
+    err: bytes = field(repr=False)
+
+    @property
+    def said(self) -> str:
+        """What it had to say, for a message: one line, of stderr if there is any."""
+        words = " ".join((self.err or self.out)[:1500].decode(errors="replace").split())
+        return f"exit status {self.code}: {printable(words, 400) or 'without a word'}"
+
+
+class Runner(Protocol):
+    """Commands on one host. Calls overlap; ``async with`` gives back what it holds (a connection)."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
+        """Run ``argv`` and wait for its end.
+
+        Raises:
+            SiteDown: it certainly did not run (no connection, no such program).
+            NoAnswer: it was started, and no exit status of its own came within ``deadline_s``.
+            SiteDenied: the host does not accept us, or we do not accept the host.
+        """
+        ...
+
+
+def checked(argv: Sequence[str]) -> Sequence[str]:
+    """``argv``, fit to be run. ValueError for what no program can be given."""
+    if not argv or not argv[0]:
+        raise ValueError("no program to run")
+    if any("\0" in word for word in argv):
+        raise ValueError("an argument holds a NUL character")
+    return argv
+
+
+def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished:
+    """``Finished``, if ``code`` is an exit status that ``name`` itself can have meant."""
+    done = Finished(code, out, err)
+    if code in _NOT_FOUND:
+        raise SiteDown(f"{where}: `{name}` cannot be run there ({done.said}): is it installed?", FaultKind.CONFIG)
+    if 0 <= code <= _LAST_OWN:
+        return done
+    if code == 255:
+        raise NoAnswer(f"{where}: `{name}` ended with 255, as ssh does when it cannot reach a host ({done.said})")
+    raise NoAnswer(f"{where}: `{name}` was ended by a signal ({done.said})")
+
+
+def no_time(where: str, name: str, deadline_s: float) -> NoAnswer:
+    return NoAnswer(f"{where}: `{name}` gave no answer within {deadline_s:g} s")
+
+
+def too_much(where: str, name: str) -> NoAnswer:
+    return NoAnswer(f"{where}: `{name}` says more than {LARGEST_ANSWER // 1024**2} MiB: it is not listened to")

@@ -1,0 +1,177 @@
+"""Being let in: through the jump host to the login node, by key, agent, password and one-time code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from asyncio import to_thread
+from collections.abc import Callable, Iterator, Sequence
+
+import asyncssh
+
+from adapters.shared.commands.settings import SshSettings
+from adapters.shared.commands.totp import Codes
+from adapters.shared.printing import printable
+from provisioner.config.units import Secret, SecretUnreadable
+from provisioner.sites import SiteDenied, SiteDown
+
+_CODE = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
+_PASSWORD = re.compile(r"passwor[dt]", re.I)
+_SILENCES = 3
+
+
+async def login(
+    settings: SshSettings, codes: Codes, lost: Callable[[], None]
+) -> Sequence[asyncssh.SSHClientConnection]:
+    """Connections to the jump host, if any, and through it to the login node, the last one. ``lost`` is called when
+    that one has ended. SiteDown or SiteDenied, with the repair; the caller sets the deadline."""
+    where = f"{settings.user}@{settings.host}"
+    if not settings.known_hosts.is_file():
+        raise SiteDenied(
+            f"{where}: there is no {settings.known_hosts}: put the host's key there (`ssh-keyscan -p {settings.port}"
+            f" {settings.host}`) after comparing its fingerprint with what the site says"
+        )
+    hops: list[asyncssh.SSHClientConnection] = []
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            keys = await _keys(settings, where, stack)
+            for user, host, port in _hops(settings):
+                answers = _Answers(settings, codes, lost if host is settings.host else lambda: None)
+                with _told(f"{user}@{host}:{port}", settings, answers):
+                    hops.append(
+                        await asyncssh.connect(
+                            host.strip("[]"),
+                            port,
+                            username=user,
+                            tunnel=hops[-1] if hops else (),
+                            config=None,  # nothing of ~/.ssh/config
+                            known_hosts=str(settings.known_hosts),
+                            x509_trusted_certs=None,
+                            client_keys=keys or None,
+                            agent_path=None,  # its keys, if wanted, are among `keys`
+                            gss_host=None,
+                            client_factory=lambda answers=answers: answers,
+                            keepalive_interval=settings.keepalive,
+                            keepalive_count_max=_SILENCES,
+                            connect_timeout=settings.connect_deadline,
+                            login_timeout=settings.connect_deadline,
+                        )
+                    )
+    except BaseException:
+        for hop in reversed(hops):
+            hop.abort()
+        raise
+    return hops
+
+
+def _hops(settings: SshSettings) -> Iterator[tuple[str, str, int]]:
+    if settings.jump is not None:
+        user, _, rest = settings.jump.rpartition("@")
+        host, colon, port = (rest, "", "") if rest.endswith("]") else rest.rpartition(":")
+        yield user or settings.user, host if colon else rest, int(port) if colon else 22
+    yield settings.user, settings.host, settings.port
+
+
+async def _keys(
+    settings: SshSettings, where: str, stack: contextlib.AsyncExitStack
+) -> Sequence[asyncssh.SSHKeyPair]:
+    """The keys to offer, read anew at each login so that they can be changed."""
+    keys: list[asyncssh.SSHKeyPair] = []
+    if settings.key is not None:
+        try:
+            phrase = settings.passphrase.read() if settings.passphrase else None
+            # in a thread: a key with a passphrase is slow to open, on purpose
+            keys += await to_thread(asyncssh.load_keypairs, str(settings.key), phrase)
+        except (OSError, ValueError, SecretUnreadable) as error:
+            raise SiteDenied(f"{where}: key {settings.key}: {_words(error)}") from None
+    if settings.agent:
+        path = os.environ.get("SSH_AUTH_SOCK", "")
+        try:
+            agent = await asyncssh.connect_agent(path)
+            stack.push_async_exit(agent)
+            keys += await agent.get_keys()
+        except (OSError, ValueError) as error:
+            raise SiteDenied(f"{where}: no ssh agent at SSH_AUTH_SOCK=`{path}`: {_words(error)}") from None
+    return keys
+
+
+@contextlib.contextmanager
+def _told(host: str, settings: SshSettings, answers: _Answers) -> Iterator[None]:
+    try:
+        yield
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise SiteDenied(
+            f"{host}: its host key is not in {settings.known_hosts} ({_words(error)}): compare the fingerprint with"
+            " what the site says and put the key there, or find out who answers in its place"
+        ) from None
+    except (asyncssh.PermissionDenied, asyncssh.IllegalUserName) as error:
+        raise SiteDenied(f"{host}: we are not let in: {answers.complaint or _words(error)}") from None
+    except (asyncssh.Error, OSError) as error:
+        raise SiteDown(f"{host}: {_words(error)}") from None
+
+
+class _Answers(asyncssh.SSHClient):
+    """Our side of a login: each secret is said once, and a prompt that nobody expects is not answered."""
+
+    def __init__(self, settings: SshSettings, codes: Codes, lost: Callable[[], None]) -> None:
+        self._settings, self._codes, self._lost = settings, codes, lost
+        self._said: set[str] = set()
+        self.complaint = ""
+        """Why we gave up, where it was us."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost()
+
+    def password_auth_requested(self) -> str | None:
+        return self._once("password", self._settings.password)
+
+    def kbdint_auth_requested(self) -> str | None:
+        return "" if self._settings.password or self._settings.totp else None
+
+    async def kbdint_challenge_received(
+        self, name: str, instructions: str, lang: str, prompts: Sequence[tuple[str, bool]]
+    ) -> Sequence[str] | None:
+        answers: list[str] = []
+        for prompt, _ in prompts:
+            answer = await self._answer(prompt)
+            if answer is None:
+                return None
+            answers.append(answer)
+        return answers
+
+    async def _answer(self, prompt: str) -> str | None:
+        totp, password = self._settings.totp, self._settings.password
+        if totp and (_CODE.search(prompt) or not password):
+            seed = self._once("one-time code", totp)
+            try:
+                return None if seed is None else await self._codes.next(seed)
+            except ValueError as error:
+                self._complain(f"{totp}: {error}")
+                return None
+        if password and _PASSWORD.search(prompt):
+            return self._once("password", password)
+        self._complain(f"it asks `{printable(prompt.strip(), 60)}`, and neither `password` nor `totp` answers that")
+        return None
+
+    def _once(self, what: str, secret: Secret | None) -> str | None:
+        if secret is None:
+            return None
+        if what in self._said:
+            clock = ": is this host's clock right?" if what == "one-time code" else ""
+            self._complain(f"the {what} of {secret} is refused{clock}")
+            return None
+        self._said.add(what)
+        try:
+            return secret.read()
+        except SecretUnreadable as error:
+            self._complain(str(error))
+            return None
+
+    def _complain(self, words: str) -> None:
+        """The first one is the cause: a server asks again."""
+        self.complaint = self.complaint or words
+
+
+def _words(error: Exception) -> str:
+    return printable(str(error) or type(error).__name__, 200)

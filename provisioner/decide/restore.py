@@ -1,0 +1,37 @@
+"""Taking a lent reserve back: CPU drones leave for GPU drones that find GPUs free, and the rest of the node taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provisioner.decide.floor import space_of
+from provisioner.decide.owner import Ground, Leaver
+from provisioner.decide.scene import Scene
+from provisioner.decide.space import NOTHING
+from provisioner.decide.victims import cheapest_set
+from provisioner.model import DroneState, TypeKey
+from provisioner.reasons import ReserveWanted
+
+
+def restore(scene: Scene, ground: Ground, roomless: Mapping[TypeKey, int]) -> list[Leaver]:
+    """Who leaves. ``roomless``: by GPU drone type, how many waiting jobs lack because no node has room, and for no
+    other reason: those that lose least go, one node after the other, until each of these has its place."""
+    leavers: list[Leaver] = []
+    for key, lack in roomless.items():
+        kind = scene.types[key]
+        if kind.site not in ground.floors or not kind.gpu_milli or key in ground.held:
+            continue
+        crowd, need = ground.crowds[kind.site], space_of(kind)
+        for spot in ground.floors[kind.site].spots.values():
+            movable = [c for c in crowd.of_node(spot.name) if not c.space.gpu_milli]
+            while lack > 0 and spot.kept != NOTHING and kind.name in spot.types and movable:
+                found = cheapest_set(need, crowd.room(spot), NOTHING, movable)
+                if not found:
+                    break
+                why = ReserveWanted(spot.name)
+                leavers += [Leaver(scene.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
+                movable = [c for c in movable if c not in found]
+                crowd.gone(spot.name, found)
+                crowd.takes(spot, need)
+                lack -= 1
+    return leavers

@@ -1,0 +1,170 @@
+"""The whole way: TARDIS's file (and COBalD's) in, our files and findings out. It opens no file itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from provisioner.config.strict_yaml import Document, Spot
+from provisioner.migrate import controller
+from provisioner.migrate.executors import KINDS, kind_of
+from provisioner.migrate.findings import Finding, Notes, Verdict
+from provisioner.migrate.htcondor import ReadFile
+from provisioner.migrate.pipeline import Pipeline, tardis_file
+from provisioner.migrate.section import Section
+from provisioner.migrate.shapes import our_name, renamed
+from provisioner.migrate.sites import FAKE, Site
+from provisioner.migrate.told import Told, read, walk
+from provisioner.say import clean
+
+_SIMULATED = {"PeriodicValue", "RandomGauss"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of theirs."""
+
+    document: Document
+    """Takes the problems that forbid a conversion."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What came of it."""
+
+    files: Mapping[str, str]
+    """Path, from the directory of the controller file, to text."""
+    findings: tuple[Finding, ...]
+    """In the order of the files and lines."""
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(f.verdict is verdict for f in self.findings)
+
+
+def convert(
+    tardis: Source, cobald: Source | None, *, installed: Collection[str], read_file: ReadFile
+) -> Converted | None:
+    """Our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
+
+    ``installed``: site adapters that there are. ``read_file``: the text of a file that the configuration names.
+    """
+    reading = read(tardis.text, tardis.document)
+    outer = read(cobald.text, cobald.document) if cobald is not None else None
+    if reading is None or (cobald is not None and outer is None):
+        return None
+    notes = Notes(tardis.document.file)
+    steering = Pipeline(notes)
+    inside, root = _root(reading.root, notes, steering)
+    sites = _sites(root, tardis.document)
+    if tardis.document.problems:
+        return None
+    if cobald is not None and outer is not None:
+        steering = Pipeline(Notes(cobald.document.file, notes.found))
+        section = Section(outer.root, "", steering.notes)
+        inner = section.take("tardis")
+        if inner is not None:
+            steering.notes.dropped(inner.line, "tardis", "a TARDIS configuration of its own: import it by itself")
+        steering.read(section)
+    files = {
+        site.file: site.text(tardis.document.file, installed, read_file) for site in sites if site.kind != FAKE
+    }
+    pool = controller.overlay(root.below("BatchSystem"))
+    controller.plugins(root.below("Plugins"))
+    limit = _limit(steering, sites)
+    files = {controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), limit)} | files
+    _rest(root, notes, reading.oddities)
+    for one in walk(inside):
+        _tag(one, notes)
+    order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
+    found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
+    return Converted(files, tuple(found))
+
+
+def _root(whole: Told, notes: Notes, steering: Pipeline) -> tuple[Told, Section]:
+    """What holds ``Sites``: TARDIS's own file, or ``tardis`` in COBalD's, of which the rest is read by the way."""
+    root = Section(whole, "", notes)
+    inner = root.peek("tardis")
+    if root.peek("Sites") is not None or inner is None:
+        return whole, root
+    section = root.below("tardis")
+    steering.read(root)
+    return inner, section
+
+
+def _sites(root: Section, document: Document) -> list[Site]:
+    """Complains of what makes it no TARDIS configuration."""
+    told = root.take("Sites")
+    if told is None or not told.items:
+        line = told.line if told is not None else root.line
+        named = tardis_file(root.peek("pipeline")) if told is None else ""
+        if named:
+            theirs = clean(str(PurePath(document.file).parent / named), 200)
+            document.complain(
+                Spot(line, 1),
+                f"this is COBalD's configuration, which names that of TARDIS: "
+                f"`provisioner import {theirs} --cobald {document.file}`",
+            )
+            return []
+        document.complain(Spot(line, 1), "`Sites` is wanted: a list of sites, each with `name` and `adapter`")
+        return []
+    found: list[Site] = []
+    for n, one in enumerate(told.items):
+        entry = Section(one, f"{root.name('Sites')}[{n}]", root.notes)
+        name, adapter = entry.take("name"), entry.take("adapter")
+        if name is None or not name.text or adapter is None or not adapter.text:
+            document.complain(Spot(one.line, 1), "a site is a mapping with `name` and `adapter`, both of them text")
+            continue
+        ours = our_name(name.text, [site.name for site in found])
+        site = Site(entry, root.below(name.text), ours, adapter)
+        found.append(site)
+        if adapter.text == FAKE:
+            root.notes.needed(
+                adapter.line, entry.name("adapter"), f"{controller.FILE}: sites",
+                "a simulated site is not taken over: `provisioner demo` has one; write a real one",
+            )  # fmt: skip
+            root.notes.dropped(name.line, entry.name("name"), "of a simulated site")
+            entry.drop_rest("of a simulated site")
+            site.section.drop_rest("of a simulated site")
+            continue
+        root.notes.converted(
+            name.line, entry.name("name"), f"{site.file}: site",
+            renamed(name.text, ours),
+        )  # fmt: skip
+        if not site.section.is_there:
+            root.notes.needed(name.line, entry.name("name"), site.file, f"there is no section `{name.text}`")
+    return found
+
+
+def _limit(steering: Pipeline, sites: list[Site]) -> tuple[int, str] | None:
+    """``policy.max_drones`` for a limit in cores at all sites together."""
+    if steering.cores is None:
+        return None
+    cores, line, key = steering.cores
+    smallest = min((m.cores for site in sites for m in site.machines if m.cores), default=0)
+    if not smallest:
+        steering.notes.dropped(line, key, f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
+        return None
+    most = min(max(int(cores // smallest), 1), 1_000_000)
+    steering.notes.changed(
+        line, key, f"{controller.FILE}: policy.max_drones",
+        f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)",
+    )  # fmt: skip
+    return most, f"{cores:g} cores, {smallest} each"
+
+
+def _rest(root: Section, notes: Notes, oddities: Sequence[tuple[int, str]]) -> None:
+    notes.needed(
+        1, "", f"{controller.FILE}: controller",
+        "give it a name: it begins each drone's id, and no two controllers share one",
+    )  # fmt: skip
+    root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
+    for line, oddity in oddities:
+        notes.needed(line, "", "", oddity)
+
+
+def _tag(told: Told, notes: Notes) -> None:
+    known = KINDS | _SIMULATED
+    if told.tag and kind_of(told) not in known and not told.tag.startswith("!Tardis"):
+        notes.needed(told.line, told.tag, "", "nothing is done for a tag that TARDIS does not have: write the value")

@@ -1,0 +1,120 @@
+"""TARDIS's executors as our ways to run a site's tools: here, or over ssh. Secrets are named, never copied."""
+
+from __future__ import annotations
+
+from provisioner.migrate.section import Section
+from provisioner.migrate.told import Told
+from provisioner.migrate.written import Block, wanted
+
+KINDS = {"ShellExecutor", "SSHExecutor", "DupingSSHExecutor"}
+_SECRETS = {
+    "password": "a password is kept in a file of its own: write `{file: PATH}`",
+    "passphrase": "a passphrase is kept in a file of its own: write `{file: PATH}`",
+    "mfa_config": "the seed of the one-time codes is kept in a file of its own: write `{file: PATH}`. There is one "
+    "seed, and the prompt is not asked for",
+}
+_OURS = {"mfa_config": "totp"}
+_NAMES = {"host": "host", "username": "user", "tunnel": "jump"}
+
+
+def kind_of(told: Told) -> str:
+    """``SSHExecutor`` for ``!TardisSSHExecutor`` and ``!SSHExecutor``; other tags as they are."""
+    return told.tag.removeprefix("!").removeprefix("Tardis")
+
+
+def put_executor(section: Section, options: Block, ours: str) -> None:
+    """Take ``executor`` from a site's section and write ``transport`` and ``tools`` into its options at ``ours``."""
+    told, key = section.take("executor"), section.name("executor")
+    if told is None:
+        options.put("transport", "tools", "the site's tools, run on this host")
+        return
+    kind = kind_of(told)
+    if kind not in KINDS:
+        section.notes.needed(
+            told.line, key, f"{ours}.transport",
+            f"`{told.tag or 'this'}` is no executor of TARDIS: say how the site's tools run",
+        )  # fmt: skip
+        options.put("transport", wanted("tools, with ssh if the site is elsewhere"))
+        return
+    options.put("transport", "tools")
+    if kind == "ShellExecutor":
+        section.notes.converted(told.line, key, f"{ours}.transport", "the tools run on this host")
+        return
+    given = Section(Told(told.value, told.line), key, section.notes)
+    ssh = _ssh(given, f"{ours}.tools.ssh")
+    if kind == "DupingSSHExecutor":
+        ssh.put("forced_command", "stdin")
+        wrapper = given.take("wrapper")
+        section.notes.converted(
+            wrapper.line if wrapper else told.line, given.name("wrapper") if wrapper else key,
+            f"{ours}.tools.ssh.forced_command", "the far end reads its command from its input, as with the wrapper",
+        )  # fmt: skip
+    else:
+        section.notes.converted(told.line, key, f"{ours}.tools.ssh", "the tools run over one ssh connection")
+    given.drop_rest("an option of asyncssh: our ssh has its own, see `ssh` in the reference")
+    tools = Block()
+    tools.put("ssh", ssh)
+    options.put("tools", tools)
+
+
+def _ssh(given: Section, ours: str) -> Block:
+    block, notes = Block(), given.notes
+    for theirs, name in _NAMES.items():
+        told = given.take(theirs)
+        if told is not None and told.text:
+            block.put(name, told.text)
+            notes.converted(told.line, given.name(theirs), f"{ours}.{name}")
+        elif name != "jump":
+            block.put(name, wanted(f"{name} at the login node"))
+            notes.needed(told.line if told else given.line, given.name(theirs), f"{ours}.{name}", "write it")
+    port = given.take("port")
+    if port is not None:
+        number = port.number
+        good = number is not None and number == int(number) and 1 <= number <= 65535
+        block.put("port", int(number) if good and number else wanted("port"))
+        (notes.converted if good else notes.needed)(port.line, given.name("port"), f"{ours}.port", "the ssh port")
+    let_in = _key(given, block, ours)
+    _known_hosts(given, block, ours)
+    for theirs, why in _SECRETS.items():
+        told = given.take(theirs)
+        if told is not None:
+            name = _OURS.get(theirs, theirs)
+            let_in |= name != "passphrase"
+            block.put(name, wanted(f"{{file: PATH}} with the {name}"))
+            notes.needed(told.line, given.name(theirs), f"{ours}.{name}", why)
+    if not let_in:
+        block.put("agent", True)
+        notes.changed(
+            given.line, given.path, f"{ours}.agent",
+            "no key is named, so asyncssh tried those of ~/.ssh; here the ssh agent is asked: better name a `key`",
+        )  # fmt: skip
+    return block
+
+
+def _key(given: Section, block: Block, ours: str) -> bool:
+    told = given.take("client_keys")
+    if told is None:
+        return False
+    first, *others = [one.text or "" for one in told.items or [told]]
+    if not first:
+        block.put("key", wanted("file of the private key"))
+        given.notes.needed(told.line, given.name("client_keys"), f"{ours}.key", "name the file of the private key")
+        return True
+    block.put("key", first)
+    more = f"; there is one key here: {len(others)} further left out" if others else ""
+    given.notes.converted(told.line, given.name("client_keys"), f"{ours}.key", f"the private key{more}")
+    return True
+
+
+def _known_hosts(given: Section, block: Block, ours: str) -> None:
+    told, key = given.take("known_hosts"), given.name("known_hosts")
+    if told is None:
+        return
+    if told.text:
+        block.put("known_hosts", told.text)
+        given.notes.converted(told.line, key, f"{ours}.known_hosts")
+    else:
+        given.notes.changed(
+            told.line, key, f"{ours}.known_hosts",
+            "TARDIS believed any host. Here the host must be in ~/.ssh/known_hosts, or in the file named here",
+        )  # fmt: skip

@@ -1,0 +1,162 @@
+"""Machine types of TARDIS as drone types: names, sizes, GPUs, walltimes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from provisioner.config.units import NAME_PATTERN, format_duration, format_size
+from provisioner.migrate.section import Section
+from provisioner.migrate.told import Told
+from provisioner.migrate.written import Block, wanted
+
+_MOST_CPUS = 100_000
+_MOST_MIB = 1024**3
+
+
+@dataclass(slots=True)
+class MachineType:
+    """One of ``MachineTypes``, and what is known of it."""
+
+    theirs: str
+    ours: str
+    line: int
+    cores: int | None = None
+    gpus: int = 0
+    gpu_key: str = ""
+    """Where the number of GPUs was found; empty: nowhere."""
+    gpu_model: str = ""
+    """As the site's scheduler calls it; not the driver's name."""
+    vram_mib: int = 0
+    walltime_s: float | None = None
+    numbers: dict[str, str] = field(default_factory=dict)
+    """What TARDIS fills into a submit template."""
+
+
+def our_name(theirs: str, taken: Sequence[str]) -> str:
+    """A name of ours, a DNS label, like ``theirs`` and unlike those ``taken``."""
+    base = re.sub(r"[^a-z0-9]+", "-", theirs.lower()).strip("-")[:60].strip("-") or "unnamed"
+    assert re.fullmatch(NAME_PATTERN[1:-1], base)
+    name, n = base, 2
+    while name in taken:
+        name, n = f"{base[:58].strip('-')}-{n}", n + 1
+    return name
+
+
+def renamed(theirs: str, ours: str) -> str:
+    """What there is to say of a new name; nothing if it is the old one."""
+    return "" if ours == theirs else f"`{theirs}` is called `{ours}` here: names are DNS labels"
+
+
+def machine_types(section: Section, ours: str) -> list[MachineType]:
+    """The types that TARDIS uses; what is configured and not used is told of by whoever reads that."""
+    told = section.take("MachineTypes")
+    found: list[MachineType] = []
+    for one in told.items if told is not None else []:
+        name = one.text
+        if name is None:
+            section.notes.needed(one.line, section.name("MachineTypes"), f"{ours}: types", "a name is wanted here")
+        elif name not in [t.theirs for t in found]:
+            made = MachineType(name, our_name(name, [t.ours for t in found]), one.line)
+            found.append(made)
+            key = f"{section.name('MachineTypes')}.{name}"
+            section.notes.converted(one.line, key, f"{ours}: types.{made.ours}", renamed(name, made.ours))
+    if not found:
+        line = told.line if told is not None else section.line
+        section.notes.needed(line, section.name("MachineTypes"), f"{ours}: types", "no machine type: write one")
+    return found
+
+
+def drone_type(machine: MachineType, sizes: Section, ours: str, *, decimal: bool) -> Block:
+    """The drone type of ``machine``, of whose GPUs is known already. ``decimal``: its GB are GB, not GiB."""
+    at = f"{ours}: types.{machine.ours}"
+    block, notes = Block(), sizes.notes
+    _gpus(machine, block, sizes, at)
+    cores = sizes.take("Cores")
+    number = cores.number if cores is not None else None
+    if cores is not None and number is not None and number == int(number) and 1 <= number <= _MOST_CPUS:
+        machine.cores = int(number)
+        machine.numbers["Cores"] = str(int(number))
+        block.put("cpus", machine.cores)
+        notes.converted(cores.line, sizes.name("Cores"), f"{at}.cpus")
+    else:
+        block.put("cpus", wanted("CPU cores of one drone"))
+        notes.needed(_line(cores, sizes), sizes.name("Cores"), f"{at}.cpus", "a whole number of cores is wanted")
+    for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
+        told = sizes.take(theirs)
+        size_mib = _size_mib(told, decimal=decimal)
+        if told is not None and size_mib:
+            block.put(key, format_size(size_mib))
+            notes.converted(told.line, sizes.name(theirs), f"{at}.{key}", f"{format_size(size_mib)} of each drone")
+            machine.numbers[theirs] = f"{(told.number or 0) * factor:g}"
+        else:
+            block.put(key, wanted(f"{key} of one drone, as 20 GiB"))
+            notes.needed(_line(told, sizes), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
+    sizes.drop_rest("TARDIS knows Cores, Memory and Disk; what else the slot should say goes into `ad`")
+    if machine.walltime_s is not None:
+        block.put("walltime", format_duration(machine.walltime_s))
+    return block
+
+
+def _line(told: Told | None, section: Section) -> int:
+    return told.line if told is not None else section.line
+
+
+def _size_mib(told: Told | None, *, decimal: bool) -> int:
+    """GiB (or GB) as MiB, rounded up; 0 for what is no such number."""
+    number = told.number if told is not None else None
+    if number is None or number <= 0 or number > _MOST_MIB / 1024:
+        return 0
+    size_mib = number * 1e9 / 1024**2 if decimal else number * 1024
+    return max(-int(-size_mib // 1), 1)
+
+
+def _gpus(machine: MachineType, block: Block, sizes: Section, at: str) -> None:
+    notes = sizes.notes
+    block.put("gpus", machine.gpus)
+    if not machine.gpus:
+        notes.changed(
+            machine.line, f"{sizes.path}", f"{at}.gpus",
+            "TARDIS does not know GPUs and nothing here asks for one: a CPU drone. If it has some, write `gpus`, `vram`"
+            " and `capability`",
+        )  # fmt: skip
+        return
+    block.put("vram", format_size(machine.vram_mib) if machine.vram_mib else wanted("memory of each GPU, as 40 GiB"))
+    if not machine.vram_mib:
+        notes.needed(machine.line, machine.gpu_key, f"{at}.vram", "jobs ask for GPUs by memory: write it, as `40 GiB`")
+    block.put("capability", wanted("CUDA compute capability, as 8.0"))
+    block.remark("gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it"
+                 + (f"; the site says {machine.gpu_model}" if machine.gpu_model else ""))  # fmt: skip
+    block.remark('driver: "12.4"                # newest CUDA version of the driver')
+    notes.needed(
+        machine.line, machine.gpu_key, f"{at}.capability",
+        "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model` if jobs ask for it",
+    )  # fmt: skip
+
+
+_SLURM = re.compile(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?")
+
+
+def slurm_walltime_s(text: str) -> float | None:
+    """Slurm's ``--time``: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for anything else, and for no time at all."""
+    parts = _SLURM.fullmatch(text.strip())
+    if parts is None:
+        return None
+    days, *rest = parts.groups()
+    numbers = [int(n) for n in rest if n is not None]
+    if days is not None:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    else:
+        hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
+    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) or None
+
+
+def moab_walltime_s(text: str) -> float | None:
+    """Moab's ``walltime``: seconds, or ``[[DD:]HH:]MM:SS``."""
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,3}", text.strip()):
+        return None
+    seconds = 0
+    for number, factor in zip(reversed(text.strip().split(":")), (1, 60, 3600, 86400), strict=False):
+        seconds += int(number) * factor
+    return float(seconds) or None

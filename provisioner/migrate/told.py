@@ -1,0 +1,192 @@
+"""YAML as TARDIS reads it (YAML 1.1), with the line of each value. Tags stay words: nothing is ever built of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+from provisioner.config.strict_yaml import Document, Spot, composed
+
+Value = None | bool | int | float | str | list["Told"] | dict[str, "Told"]
+
+_MOST_NODES = 50_000
+_CORE = "tag:yaml.org,2002:"
+_RESOLVER = yaml.SafeLoader("")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A value and where it stands."""
+
+    value: Value
+    line: int
+    """Of its key where it has one, from 1."""
+    tag: str = ""
+    """``!SSHExecutor``; also for COBalD's ``__type__: package.SSHExecutor``. Empty for plain values."""
+
+    @property
+    def text(self) -> str | None:
+        """A plain scalar as text; None for anything else."""
+        if self.tag or self.value is None or isinstance(self.value, list | dict):
+            return None
+        return ("true" if self.value else "false") if isinstance(self.value, bool) else str(self.value)
+
+    @property
+    def number(self) -> float | None:
+        """A plain finite number, also one in quotes; None for anything else."""
+        if self.tag or isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
+            return None
+        try:
+            number = float(self.value)
+        except (ValueError, OverflowError):
+            return None
+        return number if math.isfinite(number) else None
+
+    @property
+    def items(self) -> list[Told]:
+        """Of a plain list; of anything else nothing."""
+        return self.value if isinstance(self.value, list) and not self.tag else []
+
+
+@dataclass(slots=True)
+class Reading:
+    """A file that could be read."""
+
+    root: Told
+    oddities: list[tuple[int, str]] = field(default_factory=list)
+    """What YAML lets pass and nobody means: line, and what it is."""
+
+
+def read(text: str, document: Document) -> Reading | None:
+    """``text`` with a mapping at its top. None, with the problems in ``document``, if that is not what it is."""
+    node = composed(text, document)
+    if node is None:
+        if not document.problems:
+            document.complain(Spot(1, 1), "is empty")
+        return None
+    builder = _Builder(document)
+    try:
+        root = builder.value(node, node.start_mark.line + 1)
+    except _TooMuch:
+        document.complain(Spot(1, 1), f"aliases expand to more than {_MOST_NODES} values")
+        return None
+    if not document.problems and not isinstance(root.value, dict):
+        document.complain(Spot(root.line, 1), "a mapping with `Sites` and `BatchSystem` is wanted at the top")
+    return None if document.problems else Reading(root, builder.oddities)
+
+
+def walk(told: Told) -> Iterator[Told]:
+    """``told`` and everything in it."""
+    yield told
+    if isinstance(told.value, list):
+        for one in told.value:
+            yield from walk(one)
+    elif isinstance(told.value, dict):
+        for one in told.value.values():
+            yield from walk(one)
+
+
+class _TooMuch(Exception):
+    """Aliases expand beyond all reason."""
+
+
+class _Builder:
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.oddities: list[tuple[int, str]] = []
+        self.active: set[int] = set()
+        self.count = 0
+
+    def value(self, node: yaml.Node, line: int) -> Told:
+        self.count += 1
+        if self.count > _MOST_NODES:
+            raise _TooMuch
+        if id(node) in self.active:
+            self.complain(node, "an alias of something that holds itself: write it out")
+            return Told(None, line)
+        self.active.add(id(node))
+        try:
+            return self.inner(node, line)
+        finally:
+            self.active.discard(id(node))
+
+    def inner(self, node: yaml.Node, line: int) -> Told:
+        tag = "" if node.tag.startswith(_CORE) and "/" not in node.tag else node.tag.replace(_CORE, "!!")
+        match node:
+            case yaml.ScalarNode():
+                return Told((node.value or None) if tag else self.scalar(node), line, tag)
+            case yaml.SequenceNode():
+                return Told([self.value(item, _line(item)) for item in node.value], line, tag)
+            case yaml.MappingNode():
+                return self.mapping(node, line, tag)
+            case _:
+                raise AssertionError(node)
+
+    def scalar(self, node: yaml.ScalarNode) -> Value:
+        value = _scalar(node)
+        if isinstance(value, int | float) and ":" in str(node.value):
+            self.oddities.append(
+                (_line(node), f"`{node.value}` without quotes is the number {value:g} to YAML 1.1, and so to TARDIS")
+            )
+        return value
+
+    def mapping(self, node: yaml.MappingNode, line: int, tag: str) -> Told:
+        found: dict[str, Told] = {}
+        merged: list[yaml.Node] = []
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.complain(key_node, "a key is wanted here: a plain word, not a list or mapping")
+                continue
+            key = str(key_node.value)
+            if key == "<<" and key_node.style is None:
+                merged.append(value_node)
+                continue
+            if key in found:
+                self.oddities.append((_line(key_node), f"`{key}` is there twice: the last one counts, as in TARDIS"))
+            found[key] = self.value(value_node, _line(key_node))
+        for source in merged:
+            self.merge(source, found)
+        kind = found.get("__type__")
+        if not tag and kind is not None and isinstance(kind.value, str):
+            del found["__type__"]
+            tag = "!" + kind.value.rpartition(".")[2]
+        return Told(found, line, tag)
+
+    def merge(self, source: yaml.Node, found: dict[str, Told]) -> None:
+        for one in source.value if isinstance(source, yaml.SequenceNode) else [source]:
+            told = self.value(one, _line(one))
+            if not isinstance(told.value, dict):
+                self.complain(one, "`<<` takes in another mapping: write `<<: *anchor`")
+                continue
+            for key, value in told.value.items():
+                found.setdefault(key, value)
+
+    def complain(self, node: yaml.Node, message: str) -> None:
+        self.document.complain(Spot(_line(node), node.start_mark.column + 1), message)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _scalar(node: yaml.ScalarNode) -> Value:
+    """What YAML 1.1 makes of a scalar; a date, or a number that is none, stays text."""
+    text, tag = str(node.value), node.tag
+    if tag == f"{_CORE}str" and node.style is None:
+        tag = str(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
+    try:
+        match tag.removeprefix(_CORE):
+            case "null":
+                return None
+            case "bool":
+                return bool(_RESOLVER.construct_yaml_bool(node))
+            case "int":
+                return int(_RESOLVER.construct_yaml_int(node))
+            case "float":
+                return float(_RESOLVER.construct_yaml_float(node))
+    except (ValueError, KeyError, OverflowError, IndexError):
+        pass
+    return text

@@ -1,0 +1,214 @@
+"""The site's side of a policy: what is rendered for its administrator, and the gaps that a live check finds."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from provisioner.cli.exits import Exit
+from provisioner.cli.schemas import output_schemas
+from tests.cli.conftest import Cli, process
+
+SITE = '''
+import asyncio
+from pydantic import BaseModel
+from provisioner.model import Claim, Node, OwnerLoad, SiteView
+from provisioner.sites import Gap, SiteDenied, SiteRefused
+
+class Config(BaseModel):
+    model_config = {"extra": "forbid"}
+    nodes: int = 3
+    fails: str = ""
+
+class Plain:
+    """A cluster that is looked at."""
+    Config = Config
+
+    def __init__(self, name, config, types, controller):
+        self.name, self.config, self.entered = name, config, False
+
+    async def __aenter__(self):
+        self.entered = True
+        return self
+
+    async def __aexit__(self, *exc):
+        self.entered = False
+
+    async def look(self):
+        if self.config.fails == "look":
+            raise SiteDenied("the token has expired")
+        nodes = tuple(Node(f"topas-a100-{n}", ("a100",), 8000, 192, 1 << 20, 1 << 21, 1000 * n, 9, 9, 9)
+                      for n in range(1, self.config.nodes + 1))
+        claims = (Claim(2, 4000, 8, 1, 1.0), Claim(1, 0, 1, 1, 1.0))
+        return SiteView(self.name, 1.0, {}, None, nodes, claims, OwnerLoad(1, 1000, 1, 1))
+
+    async def start(self, orders):
+        return []
+
+    async def stop(self, orders):
+        return []
+
+class Telling(Plain):
+    """One that also tells where it does not follow, and what it would have to configure."""
+
+    async def audit(self, policy):
+        assert self.entered
+        if self.config.fails == "audit":
+            raise SiteRefused("the collector does not let us read its configuration")
+        keeps = policy.blocking[0].cpus if policy.blocking else 0
+        gaps = [Gap(f"topas-a100-{n}", "cpus", f"keeps 0 CPUs per free GPU, wanted {keeps}: put the block in place")
+                for n in range(self.config.nodes, 0, -1)]
+        return [*gaps, Gap("topas-a100-2", "grace", "MaxVacateTime is 5 s, wanted 30 s"),
+                Gap("", "preemption", "drones are not preempted")]
+
+    def render_blocking(self, policy):
+        assert not self.entered, "rendering asks nothing of the site"
+        if self.config.fails == "render":
+            raise SiteRefused("disk cannot be kept without a disk of its own")
+        lines = [f"# {' '.join(kept.nodes)}: {kept.cpus} CPUs, {kept.memory_mib} MiB" for kept in policy.blocking]
+        return "\\n".join([f"# grace {policy.grace_s:g} s", *lines])
+'''  # fmt: skip
+
+
+@pytest.fixture
+def lib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A distribution with two site adapters, found as any is: by its entry points."""
+    lib = tmp_path / "lib"
+    egg = lib / "clusters-1.0.dist-info"
+    egg.mkdir(parents=True)
+    (lib / "cli_clusters.py").write_text(SITE)
+    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: clusters\nVersion: 1.0\n")
+    points = "plain-cluster = cli_clusters:Plain\ntelling-cluster = cli_clusters:Telling\n"
+    (egg / "entry_points.txt").write_text(f"[provisioner.sites]\n{points}")
+    monkeypatch.syspath_prepend(str(lib))
+    return lib
+
+
+KEEPS = "blocking: [{nodes: ['topas-a100-*'], cpus: 8, memory: 20 GiB}]\n"
+
+
+def configured(place: Path, adapter: str, *, options: str = "{}", blocking: str = KEEPS) -> Path:
+    """A valid configuration with one site, ``topas``, of ``adapter``."""
+    path = place / "provisioner.yaml"
+    path.write_text(
+        "controller: kit\nstore: {path: record.db}\noverlay: {adapter: embedded, options: {path: queue.db}}\n"
+        "sites: [topas.yaml]\n"
+    )
+    (place / "topas.yaml").write_text(
+        f"site: topas\nadapter: {adapter}\noptions: {options}\n{blocking}"
+        "types:\n  a100: {gpus: 1, cpus: 8, memory: 20 GiB, disk: 1 GiB}\n"
+        "  cpu: {gpus: 0, cpus: 8, memory: 20 GiB, disk: 1 GiB}\n"
+    )
+    return path
+
+
+# --------------------------------------------------------------------------------------------------------------- render
+
+
+def test_what_the_adapter_renders_from_the_policy_is_printed_and_nothing_else(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster")
+    ran = cli("render", "blocking", "--site", "topas", "--config", path)
+    assert ran.code == Exit.OK, ran.err
+    assert ran.out == "# grace 30 s\n# topas-a100-*: 8 CPUs, 20480 MiB\n"
+    assert "check --live" in ran.err
+
+
+def test_a_misspelt_site_is_told_with_the_nearest(cli: Cli, lib: Path) -> None:
+    ran = cli("render", "blocking", "--site", "tpoas", "--config", configured(lib.parent, "telling-cluster"))
+    assert (ran.code, ran.out) == (Exit.FAILED, "")
+    assert "no site 'tpoas' in" in ran.err and "did you mean `topas`?" in ran.err
+
+
+def test_an_adapter_that_cannot_render_says_so(cli: Cli, lib: Path) -> None:
+    ran = cli("render", "blocking", "--site", "topas", "--config", configured(lib.parent, "plain-cluster"))
+    assert (ran.code, ran.out) == (Exit.FAILED, "")
+    assert "adapter plain-cluster of site topas cannot render blocking" in ran.err
+
+
+def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster", blocking="")
+    ran = cli("render", "blocking", "--site", "topas", "--config", path)
+    assert (ran.code, ran.out) == (Exit.UNMET, "")
+    assert f"{lib.parent / 'topas.yaml'}: site topas has no blocking" in ran.err
+    (line,) = (line.strip() for line in ran.err.splitlines() if line.strip().startswith("blocking:"))
+    configured(lib.parent, "telling-cluster", blocking=f"{line}\n")
+    assert cli("render", "blocking", "--site", "topas", "--config", path).code == Exit.OK
+
+
+def test_what_cannot_be_rendered_is_the_adapters_to_say(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster", options="{fails: render}")
+    ran = cli("render", "blocking", "--site", "topas", "--config", path)
+    assert (ran.code, ran.out) == (Exit.FAILED, "")
+    assert "site topas: disk cannot be kept without a disk of its own" in ran.err
+
+
+def test_render_needs_a_site_and_a_sound_configuration(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster", blocking="blocking: [{cpu: 8}]\n")
+    assert cli("render", "blocking", "--config", path).code == Exit.USAGE
+    ran = cli("render", "blocking", "--site", "topas", "--config", path)
+    assert ran.code == Exit.UNMET and "did you mean `cpus`?" in ran.err
+
+
+# ----------------------------------------------------------------------------------------------------------- check live
+
+
+def test_gaps_are_told_once_for_all_nodes_and_are_problems(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster")
+    ran = cli("check", path, "--live", "-o", "json")
+    assert ran.code == Exit.UNMET
+    jsonschema.validate(ran.json, output_schemas()[ran.json["schema"]])
+    assert [(i["view"], i["ok"], i["dimension"], i["nodes"]) for i in ran.json["items"]] == [
+        ("overlay", True, None, []),
+        ("site:topas", True, None, []),
+        ("site:topas", False, "cpus", ["topas-a100-1", "topas-a100-2", "topas-a100-3"]),
+        ("site:topas", False, "grace", ["topas-a100-2"]),
+        ("site:topas", False, "preemption", []),
+    ]
+    assert ran.json["items"][2]["text"] == "keeps 0 CPUs per free GPU, wanted 8: put the block in place"
+    assert "3 gaps between policy and site: site:topas" in ran.err
+    table = cli("check", path, "--live")
+    assert table.code == Exit.UNMET and max(map(len, table.lines)) <= 100
+    assert "topas-a100-[1-3]" in table.out and "topas-a100-2" in table.out
+
+
+def test_what_is_hardly_meant_is_a_warning_and_no_mistake(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "plain-cluster", blocking="timeouts: {grace: 5min}\n")
+    ran = cli("check", path)
+    assert (ran.code, ran.out) == (Exit.OK, "")
+    assert "topas.yaml:4:19: warning: `stop` (1min) is not longer than `grace` (5min)" in ran.err
+    assert "no problem" in ran.err
+
+
+def test_a_look_tells_of_nodes_and_of_the_owner(cli: Cli, lib: Path) -> None:
+    ran = cli("check", configured(lib.parent, "plain-cluster"), "--live", "-o", "json")
+    assert ran.code == Exit.OK, ran.err
+    assert ran.json["items"][1]["text"] == (
+        "0 drones; 3 nodes with 6 of 24 GPUs free; the owner: 3 jobs wait for 8 GPUs, 1 job runs on 1 GPU"
+    )
+    table = cli("check", configured(lib.parent, "plain-cluster"), "--live").lines
+    assert table[0].split() == ["VIEW", "OK", "SEEN"], "without gaps there are no columns of them"
+
+
+def test_an_audit_that_fails_is_a_failed_look_beside_the_good_one(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster", options="{fails: audit}")
+    ran = cli("check", path, "--live", "-o", "json")
+    assert ran.code == Exit.UNMET
+    assert [(i["view"], i["ok"]) for i in ran.json["items"][1:]] == [("site:topas", True), ("site:topas", False)]
+    assert ran.json["items"][2]["text"] == (
+        "audit: the collector does not let us read its configuration"
+    )
+    path = configured(lib.parent, "telling-cluster", options="{fails: look}")
+    items = cli("check", path, "--live", "-o", "json").json["items"]
+    assert [(i["ok"], i["text"]) for i in items[1:]] == [(False, "the token has expired")]
+
+
+def test_as_a_process_of_its_own_it_does_the_same(lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster")
+    env = os.environ | {"PYTHONPATH": str(lib)}
+    ran = process("check", path, "--live", "-o", "json", env=env)
+    assert ran.returncode == Exit.UNMET and len(json.loads(ran.stdout)["items"]) == 5
+    assert process("render", "blocking", "--site", "topas", "-c", path, env=env).stdout.startswith("# grace 30 s")

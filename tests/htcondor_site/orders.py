@@ -1,0 +1,29 @@
+"""Orders for drones at a site called topas, and what becomes of them."""
+
+from __future__ import annotations
+
+from adapters.htcondor_site.settings import HTCondorSiteConfig
+from adapters.htcondor_site.submission import Batch, batches
+from provisioner.model import Admission, DroneId, DroneType, StartOrder
+
+CONTROLLER = "main"
+A100 = DroneType(
+    "topas", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=50000, vram_mib=40960,
+    gpu_model="A100-SXM4-40GB", capability=80, driver=12040, walltime_s=86400.0,
+)  # fmt: skip
+CPU = DroneType("topas", "cpu", gpu_milli=0, cpus=4, memory_mib=8000, disk_mib=100)
+DRONE = Admission(b"#!/bin/sh\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret", "checks/disk.sh": b"exit 0"})
+
+
+def order(serial: int, kind: DroneType = A100, admission: Admission | None = DRONE) -> StartOrder:
+    return StartOrder(DroneId(f"{CONTROLLER}-ab12-{serial}"), kind, 600.0, 30.0, admission)
+
+
+def config(**more: object) -> HTCondorSiteConfig:
+    return HTCondorSiteConfig.model_validate(
+        {"collector": "condor.example.org:9618", "token": {"env": "T"}, "work_directory": "/var/topas", **more}
+    )
+
+
+def submitted(*orders: StartOrder, **more: object) -> list[Batch]:
+    return list(batches(orders, config(**more), CONTROLLER))

@@ -1,0 +1,27 @@
+"""What works in the children of a cluster by bindings, for a test: orders and the owner's schedds take for ever."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from adapters.htcondor_site.matching import Amount
+from adapters.htcondor_site.owner_queue import Queue
+from adapters.shared.htcondor.ads import Ad
+
+
+class SlowSide:
+    def __init__(self, collector: str, schedd: str) -> None:
+        pass
+
+    def jobs(self, schedd: str, constraint: str, projection: tuple[str, ...]) -> list[Ad]:
+        return [Ad({"Pid": os.getpid()})]
+
+    def submit(self, *args: object) -> int:
+        time.sleep(3600)
+        return 1
+
+    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> Queue:
+        if schedd == "silent":
+            time.sleep(3600)
+        return Queue(running=((schedd, Amount()),))

@@ -1,0 +1,47 @@
+"""One process for each purpose: a look waits behind no order and behind nobody else's schedd."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_site import bindings
+from adapters.htcondor_site.bindings import BindingsCluster
+from adapters.htcondor_site.cluster import Submission
+from provisioner.sites import SiteDown
+from tests.htcondor_site.orders import config
+
+BATCH = Submission("", ("drone_id",), (("main-ab12-1",),), {"begin.sh": b""})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsCluster:
+    monkeypatch.setattr(bindings, "_SIDE", "tests.htcondor_site.slow_side:SlowSide")
+    monkeypatch.setenv("T", "a.b.c")
+    return BindingsCluster(config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas")
+
+
+async def asked(cluster: BindingsCluster) -> int:
+    [ad] = await cluster.jobs("true", ())
+    return int(ad["Pid"])
+
+
+async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(cluster: BindingsCluster) -> None:
+    async with cluster:
+        looks = await asked(cluster)
+        slow = [
+            asyncio.create_task(cluster.submit(BATCH)),
+            asyncio.create_task(cluster.owner_queue("silent", "true", ())),
+        ]
+        await asyncio.sleep(0.2)
+        assert (await cluster.owner_queue("quick", "true", ())).running[0][0] == "quick"
+        assert await asked(cluster) == looks
+        assert not any(task.done() for task in slow)
+        for task in slow:
+            task.cancel()
+        await asyncio.wait(slow)
+        assert await asked(cluster) == looks, "that one is given up costs the looks no process"
+    with pytest.raises(SiteDown, match="not connected"):
+        await asked(cluster)

@@ -1,0 +1,227 @@
+"""Our jobs' ads become drones. The ads are such as HTCondor 23.9.6 and 25.14.1 gave for drones that ended so."""
+
+from __future__ import annotations
+
+import classad2
+import pytest
+
+from adapters.htcondor_site.listing import leaves_until, listing, ours
+from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
+from tests.htcondor_site.orders import CONTROLLER
+
+NOW = 1_795_262_650.0
+OURS = "provisioner: asked to leave (by user alice)"
+BY_POLICY = "The job attribute PeriodicRemove expression '(JobStatus == 1 ...' evaluated to TRUE"
+RUNS = {
+    "JobStatus": 2, "LastJobStatus": 1, "NumJobStarts": 1, "RemoteHost": "slot1_2@a1.example.org",
+    "JobCurrentStartDate": NOW - 100, "JobCurrentStartExecutingDate": NOW - 99, "EnteredCurrentStatus": NOW - 100,
+}  # fmt: skip
+RAN = {**RUNS, "RemoteHost": None, "LastRemoteHost": "slot1_2@a1.example.org", "LastVacateTime": NOW - 20}
+
+
+def ad(serial: int = 1, **values: object) -> classad2.ClassAd:
+    """One of ours; None takes an attribute away."""
+    ours = {
+        "ClusterId": 7, "ProcId": serial, "DroneId": f"{CONTROLLER}-ab12-{serial}", "DroneType": "a100",
+        "DroneGraceS": 10, "DroneInputs": "d1", "ServerTime": NOW, "QDate": NOW - 500, "NumJobStarts": 0,
+        "EnteredCurrentStatus": NOW - 20, "LastHoldReasonCode": 16, "ExitBySignal": False,
+        **values,
+    }  # fmt: skip
+    return classad2.ClassAd({name: value for name, value in ours.items() if value is not None})
+
+
+def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDrone:
+    found = listing([ad(**values)], CONTROLLER, noticed, NOW)  # type: ignore[arg-type]
+    assert not found.notices
+    return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
+
+
+# ------------------------------------------------------------------------------------------------------------- alive
+
+
+def test_an_idle_job_waits_and_says_why() -> None:
+    waiting = drone(JobStatus=1)
+    assert (waiting.state, waiting.remote_id, waiting.type) == (RemoteState.PENDING, "7.1", "a100")
+    assert waiting.reason == "waits for the negotiator"
+    assert drone(JobStatus=1, LastRejMatchReason="no match found ").reason == "not matched: no match found"
+
+
+def test_a_job_whose_files_come_waits() -> None:
+    assert drone(JobStatus=5, HoldReasonCode=16, HoldReason="Spooling input data files").state is RemoteState.PENDING
+
+
+def test_a_running_job_tells_its_node_and_slot() -> None:
+    running = drone(**RUNS)
+    assert (running.state, running.node, running.slot) == (
+        RemoteState.RUNNING,
+        "a1.example.org",
+        "slot1_2@a1.example.org",
+    )
+    assert (running.started_at, running.notice_at, running.end) == (NOW - 100, 0.0, None)
+    assert drone(**{**RUNS, "RemoteHost": "slot1_1@topas@a1.example.org"}).node == "a1.example.org"
+    assert drone(**{**RUNS, "JobStatus": 6}).state is RemoteState.RUNNING
+
+
+def test_a_slot_that_is_taken_back_is_the_drones_notice() -> None:
+    assert drone({"slot1_2@a1.example.org": NOW - 3}, **RUNS).notice_at == NOW - 3
+    assert drone({"slot1_3@a1.example.org": NOW - 3}, **RUNS).notice_at == 0.0
+
+
+@pytest.mark.parametrize("status", [7, 0, 12])
+def test_what_we_do_not_know_is_alive(status: int) -> None:
+    unknown = drone(**{**RUNS, "JobStatus": status})
+    assert (unknown.state, unknown.end) == (RemoteState.UNKNOWN, None)
+    assert unknown.reason
+
+
+# -------------------------------------------------------------------------------------------------------------- leaving
+
+
+def test_a_removed_drone_lives_until_its_grace_is_over() -> None:
+    leaving = {**RUNS, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": OURS}
+    young = drone({RUNS["RemoteHost"]: NOW - 4}, **{**leaving, "EnteredCurrentStatus": NOW - 4})  # type: ignore[dict-item]
+    assert young.state is RemoteState.RUNNING
+    assert young.reason == "removed; gone within 11 s"
+    assert young.notice_at == 0.0  # its slot is vacated because we asked: the site takes nothing back
+    # The site was vacating it already: its job stays in the queue, removed and with its host, for its lease.
+    stuck = drone(**{**leaving, "EnteredCurrentStatus": NOW - 16})
+    assert stuck.state is RemoteState.ENDED
+    assert stuck.end is not None
+    assert stuck.end.kind is EndKind.STOPPED
+
+
+def test_nonsense_in_an_ad_does_not_keep_a_drone_alive_for_ever() -> None:
+    forged = ad(**{**RUNS, "JobStatus": 3, "DroneGraceS": 10**11, "EnteredCurrentStatus": NOW})
+    assert leaves_until(forged, NOW) <= NOW + 8 * 86400
+
+
+# ---------------------------------------------------------------------------------------------------------------- ends
+
+ENDS = [
+    ({**RAN, "JobStatus": 3, "RemoveReason": OURS, "LastJobStatus": 2}, EndKind.STOPPED, None, None),
+    ({"JobStatus": 3, "RemoveReason": OURS, "LastJobStatus": 1}, EndKind.STOPPED, None, None),
+    ({**RAN, "JobStatus": 4, "ExitCode": 0, "CompletionDate": NOW - 20}, EndKind.EXITED, 0, None),
+    ({**RAN, "JobStatus": 4, "ExitCode": 73, "CompletionDate": NOW - 20}, EndKind.EXITED, 73, None),
+    ({**RAN, "JobStatus": 4, "ExitBySignal": True, "ExitSignal": 9}, EndKind.EXITED, 137, None),
+    # evicted: idle again, and soon removed by its own policy
+    ({**RAN, "JobStatus": 1, "LastJobStatus": 2, "VacateReasonCode": 1005}, EndKind.PREEMPTED, None, None),
+    ({**RAN, "JobStatus": 3, "LastJobStatus": 1, "RemoveReason": BY_POLICY}, EndKind.PREEMPTED, None, None),
+    ({**RAN, "JobStatus": 3, "LastJobStatus": 1, "RemoveReason": OURS}, EndKind.PREEMPTED, None, None),
+    ({**RAN, "JobStatus": 1, "NumJobStarts": 0}, EndKind.PREEMPTED, None, None),  # the count comes late
+    # its node was lost
+    ({**RAN, "JobStatus": 1, "VacateReasonCode": 1008}, EndKind.FAULT, None, FaultKind.NODE),
+    ({**RAN, "JobStatus": 1, "LastVacateTime": None, "NumShadowExceptions": 1}, EndKind.FAULT, None, FaultKind.NODE),
+    # held, and soon removed by its own policy
+    ({"JobStatus": 5, "HoldReasonCode": 13, "HoldReasonSubCode": 2}, EndKind.FAULT, None, FaultKind.NODE),
+    (
+        {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 34, "RemoveReason": BY_POLICY},
+        EndKind.FAULT, None, FaultKind.CONFIG,
+    ),
+    (
+        {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 16, "RemoveReason": BY_POLICY},
+        EndKind.FAULT, None, FaultKind.UNKNOWN,
+    ),
+    # somebody else
+    (
+        {**RAN, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by user root)"},
+        EndKind.PREEMPTED, None, None,
+    ),
+    (
+        {"JobStatus": 3, "LastJobStatus": 1, "RemoveReason": "The system macro SYSTEM_PERIODIC_REMOVE expression"},
+        EndKind.FAULT, None, FaultKind.CONFIG,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "kind", "code", "fault"), ENDS)
+def test_each_end_is_told_for_what_it_is(
+    values: dict[str, object], kind: EndKind, code: int | None, fault: FaultKind | None
+) -> None:
+    ended = drone(**values)
+    assert ended.state is RemoteState.ENDED
+    assert ended.end is not None
+    assert (ended.end.kind, ended.end.exit_code, ended.end.fault) == (kind, code, fault)
+    assert ended.end.at in (NOW - 20, NOW - 100)
+
+
+def test_an_eviction_happened_when_it_was_vacated_and_not_when_the_policy_saw_it() -> None:
+    removed = drone(
+        **{**RAN, "JobStatus": 3, "LastJobStatus": 1, "RemoveReason": BY_POLICY, "EnteredCurrentStatus": NOW}
+    )
+    assert removed.end is not None
+    assert removed.end.at == NOW - 20
+    assert (removed.node, removed.slot) == ("a1.example.org", "slot1_2@a1.example.org")
+
+
+@pytest.mark.parametrize(
+    ("code", "subcode", "kind"),
+    [
+        (1, 0, FaultKind.DENIED), (13, 28, FaultKind.NODE), (12, 122, FaultKind.QUOTA), (13, 13, FaultKind.DENIED),
+        (6, 13, FaultKind.NODE), (26, 0, FaultKind.CONFIG), (32, 0, FaultKind.QUOTA), (47, 0, FaultKind.DRONE),
+        (40, 0, FaultKind.CAPACITY), (999, 0, FaultKind.UNKNOWN),
+    ],
+)  # fmt: skip
+def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -> None:
+    held = drone(JobStatus=5, HoldReasonCode=code, HoldReasonSubCode=subcode, HoldReason="it\ndid\x1b not work")
+    assert held.end is not None
+    assert held.end.fault is kind
+    assert held.end.message == f"held ({code}/{subcode}): it did? not work"
+
+
+# ------------------------------------------------------------------------------------------------------------- clocks
+
+
+def test_the_schedds_times_are_told_by_our_clock() -> None:
+    ahead = {name: value + 3600 for name, value in RAN.items() if isinstance(value, float) and value > 10**9}
+    evicted = drone(**{**RAN, **ahead, "JobStatus": 1, "ServerTime": NOW + 3600})
+    assert evicted.end is not None
+    assert (evicted.end.at, evicted.started_at) == (NOW - 20, NOW - 100)
+
+
+# ------------------------------------------------------------------------------------------------------------- the lot
+
+
+def test_of_two_jobs_of_one_drone_the_living_counts() -> None:
+    aborted = ad(1, ClusterId=6, JobStatus=3, LastJobStatus=5, RemoveReason="provisioner: its files never came")
+    found = listing([ad(1, **RUNS), aborted], CONTROLLER, None, NOW)
+    assert [each.remote_id for each in found.drones.values()] == ["7.1"]
+    assert not found.notices
+    twice = listing([ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)], CONTROLLER, None, NOW)
+    assert [each.remote_id for each in twice.drones.values()] == ["7.1"]
+    assert "twice" in twice.notices[0]
+
+
+def test_files_are_in_use_while_a_job_has_not_ended() -> None:
+    ads = [ad(1, **RUNS), ad(2, JobStatus=1, DroneInputs="d2"), ad(3, JobStatus=4, ExitCode=0, DroneInputs="d3")]
+    assert listing(ads, CONTROLLER, None, NOW).inputs == {"d1", "d2"}
+
+
+def test_a_stranger_with_our_tag_is_told_and_left_alone() -> None:
+    found = listing(
+        [ad(1, DroneId="other-ab12-1", JobStatus=2), ad(2, DroneId=None, JobStatus=2)], CONTROLLER, None, NOW
+    )
+    assert found.drones == {}
+    assert len(found.notices) == 2
+
+
+def test_the_tag_is_quoted() -> None:
+    asked = classad2.ExprTree(ours("main", 'a"b'))
+    assert asked.eval(classad2.ClassAd({"ProvisionerController": "main", "DroneSite": 'a"b'})) is True
+    assert asked.eval(classad2.ClassAd({"ProvisionerController": "main-two", "DroneSite": 'a"b'})) is False
+    assert asked.eval(classad2.ClassAd({"DroneSite": 'a"b'})) is classad2.Value.Undefined
+
+
+def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
+    """By the schedd's clock: what another controller is just sending is let alone."""
+    spooling = {"JobStatus": 5, "HoldReasonCode": 16, "ServerTime": NOW + 500}
+    ads = [ad(1, **spooling, EnteredCurrentStatus=NOW + 440), ad(2, **spooling, EnteredCurrentStatus=NOW + 439)]
+    found = listing(ads, CONTROLLER, None, NOW, files_limit_s=60.0)
+    waits, ended = (found.drones[DroneId(f"{CONTROLLER}-ab12-{n}")] for n in (1, 2))
+    assert (waits.state, waits.end) == (RemoteState.PENDING, None)
+    assert ended.end is not None
+    assert (ended.state, ended.end.kind, ended.end.at) == (RemoteState.ENDED, EndKind.STOPPED, NOW - 1)
+    assert found.abandoned == ("7.2",)
+
+
+def test_whose_jobs_ours_are_is_known_from_their_ads() -> None:
+    assert listing([ad(1, User="grid@site.test"), ad(2)], CONTROLLER, None, NOW).users == {"grid@site.test"}

@@ -1,0 +1,170 @@
+"""The owner's waiting jobs become claims on the nodes that could host them, his running ones a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import classad2
+import pytest
+from pydantic import ValidationError
+
+from adapters.htcondor_site.matching import Host, hosts
+from adapters.htcondor_site.owner import JobShape, OwnerSettings, Wanted, job_constraint, running, submitter_claims
+from adapters.htcondor_site.owner import claims as claims_of
+from adapters.htcondor_site.owner_queue import grouped
+from adapters.shared.htcondor.ads import Ad, expression, holds
+from provisioner.model import Claim, OwnerLoad
+from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
+
+A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
+SITE = hosts([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
+
+
+def claims(waiting: Sequence[Ad], site: tuple[Host, ...]) -> Wanted:
+    return claims_of(grouped(waiting, now=NOW).groups, site)
+
+
+def test_alike_jobs_are_one_claim_since_the_oldest_of_them() -> None:
+    waiting = [job(n, at=NOW - n) for n in range(1, 13)]
+    assert claims(waiting, SITE).claims == (
+        Claim(12, 1000, 4, 8192, since=NOW - 12, disk_mib=1, nodes=(), who="student@etp.test"),
+    )
+
+
+def test_what_a_job_demands_of_the_gpu_names_the_nodes_that_could_have_it() -> None:
+    found = claims(
+        [
+            job(4, at=NOW - 1, gpus=0, cpus=16),
+            job(3, at=NOW - 2, require_gpus="GlobalMemoryMb >= GPUsMinMemory", more="GPUsMinMemory = 35000"),
+            job(2, at=NOW - 3, requirements=f'(TARGET.Machine == "{V}")'),
+            job(1, at=NOW - 4, gpus=6, memory_mib=204800, require_gpus="Capability >= 8.0"),
+        ],
+        SITE,
+    )
+    assert found.notices == ()
+    assert [(c.gpu_milli, c.nodes) for c in found.claims] == [(6000, (A,)), (1000, (V,)), (1000, (A,)), (0, ())]
+
+
+def test_a_node_full_of_our_drones_could_host_what_fits_it_empty() -> None:
+    [only] = claims([job(1, gpus=8, cpus=64, require_gpus="Capability >= 8.0")], SITE).claims
+    assert only.nodes == (A,)
+
+
+def test_jobs_that_no_node_could_ever_host_free_nothing_and_are_told() -> None:
+    found = claims([job(7, gpus=9), job(8, gpus=9), job(9, require_gpus="Capability >= 9.0")], SITE)
+    assert found.claims == ()
+    assert sorted(found.notices) == [
+        "owner: 1 jobs of student@etp.test (9.0) fit no node even if it were empty (1 GPUs, 4 CPUs, 8192 MiB each):"
+        " no room is made for them",
+        "owner: 2 jobs of student@etp.test (7.0, 8.0) fit no node even if it were empty (9 GPUs, 4 CPUs, 8192 MiB"
+        " each):"
+        " no room is made for them",
+    ]
+
+
+def test_a_job_that_start_refuses_whoever_is_there_takes_no_drone_away() -> None:
+    blocks = "(MY.Cpus - TARGET.RequestCpus) >= 8 * (MY.GPUs - (TARGET.RequestGPUs ?: 0))"
+    site = hosts([pslot(A, start=blocks)], 0)
+    greedy, just = job(1, cpus=150), job(2, cpus=136)
+    assert [claim.cpus for claim in claims([greedy, just], site).claims] == [136]
+
+
+def test_what_cannot_be_judged_from_here_is_a_claim() -> None:
+    site = hosts([pslot(A, start='TARGET.Group == "etp"')], 0)
+    unknown = job(1, requirements="(TARGET.Weather + 1 > 5) && (TARGET.FileSystemDomain == MY.FileSystemDomain)")
+    assert [claim.count for claim in claims([unknown], site).claims] == [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "universe", "wanted"),
+    [(1, 5, 1), (2, 5, 0), (3, 5, 0), (5, 5, 0), (1, 7, 0), (1, 9, 0), (1, 12, 0)],
+)
+def test_only_idle_jobs_for_machines_are_claims(status: int, universe: int, wanted: int) -> None:
+    assert len(claims([job(1, status=status, universe=universe)], SITE).claims) == wanted
+
+
+def test_jobs_of_two_users_are_two_claims_and_the_queues_clock_is_not_ours() -> None:
+    clock = f"ServerTime = {NOW + 30}"
+    waiting = [job(1, user="a@etp.test", at=NOW, more=clock), job(2, user="b@etp.test", at=NOW, more=clock)]
+    found = claims(waiting, SITE)
+    assert [(claim.who, claim.since) for claim in found.claims] == [("a@etp.test", NOW - 30), ("b@etp.test", NOW - 30)]
+
+
+def test_nothing_known_of_the_nodes_is_no_reason_to_forget_the_owner() -> None:
+    assert [claim.nodes for claim in claims([job(1)], ()).claims] == [()]
+
+
+def test_text_of_strangers_stays_on_its_line() -> None:
+    [line] = claims([job(1, gpus=99, user="x" * 300 + "\\nroot")], SITE).notices
+    assert "\n" not in line and len(line) <= 400
+
+
+# --------------------------------------------------------------------------------------------------- which jobs count
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ("", True),
+        ("IsBackfill = true", False),
+        ('ProvisionerController = "kit"', False),
+        ('AcctGroup = "cms"', False),
+        ("JobStatus = 5", False),
+        ("JobUniverse = 12", False),
+    ],
+)
+def test_the_queue_is_asked_for_the_owners_jobs_and_never_for_drones(more: str, wanted: bool) -> None:
+    settings = OwnerSettings(jobs='AcctGroup == "etp" || AcctGroup =?= undefined', schedds=("submit.etp.test",))
+    asked = job(1, more=more)
+    assert holds(expression(job_constraint(settings)), asked, classad2.ClassAd()) is wanted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"jobs": "(("},
+        {"schedds": ["a b"]},
+        {"submitters": ["*@etp test"]},
+        {"shape": {"gpus": 2}},
+        {"shape": {"gpu": 2}, "submitters": ["*"]},
+        {"group": "etp"},
+    ],
+    ids=str,
+)
+def test_mistakes_in_the_owners_section_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        OwnerSettings.model_validate(wrong)
+
+
+# -------------------------------------------------------------------------------------------------------- submitters
+
+
+def test_a_queue_that_may_not_be_read_is_known_by_its_totals() -> None:
+    def submitter(name: str, schedd: str, idle: int) -> classad2.ClassAd:
+        return classad2.ClassAd({"Name": name, "ScheddName": schedd, "IdleJobs": idle, "LastHeardFrom": NOW})
+
+    shape = JobShape.model_validate({"gpus": 2, "cpus": 4, "memory": "16 GiB"})
+    settings = OwnerSettings(submitters=("*@etp.test",), shape=shape)
+    ads = [
+        submitter("a@etp.test", "s1", 3),
+        submitter("a@etp.test", "s2", 4),
+        submitter("b@etp.test", "s1", 0),
+        submitter("grid@site.test", "s3", 99),
+    ]
+    assert submitter_claims(ads, settings, NOW) == (Claim(7, 2000, 4, 16384, since=NOW, who="a@etp.test"),)
+
+
+# ------------------------------------------------------------------------------------------------------------ running
+
+
+def test_what_the_owner_holds_here_and_nowhere_else() -> None:
+    ads = [
+        job(1, status=2, more=f'RemoteHost = "slot1_1@{A}"'),
+        job(
+            2, status=2, more=f'RemoteHost = "slot1_2@topas@{V.upper()}"\nMemoryProvisioned = 8320\nCpusProvisioned = 5'
+        ),
+        job(3, status=2, more='RemoteHost = "slot1_1@desk.etp.test"'),
+        job(4, status=1),
+    ]
+    assert running(grouped(ads).running, SITE) == OwnerLoad(jobs=2, gpu_milli=2000, cpus=9, memory_mib=8192 + 8320)

@@ -1,0 +1,184 @@
+"""What the adapter does at a look and between looks; the cluster answers as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Self
+
+import classad2
+import pytest
+
+from adapters.htcondor_site import HTCondorSite
+from adapters.htcondor_site import site as site_module
+from adapters.htcondor_site.cluster import Submission
+from adapters.htcondor_site.matching import CONSTRAINT
+from adapters.htcondor_site.owner_queue import Queue
+from adapters.shared.htcondor.ads import Ad
+from provisioner.contract.waiting import eventually
+from provisioner.model import Answer, DroneId, DroneType, EndKind, FaultKind, RemoteState
+from provisioner.sites import SiteDown
+from tests.htcondor_site.orders import A100, CONTROLLER, config, order
+from tests.htcondor_site.slot_ads import pslot
+
+
+class FakeCluster:
+    """A pool of one node, with the jobs that a test puts into its queue."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Ad] = [pslot()]
+        self.queue: list[Ad] = []
+        self.done: list[str] = []
+        """What was changed, and fetched."""
+        self.collects_for_ever = False
+        self.breaks = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return self.queue
+
+    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return self.nodes if constraint == CONSTRAINT else []
+
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> Queue:
+        return Queue()
+
+    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
+        return []
+
+    async def submit(self, batch: Submission) -> int:
+        self.done.append("submit")
+        return 1
+
+    async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
+        self.done.append("collect " + " ".join(job_ids.values()))
+        if self.breaks:
+            raise ValueError("a mistake of ours")
+        if self.collects_for_ever:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.done.append("collected no more")
+        return {}
+
+    async def tidy(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
+        self.done.append("tidy")
+
+    async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
+        self.done += [f"remove {each}" for each in job_ids]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    fake = FakeCluster()
+    monkeypatch.setattr(site_module, "cluster_of", lambda *_: fake)
+    return fake
+
+
+def site(*types: DroneType, **options: object) -> HTCondorSite:
+    return HTCondorSite("topas", config(**options), types or [A100], CONTROLLER)
+
+
+def job(proc: int, **values: object) -> Ad:
+    common = {"ClusterId": 7, "ProcId": proc, "DroneId": f"{CONTROLLER}-ab12-{proc}", "DroneType": "a100"}
+    return classad2.ClassAd({**common, "ServerTime": time.time(), **values})
+
+
+def spooling(proc: int, since_s: int) -> Ad:
+    return job(proc, JobStatus=5, HoldReasonCode=16, EnteredCurrentStatus=time.time() - since_s)
+
+
+def completed(proc: int) -> Ad:
+    return job(proc, JobStatus=4, ExitCode=0, NumJobStarts=1, JobCurrentStartDate=time.time() - 60)
+
+
+# ------------------------------------------------------------------------------------------------------- housekeeping
+
+
+async def test_who_looks_but_once_changes_nothing(cluster: FakeCluster) -> None:
+    """`provisioner check --live` is another process beside the controller."""
+    cluster.queue = [spooling(1, since_s=3600), completed(2)]
+    async with site() as it:
+        await it.look()
+        await asyncio.sleep(0)
+    assert cluster.done == []
+
+
+async def test_house_is_kept_between_looks_and_holds_none_up(cluster: FakeCluster) -> None:
+    cluster.queue, cluster.collects_for_ever = [completed(2)], True
+    async with site() as it:
+        for _ in range(4):
+            assert (await it.look()).drones
+            await asyncio.sleep(0)
+        assert cluster.done == ["collect 7.2"], "one errand at a time"
+    assert cluster.done == ["collect 7.2", "collected no more"]
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_mistake_while_keeping_house_fails_no_look_and_is_told(cluster: FakeCluster) -> None:
+    cluster.queue, cluster.breaks = [completed(2)], True
+    async with site() as it:
+        for _ in range(2):
+            assert (await it.look()).notices == ()
+            await asyncio.sleep(0)
+        assert (await it.look()).notices == ("housekeeping: ValueError: a mistake of ours",)
+
+
+async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluster) -> None:
+    """45 s for a submit, and 15 more."""
+    cluster.queue = [spooling(1, since_s=50), spooling(2, since_s=65)]
+    async with site() as it:
+        for _ in range(2):
+            drones = (await it.look()).drones
+            waits, given_up = drones[DroneId(f"{CONTROLLER}-ab12-1")], drones[DroneId(f"{CONTROLLER}-ab12-2")]
+            assert waits.state is RemoteState.PENDING
+            assert given_up.end is not None and given_up.end.kind is EndKind.STOPPED
+
+        async def kept() -> bool:
+            return "tidy" in cluster.done
+
+        await eventually("house was kept", kept, 60)
+    assert cluster.done == ["remove 7.2", "tidy"]
+
+
+# ------------------------------------------------------------------------------------------------------ nodes and types
+
+
+async def test_a_collector_that_has_just_started_is_no_site_without_nodes(cluster: FakeCluster) -> None:
+    async with site() as it:
+        assert len((await it.look()).nodes) == 1
+        cluster.nodes = []
+        with pytest.raises(SiteDown, match="lists no slots"):
+            await it.look()
+
+
+async def test_where_no_node_was_ever_seen_nothing_is_free(cluster: FakeCluster) -> None:
+    cluster.nodes = []
+    async with site() as it:
+        view = await it.look()
+    assert (view.nodes, view.free) == ((), {"a100": 0})
+    assert view.notices == ("collector condor.example.org:9618 lists no slots: nothing can start here",)
+
+
+async def test_behind_a_computing_element_the_nodes_are_not_known(cluster: FakeCluster) -> None:
+    cluster.nodes = []
+    async with site(submit={"universe": "grid"}) as it:
+        view = await it.look()
+    assert (view.nodes, view.free, view.notices) == ((), None, ())
+
+
+async def test_a_share_of_a_gpu_is_refused_and_told(cluster: FakeCluster) -> None:
+    half = replace(A100, name="half", gpu_milli=500)
+    async with site(A100, half) as it:
+        [refused] = await it.start([order(1, half)])
+        [notice] = (await it.look()).notices
+    assert refused.answer is Answer.REFUSED and refused.fault is not None
+    assert (refused.fault.kind, cluster.done) == (FaultKind.CONFIG, [])
+    assert "half has a share of a GPU (0.5)" in notice

@@ -1,0 +1,110 @@
+"""Orders become submit descriptions: in how many, with which files, and which orders cannot."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import classad2
+import htcondor2  # noqa: F401 - for regexp
+import pytest
+
+from adapters.htcondor_site.submission import Unfit, batches, checked, device_pattern
+from provisioner.model import DroneId, StartOrder
+from tests.htcondor_site.orders import A100, CPU, DRONE, config, order, submitted
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+
+def test_drones_of_a_type_go_in_one_submit_with_their_ids_as_rows() -> None:
+    [batch] = submitted(*(order(n) for n in range(300)))
+    assert batch.submission.columns == ("drone_id",)
+    assert batch.submission.rows == tuple((f"main-ab12-{n}",) for n in range(300))
+    assert batch.drone_ids == tuple(f"main-ab12-{n}" for n in range(300))
+
+
+def test_what_differs_in_more_than_the_id_goes_apart() -> None:
+    other = replace(DRONE, files={**DRONE.files, "token": b"another"})
+    hurried = replace(order(4), idle_timeout_s=60.0)
+    found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5))
+    assert [batch.drone_ids for batch in found] == [
+        ("main-ab12-1", "main-ab12-5"), ("main-ab12-2",), ("main-ab12-3",), ("main-ab12-4",),
+    ]  # fmt: skip
+    assert len({batch.submission.digest for batch in found}) == 2  # of files there are two kinds
+
+
+def test_no_submit_is_larger_than_wanted() -> None:
+    found = list(batches([order(n) for n in range(25)], config(), "main", largest=10))
+    assert [len(batch.drone_ids) for batch in found] == [10, 10, 5]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(order(1), drone_id=DroneId("other-ab12-1")),
+        replace(order(1), drone_id=DroneId("main-x,y")),
+        order(1, A100, None),
+        order(1, replace(A100, gpu_milli=500)),
+        order(1, replace(A100, gpu_milli=1500)),
+        order(1, A100, replace(DRONE, files={"../token": b""})),
+        order(1, A100, replace(DRONE, files={"a b": b""})),
+        order(1, A100, replace(DRONE, files={"drone.sh": b""})),
+        order(1, A100, replace(DRONE, env={"A": "two\nlines"})),
+        order(1, A100, replace(DRONE, env={"A": "$$"})),
+        order(1, A100, replace(DRONE, env={"A B": "x"})),
+    ],
+)
+def test_what_cannot_be_said_in_a_submit_description_is_refused(bad: StartOrder) -> None:
+    with pytest.raises(Unfit):
+        checked(bad, "main")
+
+
+def test_a_good_order_is_not_refused() -> None:
+    checked(order(1), "main")
+    checked(order(2, CPU), "main")
+
+
+def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
+    [batch] = submitted(order(1))
+    assert batch.submission.files["token"] == b"secret"
+    assert batch.submission.files["drone.sh"] == DRONE.script
+    assert "secret" not in batch.submission.description
+    assert "secret" not in repr(batch)
+    taken = re.search(r"^transfer_input_files = (.*)$", batch.submission.description, re.MULTILINE)
+    assert taken is not None
+    assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"  # a directory goes as a whole
+
+
+# ---------------------------------------------------------------------------------------------------------------- GPUs
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "fits"),
+    [
+        ("V100", "Tesla V100-SXM2-32GB", True),
+        ("V100", "Tesla V100S-PCIE-32GB", False),
+        ("V100S-PCIE-32GB", "NVIDIA Tesla V100S-PCIE-32GB", True),
+        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", True),
+        ("a100-sxm4-40gb", "A100-SXM4-40GB", True),
+        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", False),
+        ("A10", "NVIDIA A100-SXM4-40GB", False),
+        ("GeForce GTX 1080 (x)", "NVIDIA GeForce GTX 1080 (x)", True),
+        ("Q.8", "Qx8", False),
+    ],
+)
+def test_a_model_is_told_from_its_cousins(model: str, device: str, fits: bool) -> None:
+    found = classad2.ExprTree(f'regexp("{device_pattern(model)}", DeviceName, "i")').eval(
+        classad2.ClassAd({"DeviceName": device})
+    )
+    assert found is fits
+
+
+@pytest.mark.parametrize(("deadline", "limit_s"), [("10s", 120), ("45s", 180)])
+def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_died(deadline: str, limit_s: int) -> None:
+    [batch] = submitted(order(1), submit_deadline=deadline)
+    [line] = [each for each in batch.submission.description.splitlines() if each.startswith("periodic_remove = ")]
+    policy = classad2.ExprTree(line.partition(" = ")[2])
+    now = int(classad2.ExprTree("time()").eval())
+    spooling = {"JobStatus": 5, "HoldReasonCode": 16}
+    for since_s, gone in ((limit_s - 30, False), (limit_s + 30, True)):
+        assert policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s})) is gone

@@ -1,0 +1,86 @@
+"""`site_configs/topas.yaml` fits its hardware: it loads, its drones fit its nodes, its reserve fits both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_site.audit import gaps
+from adapters.htcondor_site.blocking import render
+from adapters.htcondor_site.matching import Host, hosts
+from adapters.htcondor_site.nodes import nodes
+from adapters.shared.htcondor.ads import Ad, expression, holds
+from provisioner.config import SiteSpec, load
+from tests.htcondor_site.slot_ads import A100, V100S, job, pslot
+from tests.htcondor_site.test_blocking import loaded
+
+FILE = Path(__file__).parents[2] / "site_configs" / "topas.yaml"
+CONTROLLER = """
+controller: kit
+store: {path: provisioner.db}
+overlay: {adapter: embedded, options: {path: queue.db}}
+sites: [TOPAS]
+"""
+
+
+@pytest.fixture
+def topas(tmp_path: Path) -> SiteSpec:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("TOPAS", str(FILE)))
+    [site] = load(tmp_path / "provisioner.yaml").sites
+    return site
+
+
+def hardware(topas: SiteSpec) -> tuple[Host, ...]:
+    """The real nodes, running what is printed for them."""
+    ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
+    ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]
+    ads += [pslot(f"topas-a100-{n}.etp.test", gpu=("A100-PCIE-40GB", *A100[1:])) for n in (1, 2, 3)]
+    conf = loaded(render(topas.policy, topas.types))
+    for ad in ads:
+        for name in ("START", "RANK", "MAXJOBRETIREMENTTIME", "MACHINEMAXVACATETIME"):
+            ad[name] = expression(conf[name])
+    return hosts(ads, 0)
+
+
+def demanded(topas: SiteSpec) -> dict[str, str]:
+    return {name: options.requirements or "" for name, options in topas.options.types.items()}
+
+
+def test_each_node_could_host_the_drones_that_are_meant_for_it(topas: SiteSpec) -> None:
+    found = nodes(hardware(topas), topas.types, demanded(topas))
+    assert {node.name.rpartition("-")[0]: node.types for node in found} == {
+        "topas-v100s": ("v100s", "cpu"),
+        "topas-v100": ("v100", "cpu"),
+        "topas-a100": ("a100", "cpu"),
+    }
+    assert sum(node.gpu_milli for node in found) == topas.policy.max_gpu_milli == 56_000
+    assert sum(kind.max_drones or 0 for kind in topas.types if kind.gpu_milli) == 56
+
+
+def test_the_printed_configuration_leaves_no_gap(topas: SiteSpec) -> None:
+    assert gaps(hardware(topas), topas.policy, topas.types, demanded(topas)) == ()
+
+
+def test_every_gpu_of_every_node_gets_its_drone(topas: SiteSpec) -> None:
+    """One after the other onto each node, with as much CPU work before them as START takes."""
+    kinds = {kind.name: kind for kind in topas.types}
+    for host in hardware(topas):
+        ad, kind = host.places[0].ad, kinds[host.name.split("-")[1]]
+        while takes(ad, 0, 1, 1024):
+            take(ad, 0, 1, 1024)
+        started = 0
+        while started < 9 and int(ad["GPUs"]) and takes(ad, 1, kind.cpus, kind.memory_mib):
+            take(ad, 1, kind.cpus, kind.memory_mib)
+            started += 1
+        assert (started, int(ad["Cpus"])) == (8, 0), host.name
+
+
+def takes(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> bool:
+    asked = job(1, gpus=gpus, cpus=cpus, memory_mib=memory_mib)
+    return cpus <= int(ad["Cpus"]) and holds(expression(str(ad.lookup("Start"))), ad, asked)
+
+
+def take(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> None:
+    for name, size in (("GPUs", gpus), ("Cpus", cpus), ("Memory", memory_mib)):
+        ad[name] = int(ad[name]) - size

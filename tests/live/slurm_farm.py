@@ -1,0 +1,107 @@
+"""A site on the lab's Slurm, by each way to it, and a look at its drones past all of them."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from adapters.slurm_site import SlurmSite
+from adapters.slurm_site.settings import SlurmSiteConfig
+from provisioner.model import DroneId, DroneType
+from tests.live.shell_drones import ShellDrones
+from tests.live.slurm_lab import SlurmLab
+
+HERE = "hk"
+A100 = DroneType(
+    HERE, "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, vram_mib=40960, gpu_model="A100",
+    capability=80, walltime_s=3600.0,
+)  # fmt: skip
+HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
+_ENDED = frozenset(
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
+)
+_NAME = re.compile(r"(?P<prefix>[a-z0-9-]+)-(?P<serial>\d+)(?P<array>\+?)\..*")
+
+
+def ways(lab: SlurmLab, work: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Options of the site for each way to the cluster. ``work``: a directory for secrets."""
+    token = work / "token"
+    token.touch(mode=0o600)
+    token.write_text(lab.token())
+    login = {
+        "host": "127.0.0.1",
+        "port": lab.ssh_port,
+        "user": "drone",
+        "known_hosts": str(lab.known_hosts),
+        "key": str(lab.key),
+    }
+    return {
+        "tools": {"tools": {"bin": str(lab.tools)}},
+        "ssh": {"tools": {"ssh": login}},
+        "rest": {
+            "transport": "rest",
+            "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}},
+        },
+        "socket": {"transport": "rest", "rest": {"url": f"unix:{lab.rest_socket}", "ssh": login}},
+        "native": {"transport": "native"},  # on the cluster's own hosts only: the Python there is for the test to say
+    }
+
+
+def site_config(lab: SlurmLab, way: str, work: Path, **more: Any) -> SlurmSiteConfig:
+    return SlurmSiteConfig.model_validate(
+        {
+            "partition": "accelerated",
+            "types": {"a100": {"gres": "gpu:a100"}, "huge": {"gres": "gpu:a100"}},
+            "deadline": "3s",
+            **ways(lab, work)[way],
+            **more,
+        }
+    )
+
+
+class SlurmWorld(ShellDrones):
+    """The contract's view of it."""
+
+    kind: DroneType = A100
+    impossible: DroneType = HUGE
+    grace_s = 3.0
+    patience_s = 60.0
+    tells_free = False
+    tells_exit_codes = True
+
+    def __init__(self, lab: SlurmLab, way: str, work: Path, controller: str) -> None:
+        self.lab, self.controller = lab, controller
+        self.config = site_config(lab, way, work)
+
+    def site(self, controller: str | None = None) -> SlurmSite:
+        return SlurmSite(HERE, self.config, [A100, HUGE], controller or self.controller)
+
+    async def alive(self, drone_id: DroneId) -> int:
+        jobs = [job for job in self.lab.jobs("-u", "drone") if drone_of(job.id, job.name) == drone_id]
+        return len([job for job in jobs if job.state not in _ENDED])
+
+    async def anything_left(self, drone_id: DroneId) -> bool:
+        directories = self.lab.inside("/tmp").glob(f"drone.{drone_id}.*")
+        return bool(self.lab.processes_of(drone_id)) or any(directories)
+
+    @asynccontextmanager
+    async def broken(self) -> AsyncIterator[None]:
+        """slurmctld hangs."""
+        self.lab.signal("slurmctld", signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.lab.signal("slurmctld", signal.SIGCONT)
+
+
+def drone_of(job_id: str, name: str) -> str:
+    """Which drone a job is, by its name and the number of its task."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return ""
+    task = int(job_id.partition("_")[2] or 0) if found["array"] else 0
+    return f"{found['prefix']}-{int(found['serial']) + task}"

@@ -1,0 +1,325 @@
+"""Blocking at a real HTCondor site: what `render` prints is loaded by real startds, and what they then do is counted.
+
+The pool is TOpAS in small: a node of 8 A100 with 192 CPUs and 1 TB, one of 8 V100 with 48 CPUs, all declared. Drones
+are jobs of a drone's shape that sleep.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import classad2
+import pytest
+
+from adapters.htcondor_site import matching, owner
+from adapters.htcondor_site.audit import gaps
+from adapters.htcondor_site.blocking import render
+from adapters.htcondor_site.matching import Host, hosts
+from adapters.htcondor_site.nodes import NOTICE_CONSTRAINT, NOTICE_PROJECTION, nodes, notices
+from adapters.htcondor_site.owner import OwnerSettings
+from adapters.htcondor_site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
+from adapters.shared.htcondor.ads import Ad, whole
+from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
+from tests.live.lab import Condor, LabError, Pool, lab_directory, until
+
+pytestmark = pytest.mark.timeout(840)
+
+A100, V100 = "topas-a100-1.test", "topas-v100-1.test"
+NODE = """
+NUM_CPUS = 192
+MEMORY = 1048576
+DISK = 4194304000
+USE FEATURE : GPUs
+GPU_DISCOVERY_EXTRA = -extra -simulate:4,8
+NUM_SLOTS_TYPE_1 = 1
+SLOT_TYPE_1 = 100%
+SLOT_TYPE_1_PARTITIONABLE = True
+CLAIM_WORKLIFE = 0
+UPDATE_INTERVAL = 2
+NETWORK_HOSTNAME = topas-a100-1.test
+"""
+SECOND_NODE = """
+DAEMON_LIST = $(DAEMON_LIST) STARTD2
+DC_DAEMON_LIST = + STARTD2
+STARTD2 = $(STARTD)
+STARTD2_ARGS = -local-name v100
+STARTD2_LOG = $(LOG)/Startd2Log
+v100.STARTD_LOG = $(LOG)/Startd2Log
+v100.EXECUTE = $(LOCAL_DIR)/execute2
+v100.NETWORK_HOSTNAME = topas-v100-1.test
+v100.GPU_DISCOVERY_EXTRA = -extra -simulate:2,8
+v100.NUM_CPUS = 48
+"""
+POLICY = SitePolicy(
+    site="topas",
+    grace_s=5,
+    blocking=(
+        Reserve(nodes=("topas-v100-*",), cpus=6, memory_mib=20480, disk_mib=51200),
+        Reserve(cpus=8, memory_mib=20480, disk_mib=51200),
+    ),
+)
+DRONE = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, gpu_model="A100-SXM4-40GB", capability=80)
+SMALL = DroneType("topas", "v100", 1000, 6, 20480, 51200, gpu_model="V100", capability=70)
+TYPES = (DRONE, SMALL)
+
+
+@contextmanager
+def site(condor: Condor, config: str, startds: int) -> Iterator[Pool]:
+    with lab_directory("site") as root:
+        pool = Pool(root, condor, "site", "COLLECTOR NEGOTIATOR SCHEDD STARTD", config)
+        (pool.dir / "execute2").mkdir()
+        pool.account.give(pool.dir)
+        try:
+            pool.start()
+            until(lambda: len(machines(pool)) == startds, what="the nodes are there")
+            yield pool
+        finally:
+            pool.stop()
+
+
+@pytest.fixture(scope="module")
+def blocked(condor: Condor) -> Iterator[Pool]:
+    """A site of both nodes that has loaded what is printed for it."""
+    with site(condor, NODE + SECOND_NODE + render(POLICY, TYPES) + "PROVISIONER_HEAD_START = 0\n", 2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def empty(blocked: Pool) -> Iterator[Pool]:
+    yield blocked
+    clear(blocked)
+
+
+def clear(pool: Pool) -> None:
+    with suppress(LabError):  # there may be none
+        pool.run("condor_rm", "-all")
+    until(lambda: not pool.jobs(), what="the queue is empty")
+    until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
+
+
+def machines(pool: Pool) -> tuple[Host, ...]:
+    return hosts(parsed(pool.run("condor_status", "-long", "-constraint", matching.CONSTRAINT)), 0)
+
+
+def parsed(text: str) -> list[Ad]:
+    return list(classad2.parseAds(text))
+
+
+def sleepers(n: int, *, gpus: int = 0, cpus: int = 1, memory_mib: int = 1024, more: str = "") -> str:
+    return "\n".join(
+        [
+            "executable = /bin/sleep",
+            "transfer_executable = False",
+            "arguments = 600",
+            f"request_cpus = {cpus}",
+            f"request_memory = {memory_mib}",
+            "request_disk = 1MB",
+            *([f"request_gpus = {gpus}"] if gpus else []),
+            more,
+            f"queue {n}",
+            "",
+        ]
+    )
+
+
+def drones(n: int, kind: DroneType = DRONE, more: str = "") -> str:
+    shape = sleepers(n, gpus=1, cpus=kind.cpus, memory_mib=kind.memory_mib, more=f"+IsBackfill = True\n{more}")
+    return shape.replace("request_disk = 1MB", f"request_disk = {kind.disk_mib}MB")
+
+
+def at(node: str) -> str:
+    return f'requirements = Machine == "{node}"'
+
+
+def running(pool: Pool, cluster: int) -> int:
+    return pool.statuses(cluster).count(2)
+
+
+def settle(pool: Pool, cluster: int, runs: int) -> int:
+    """How many jobs of a cluster run, once ``runs`` of them do and the negotiator has refused another since."""
+    until(lambda: running(pool, cluster) >= runs, 200, every_s=0.5, what=f"{runs} jobs run")
+
+    def refused() -> bool:
+        asked = ("JobStatus", "JobCurrentStartDate", "LastRejMatchTime", "QDate")
+        ads = parsed(pool.run("condor_q", str(cluster), "-allusers", "-long", "-attributes", ",".join(asked)))
+        newest = max(max(whole(ad, "JobCurrentStartDate"), whole(ad, "QDate")) for ad in ads)
+        return any(whole(ad, "LastRejMatchTime") > newest + 2 for ad in ads if whole(ad, "JobStatus") == 1)
+
+    until(refused, every_s=0.5, what="the rest is refused")
+    return running(pool, cluster)
+
+
+# ----------------------------------------------------------------------------------------------------------- blocking
+
+
+def test_cpu_jobs_leave_every_free_gpu_its_share_and_every_drone_then_runs(empty: Pool) -> None:
+    cpu = empty.submit(sleepers(60, cpus=4), identity="admin")
+    assert settle(empty, cpu, 32) == 32  # of 192 + 48 CPUs 8 * 8 and 8 * 6 are kept: 128 and 0 are left
+    until(lambda: {h.name: h.free.cpus for h in machines(empty)} == {A100: 64, V100: 48}, what="told in the ads")
+    big, small = empty.submit(drones(8, more=at(A100))), empty.submit(drones(8, SMALL, more=at(V100)))
+    until(lambda: running(empty, big) == 8 and running(empty, small) == 8, 120, what="every GPU has its drone")
+    assert running(empty, cpu) == 32
+
+
+def test_jobs_of_large_memory_leave_every_free_gpu_its_share(empty: Pool) -> None:
+    large = empty.submit(sleepers(12, memory_mib=102400, more=at(A100)), identity="admin")
+    assert settle(empty, large, 8) == 8  # (1048576 - 8 * 20480) / 102400
+    those = empty.submit(drones(8, more=at(A100)))
+    until(lambda: running(empty, those) == 8, 120, what="every GPU has its drone")
+
+
+def test_without_it_cpu_jobs_shut_the_drones_out_and_the_audit_tells(condor: Condor) -> None:
+    with site(condor, NODE, 1) as pool:
+        cpu = pool.submit(sleepers(60, cpus=4), identity="admin")
+        assert settle(pool, cpu, 48) == 48
+        those = pool.submit(drones(8))
+        assert settle(pool, those, 0) == 0
+        found = gaps(machines(pool), POLICY, TYPES)
+        assert [(gap.node, gap.dimension) for gap in found] == [
+            (A100, "cpus"),
+            (A100, "memory"),
+            (A100, "disk"),
+            (A100, "preemption"),
+            ("topas-v100-*", "nodes"),
+        ]
+        assert found[0].message == (
+            "8 free GPUs keep 0 of 192 CPUs, wanted 64: START takes a job without GPU of 192 CPUs;"
+            " `provisioner render blocking --site topas` prints what the node needs"
+        )
+
+
+def test_the_audit_finds_nothing_where_the_printed_configuration_runs(empty: Pool) -> None:
+    known = machines(empty)
+    assert gaps(known, POLICY, TYPES) == ()
+    greedier = replace(POLICY, grace_s=60, blocking=(Reserve(cpus=9, memory_mib=20480),))
+    assert [(gap.node, gap.dimension) for gap in gaps(known, greedier, TYPES)] == [
+        (A100, "cpus"),
+        (A100, "grace"),
+        (V100, "cpus"),
+        (V100, "grace"),
+    ]
+
+
+def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: Condor) -> None:
+    released = replace(POLICY, blocking=(Reserve(cpus=8, memory_mib=20480, when=ReserveWhen.GPU_DEMAND),))
+    trusted = 'PROVISIONER_TRUSTED_JOBS = TARGET.User == "alice@site.test"\n'
+    with site(condor, NODE + trusted + render(released, TYPES), 1) as pool:
+        assert gaps(machines(pool), released, TYPES) == ()
+        large = sleepers(1, cpus=150, more="+ProvisionerUsesReserve = True")
+        others, unmarked = pool.submit(large, "admin"), pool.submit(sleepers(1, cpus=150), "alice")
+        after = [pool.submit(sleepers(1), user) for user in ("admin", "alice")]
+        until(lambda: all(running(pool, one) == 1 for one in after), 60, what="whoever came later has been served")
+        assert (pool.statuses(others), pool.statuses(unmarked)) == ([1], [1])
+        ours = pool.submit(large, "alice")
+        until(lambda: running(pool, ours) == 1, 60, what="the provisioner's own CPU drone runs")
+
+
+# --------------------------------------------------------------------------------------------------------- preemption
+
+
+def test_the_owners_job_takes_a_drones_slot_after_notice_and_grace(empty: Pool) -> None:
+    """The drones trap SIGTERM, say so, and stay: the site kills them when their grace is over."""
+    told = empty.dir / "jobs" / "told"
+    stubborn = f"trap 'echo TERM >>{told}' TERM; while :; do sleep 0.2; done"
+    text = drones(8, more=at(A100)).replace("executable = /bin/sleep", "executable = /bin/sh")
+    script = empty.dir / "jobs" / "stubborn.sh"
+    script.write_text(stubborn)
+    script.chmod(0o755)
+    those = empty.submit(text.replace("arguments = 600", f"arguments = {script}"))
+    until(lambda: running(empty, those) == 8, 120, what="the drones run")
+
+    theirs = empty.submit(sleepers(1, gpus=1, cpus=4, memory_mib=8192, more=at(A100)), identity="admin")
+    seen = until(lambda: notices(taken_back(empty)), 60, what="the site takes a slot back")
+    assert [name.partition("_")[0] for name in seen] == ["slot1"] and len(seen) == 1
+    until(lambda: running(empty, theirs) == 1, 60, what="the owner's job runs")
+    assert Path(told).read_text().split() == ["TERM"]  # one drone, told once, and killed for its stubbornness
+    assert running(empty, those) == 7
+
+
+def test_drones_have_a_head_start_and_the_owners_jobs_never_throw_out_each_other(condor: Condor) -> None:
+    """While the provisioner is making room the site takes no drone's slot by force; later it does. A RANK that grew
+    with a job's age would do it too, and let an owner's job that began young be thrown out by an older one."""
+    short_s = 8
+    with site(condor, f"{NODE}{render(POLICY, TYPES)}PROVISIONER_HEAD_START = {short_s}\n", 1) as pool:
+        those = pool.submit(drones(8, more='+DroneId = "kit-$(Process)"'))
+        until(lambda: running(pool, those) == 8, 120, what="the drones run")
+        theirs = pool.submit(sleepers(1, gpus=1, cpus=4, memory_mib=8192), identity="admin")
+        first = pool.submit(sleepers(1, cpus=100), identity="admin")
+        until(lambda: running(pool, first) == 1, 60, what="an owner's job that needs no drone's slot begins at once")
+        until(lambda: running(pool, theirs) == 1, 120, what="the owner's job has a drone's slot")
+        [ad] = parsed(pool.run("condor_q", str(theirs), "-long"))
+        assert whole(ad, "JobCurrentStartDate") - whole(ad, "QDate") >= short_s
+
+        second = pool.submit(sleepers(1, cpus=100), identity="admin")
+        waited = time.time() + short_s + 10
+        until(lambda: time.time() > waited, 60, what="it is older than the first was when it began")
+        assert pool.statuses(second) == [1] and running(pool, first) == 1
+        [ad] = parsed(pool.run("condor_q", str(first), "-long"))
+        assert whole(ad, "NumJobStarts") == 1, "never thrown out"
+
+
+def taken_back(pool: Pool) -> list[Ad]:
+    told = pool.run(
+        "condor_status", "-long", "-constraint", NOTICE_CONSTRAINT, "-attributes", ",".join(NOTICE_PROJECTION)
+    )
+    return parsed(told)
+
+
+# ------------------------------------------------------------------------------------------------- nodes and the owner
+
+
+def test_the_nodes_are_what_the_startds_have(empty: Pool) -> None:
+    those = empty.submit(drones(3, more=at(A100)))
+    until(lambda: running(empty, those) == 3, 60, what="the drones run")
+    until(lambda: machines(empty)[0].free.gpus == 5, what="told in the ads")
+    one, other = nodes(machines(empty), TYPES, {})
+    assert (one.name, one.types, one.gpu_milli, one.cpus, one.memory_mib) == (A100, ("a100",), 8000, 192, 1048576)
+    assert (one.free_gpu_milli, one.free_cpus, one.free_memory_mib) == (5000, 192 - 24, 1048576 - 3 * 20480)
+    assert (other.name, other.types, other.free_gpu_milli, other.free_cpus) == (V100, ("v100",), 8000, 48)
+
+
+def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) -> None:
+    settings = OwnerSettings(jobs='Owner == "admin"', schedds=("any",))
+    full = empty.submit(sleepers(16, gpus=1, cpus=1))
+    until(lambda: running(empty, full) == 16, 120, what="every GPU is taken")
+    wide = empty.submit(sleepers(1, gpus=6, cpus=8, memory_mib=204800, more="gpus_minimum_capability = 8.0"), "admin")
+    plain = empty.submit(sleepers(2, gpus=1, cpus=2, more=at(V100)), "admin")
+    never = empty.submit(sleepers(1, gpus=9), "admin")
+    greedy = empty.submit(sleepers(1, gpus=1, cpus=150), "admin")
+    held = empty.submit(sleepers(1, gpus=1, more="hold = True"), "admin")
+
+    known = machines(empty)
+    wanted = owner.claims(queue(empty, settings, known).groups, known)
+    assert {(c.count, c.gpu_milli, c.cpus, c.nodes) for c in wanted.claims} == {
+        (1, 6000, 8, (A100,)),
+        (2, 1000, 2, (V100,)),
+    }
+    assert sorted(line.partition("(")[2].partition(")")[0] for line in wanted.notices) == sorted(
+        [f"{never}.0", f"{greedy}.0"]
+    )
+    assert owner.running(queue(empty, settings, known).running, known) == OwnerLoad()
+
+    empty.run("condor_rm", str(full))
+    until(lambda: running(empty, wide) == 1 and running(empty, plain) == 2, 120, what="those that can run do")
+    until(lambda: running(empty, greedy) == 1, 60, what="where others hold GPUs there is less to keep")
+    where = {str(ad["RemoteHost"]).partition("@")[2] for ad in empty.jobs(wide)}
+    assert where == {A100} and {str(ad["RemoteHost"]).partition("@")[2] for ad in empty.jobs(plain)} == {V100}
+    assert (empty.statuses(never), empty.statuses(held)) == ([1], [5])
+    load = owner.running(queue(empty, settings, known).running, known)
+    assert load == OwnerLoad(jobs=4, gpu_milli=9000, cpus=162, memory_mib=204800 + 3 * 1024)
+
+
+def queue(pool: Pool, settings: OwnerSettings, known: tuple[Host, ...]) -> Queue:
+    """Asked until all is known that the jobs' expressions look at."""
+    names = wanted_by(known)
+    while True:
+        wanted = ",".join((*JOB_PROJECTION, *names))
+        asked = ("-constraint", owner.job_constraint(settings), "-attributes", wanted)
+        found = grouped(parsed(pool.run("condor_q", "-allusers", "-long", *asked)), names)
+        if not (more := further(found, names)):
+            return found
+        names |= more

@@ -1,0 +1,194 @@
+"""Drones' lives at a real HTCondor site: one life each, ends told for what they are, what they leave brought home."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_site import HTCondorSite
+from provisioner.contract.waiting import eventually
+from provisioner.model import (
+    Admission,
+    Answer,
+    DroneId,
+    DroneType,
+    EndKind,
+    FaultKind,
+    RemoteDrone,
+    RemoteState,
+    StartOrder,
+    StopOrder,
+)
+from provisioner.sites import SiteDenied
+from tests.live.farm import A100, HERE, clear, farm_of, site_config
+from tests.live.lab import OWN, Condor, Pool, processes_with, until
+
+pytestmark = pytest.mark.asyncio
+
+CONTROLLER = f"lives{OWN}{os.getpid()}"
+MOST_JOBS = 120
+NEVER_LOOKS = f"\nPERIODIC_EXPR_INTERVAL = 3600\nMAX_JOBS_PER_OWNER = {MOST_JOBS}\n"
+"""For its policy expressions the schedd looks at jobs that seldom: a busy one does hardly better."""
+WORKS = b"""#!/bin/sh
+echo said >&2
+mkdir -p log && echo logged >log/StartLog
+trap 'echo left >outcome; exit 0' TERM
+: >ready
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(condor: Condor) -> Iterator[Pool]:
+    with farm_of(condor, NEVER_LOOKS) as pool:
+        yield pool
+
+
+@pytest.fixture
+def farm(pool: Pool) -> Iterator[Pool]:
+    yield pool
+    clear(pool, CONTROLLER)
+
+
+def drone_id(serial: int) -> DroneId:
+    return DroneId(f"{CONTROLLER}-ab12-{serial}")
+
+
+def order(serial: int, kind: DroneType = A100) -> StartOrder:
+    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Admission(WORKS, {}, {"token": b"secret"}))
+
+
+def site_on(farm: Pool, work: Path, **more: object) -> HTCondorSite:
+    return HTCondorSite(HERE, site_config(farm, work, **more), [A100], CONTROLLER)
+
+
+async def seen(site: HTCondorSite, serial: int, wanted: Callable[[RemoteDrone], object]) -> RemoteDrone:
+    async def ask() -> RemoteDrone | None:
+        found = (await site.look()).drones.get(drone_id(serial))
+        return found if found is not None and wanted(found) else None
+
+    return await eventually(f"drone {serial} is as wanted", ask, 90)
+
+
+def runs(drone: RemoteDrone) -> bool:
+    return drone.state is RemoteState.RUNNING
+
+
+async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, tmp_path: Path) -> None:
+    async with site_on(farm, tmp_path) as site:
+        [receipt] = await site.start([order(1)])
+        await seen(site, 1, runs)
+        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
+        farm.run("condor_vacate_job", receipt.remote_id, identity="alice")
+        ended = await seen(site, 1, lambda drone: drone.end)
+        assert ended.end is not None
+        assert ended.end.kind is EndKind.PREEMPTED
+        # The negotiator goes round with room for it, and starts what came later; the schedd does not intervene.
+        await site.start([order(2)])
+        await seen(site, 2, runs)
+        [ad] = [ad for ad in farm.jobs() if ad["DroneId"] == drone_id(1)]
+        assert (ad["JobStatus"], ad["NumJobStarts"]) == (1, 1)
+        # A start under its id is still the same drone, and no second life either.
+        [again] = await site.start([order(1)])
+        assert (again.answer, again.remote_id) == (Answer.DONE, receipt.remote_id)
+
+
+async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool, tmp_path: Path) -> None:
+    async with site_on(farm, tmp_path) as site:
+        await site.start([order(1)])
+        await seen(site, 1, runs)
+        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
+        await site.stop([StopOrder(drone_id(1), "")])
+        await seen(site, 1, lambda drone: drone.end)
+        home = tmp_path / HERE / "outputs" / drone_id(1)
+        await eventually("its log is home", lambda: _there(site, home / "drone.log"), 90)
+        assert (home / "drone.log").read_text() == "said\n"
+        assert (home / "outcome").read_text() == "left\n"
+        assert (home / "log/StartLog").read_text() == "logged\n"
+        assert not (home / "token").exists()
+
+
+async def _there(site: HTCondorSite, file: Path) -> bool:
+    await site.look()
+    return await asyncio.to_thread(file.exists)
+
+
+async def test_a_held_drone_is_a_fault_with_its_reason(farm: Pool, tmp_path: Path) -> None:
+    async with site_on(farm, tmp_path) as site:
+        [receipt] = await site.start([order(1, replace(A100, cpus=500))])  # waits for ever
+        await seen(site, 1, lambda drone: drone.reason.startswith("not matched"))
+        farm.run("condor_hold", "-reason", "not today", receipt.remote_id, identity="alice")
+        held = await seen(site, 1, lambda drone: drone.end)
+        assert held.end is not None
+        assert (held.end.kind, held.end.fault) == (EndKind.FAULT, FaultKind.DENIED)
+        assert "not today" in held.end.message
+
+
+async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, tmp_path: Path) -> None:
+    waiting = replace(A100, cpus=500)
+    async with site_on(farm, tmp_path) as site:
+        receipts = await site.start([order(serial, waiting) for serial in range(100)])
+        assert [each.answer for each in receipts] == [Answer.DONE] * 100
+        cluster = receipts[0].remote_id.partition(".")[0]
+        assert [each.remote_id for each in receipts] == [f"{cluster}.{proc}" for proc in range(100)]
+        drones = (await site.look()).drones
+        assert {name: drone.remote_id for name, drone in drones.items()} == {r.drone_id: r.remote_id for r in receipts}
+        await site.stop([StopOrder(each.drone_id, each.remote_id) for each in receipts])
+        ends = [drone.end and drone.end.kind for drone in (await site.look()).drones.values()]
+        assert ends == [EndKind.STOPPED] * 100
+
+
+async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(farm: Pool, tmp_path: Path) -> None:
+    waiting = replace(A100, cpus=500)
+    async with site_on(farm, tmp_path) as site:
+        receipts = await site.start([order(serial, waiting) for serial in range(MOST_JOBS + 1)])
+        assert {each.answer for each in receipts} == {Answer.REFUSED}
+        assert {each.fault and each.fault.kind for each in receipts} == {FaultKind.QUOTA}
+        assert (await site.look()).drones == {}
+
+
+async def test_a_drone_that_is_killed_after_it_was_asked_is_out_of_the_queue(farm: Pool, tmp_path: Path) -> None:
+    stubborn = Admission(b"#!/bin/sh\ntrap '' TERM\n: >ready\nwhile :; do sleep 1; done\n")
+    async with site_on(farm, tmp_path) as site:
+        await site.start([replace(order(1), admission=stubborn)])
+        await seen(site, 1, runs)
+        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
+        farm.signal("startd", signal.SIGSTOP)  # its node does not answer: asking nicely may take a lease
+        try:
+            for kill in (False, True):
+                [receipt] = await site.stop([StopOrder(drone_id(1), "", kill)])
+                assert receipt.answer is Answer.DONE
+            assert drone_id(1) not in (await site.look()).drones
+        finally:
+            farm.signal("startd", signal.SIGCONT)
+        until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={drone_id(1)}"), 60, what="nothing is left of it")
+
+
+async def test_the_node_shows_what_drones_hold(farm: Pool, tmp_path: Path) -> None:
+    async with site_on(farm, tmp_path) as site:
+        [before] = (await site.look()).nodes
+        assert before.types == (A100.name,)
+        assert (before.gpu_milli, before.free_gpu_milli, before.free_cpus) == (8000, 8000, 32)
+        await site.start([order(1), order(2)])
+        on = {(await seen(site, serial, runs)).node for serial in (1, 2)}
+        assert on == {before.name}
+
+        async def less() -> bool:
+            [node] = (await site.look()).nodes
+            return (node.free_gpu_milli, node.free_cpus) == (6000, 32 - 2 * A100.cpus)
+
+        await eventually("two drones' room is taken", less, 90)
+
+
+async def test_without_a_token_that_counts_a_human_is_told(farm: Pool, tmp_path: Path) -> None:
+    forged = tmp_path / "token"
+    forged.write_text("eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpc3MiOiJzaXRlLnRlc3QifQ.x")
+    async with site_on(farm, tmp_path, token={"file": str(forged)}) as site:
+        with pytest.raises(SiteDenied):
+            await site.look()

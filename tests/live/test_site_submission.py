@@ -1,0 +1,224 @@
+"""What ``condor_submit`` of each version makes of our submit descriptions: the very job that was ordered."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import classad2
+import htcondor2  # noqa: F401 - for versionGE and countMatches
+import pytest
+
+from adapters.htcondor_site.submission import Batch
+from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
+from tests.live.lab import Condor, account, lab_directory
+
+Job = Callable[..., classad2.ClassAd]
+A100_DEVICE = {
+    "Capability": 8.0, "GlobalMemoryMb": 40326, "DeviceName": "NVIDIA A100-SXM4-40GB", "MaxSupportedVersion": 12080,
+}  # fmt: skip
+
+
+@pytest.fixture
+def job(condor: Condor) -> Iterator[Job]:
+    """The job ad of a row of a batch; nothing is submitted."""
+    with lab_directory("dry") as root:
+
+        def ad_of(batch: Batch, row: int = 0) -> classad2.ClassAd:
+            inputs, outputs = root / "inputs", root / "outputs"
+            for name, content in batch.submission.files.items():
+                file = inputs / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+            for drone_id in batch.drone_ids:
+                (outputs / drone_id).mkdir(parents=True, exist_ok=True)
+            (root / "config").write_text(f"RELEASE_DIR = {condor.prefix}/usr\nLOCAL_DIR = {root}\nLOG = {root}\n")
+            rows = "\n".join(",".join(each) for each in batch.submission.rows)
+            queue = f"queue {','.join(batch.submission.columns)} from (\n{rows}\n)\n"
+            macros = f"inputs = {inputs}\noutputs = {outputs}\n"
+            (root / "drones.sub").write_text(macros + batch.submission.description + queue)
+            account().give(root)
+            done = subprocess.run(
+                ["condor_submit", "-dry-run", str(root / "ads"), str(root / "drones.sub")],
+                env={"PATH": condor.path, "CONDOR_CONFIG": str(root / "config"), "HOME": str(root)},
+                text=True,
+                capture_output=True,
+                timeout=60,
+                cwd=root,
+                **account().run,
+            )
+            assert done.returncode == 0, done.stderr
+            return _chained(root.joinpath("ads").read_text(), row)
+
+        yield ad_of
+
+
+def _chained(text: str, row: int) -> classad2.ClassAd:
+    """The ad of a job: the first one's with its own on top. (Later ones tell what differs.)"""
+    ads = [classad2.parseOne(each) for each in text.split("\n\n") if each.strip()]
+    made = classad2.ClassAd()
+    made.update(ads[0])
+    made.update(ads[row])
+    return made
+
+
+# ------------------------------------------------------------------------------------------- what HTCondor makes of it
+
+
+def test_the_job_carries_our_ids_and_asks_for_the_shape(job: Job) -> None:
+    [batch] = submitted(order(1), order(2))
+    ad = job(batch, 1)
+    assert ad["DroneId"] == "main-ab12-2"
+    assert (ad["ProvisionerController"], ad["DroneSite"], ad["DroneType"]) == ("main", "topas", "a100")
+    assert ad["DroneInputs"] == batch.submission.digest
+    assert (ad["RequestCpus"], ad["RequestMemory"], ad["RequestGPUs"]) == (8, 20480, 1)
+    assert ad["RequestDisk"] == 50000 * 1024  # KiB
+    assert (ad["JobLeaseDuration"], ad["JobMaxVacateTime"], ad["JobNotification"]) == (60, 30, 0)
+    assert ad["MaxJobRetirementTime"] == 0, "it goes when it is told, whatever its node would grant it"
+    assert ad["AllowedExecuteDuration"] == 86400 + 60
+    assert (ad["ShouldTransferFiles"], ad["WhenToTransferOutput"]) == ("YES", "ON_EXIT_OR_EVICT")
+
+
+def test_a_cpu_drone_asks_for_no_gpu(job: Job) -> None:
+    [batch] = submitted(order(1, CPU))
+    assert "RequestGPUs" not in job(batch)
+    assert "AllowedExecuteDuration" not in job(batch)
+
+
+def test_the_environment_arrives_letter_by_letter(job: Job) -> None:
+    awkward = {"A": "it's", "B": 'say "no"', "C": "$HOME $(X) $", "D": "", "E": "a b;c=d", "F": "back\\slash'"}
+    [batch] = submitted(order(7, A100, replace(DRONE, env=awkward)), env={"SITE": "x y"})
+    environment = _unpacked(str(job(batch)["Environment"]))
+    assert {name: environment[name] for name in awkward} == awkward
+    assert environment["DRONE_ID"] == environment["PROVISIONER_DRONE_ID"] == "main-ab12-7"
+    assert (environment["SITE"], environment["DRONE_CPUS"], environment["DRONE_GRACE_S"]) == ("x y", "8", "30")
+    assert "DRONE_DIR" not in environment  # the job's own scratch directory, which the drone takes by default
+    assert environment["PATH"]
+
+
+def _unpacked(text: str) -> dict[str, str]:
+    """HTCondor's V2 environment: words with blanks in single quotes, a quote doubled."""
+    words, word, quoted, at = [], "", False, 0
+    while at < len(text):
+        if text[at] == "'":
+            if quoted and text[at : at + 2] == "''":
+                word, at = word + "'", at + 1
+            else:
+                quoted = not quoted
+        elif text[at] == " " and not quoted:
+            words.append(word)
+            word = ""
+        else:
+            word += text[at]
+        at += 1
+    return dict(each.split("=", 1) for each in [*words, word])  # type: ignore[misc]
+
+
+# ------------------------------------------------------------------------------------------------------- one life only
+
+
+def _ad(job: Job, **values: object) -> classad2.ClassAd:
+    [batch] = submitted(order(1))
+    made = job(batch)
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("life", "matches", "removed"),
+    [
+        ({"JobStatus": 1, "NumJobStarts": 0}, True, False),
+        ({"JobStatus": 2, "NumJobStarts": 1, "JobCurrentStartExecutingDate": 5}, False, False),
+        ({"JobStatus": 1, "NumJobStarts": 1}, False, True),
+        ({"JobStatus": 1, "NumJobStarts": 0, "JobCurrentStartExecutingDate": 5}, False, True),  # the count is late
+        ({"JobStatus": 5, "HoldReasonCode": 13}, True, True),
+        ({"JobStatus": 5, "HoldReasonCode": 16, "EnteredCurrentStatus": 4_000_000_000}, True, False),
+        ({"JobStatus": 5, "HoldReasonCode": 16, "EnteredCurrentStatus": 1_000_000_000}, True, True),
+    ],
+)
+def test_an_evicted_drone_neither_matches_nor_stays(
+    job: Job, life: dict[str, object], matches: bool, removed: bool
+) -> None:
+    ad = _ad(job, **life)
+    slot = classad2.ClassAd({"Arch": "X86_64", "OpSys": "LINUX", "Memory": 10**6, "Cpus": 64, "Disk": 10**9})
+    slot["HasFileTransfer"], slot["CondorVersion"] = True, "$CondorVersion: 25.14.1 2026-10-16 $"
+    gpu = classad2.ClassAd(
+        {
+            "Capability": 8.0,
+            "GlobalMemoryMb": 40326,
+            "DeviceName": "NVIDIA A100-SXM4-40GB",
+            "MaxSupportedVersion": 12080,
+        }
+    )
+    slot["AvailableGPUs"] = [gpu]
+    parsed = classad2.ExprTree(str(ad.lookup("Requirements")))
+    assert parsed.eval(ad, slot) is matches
+    assert ad.eval("PeriodicRemove") is removed
+
+
+@pytest.mark.parametrize(
+    ("status", "since_s", "kept"), [(3, 100, True), (4, 100, True), (4, 700, False), (1, 0, False)]
+)
+def test_an_ended_drone_stays_listed_for_a_while(job: Job, status: int, since_s: int, kept: bool) -> None:
+    now = int(classad2.ExprTree("time()").eval())
+    assert _ad(job, JobStatus=status, EnteredCurrentStatus=now - since_s).eval("LeaveJobInQueue") is kept
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fits"),
+    [
+        ({}, True),
+        ({"GlobalMemoryMb": 32510}, False),
+        ({"Capability": 7.0}, False),
+        ({"MaxSupportedVersion": 11080}, False),
+        ({"DeviceName": "Tesla V100S-PCIE-32GB"}, False),
+    ],
+)
+def test_only_gpus_that_keep_the_types_promise_are_taken(job: Job, gpu: dict[str, object], fits: bool) -> None:
+    wanted = classad2.ExprTree(str(_ad(job).lookup("RequireGPUs")))
+    assert wanted.eval(classad2.ClassAd({**A100_DEVICE, **gpu})) is fits
+
+
+def test_a_driver_that_the_site_does_not_tell_refuses_nothing(job: Job) -> None:
+    silent = {name: value for name, value in A100_DEVICE.items() if name != "MaxSupportedVersion"}
+    assert classad2.ExprTree(str(_ad(job).lookup("RequireGPUs"))).eval(classad2.ClassAd(silent)) is True
+
+
+# --------------------------------------------------------------------------------------------------- the site's admin
+
+
+def test_the_admins_commands_are_there_and_a_types_own_take_their_place(job: Job) -> None:
+    general = {"+IsBackfill": "True", "accounting_group": "group_backfill", "rank": "TARGET.Memory"}
+    special = {"a100": {"submit": {"Rank": "TARGET.Cpus"}, "requirements": 'TARGET.GpuClass == "a100"'}}
+    [batch] = submitted(order(1), submit=general, types=special)
+    ad = job(batch)
+    assert ad["IsBackfill"] is True
+    assert ad["AcctGroup"] == "group_backfill"
+    assert "TARGET.Cpus" in str(ad.lookup("Rank"))
+    assert "TARGET.Memory" not in str(ad.lookup("Rank"))
+    assert 'TARGET.GpuClass == "a100"' in str(ad.lookup("Requirements"))
+    [plain] = submitted(order(1, CPU), submit=general, types=special)
+    assert "TARGET.Memory" in str(job(plain).lookup("Rank"))
+    assert "GpuClass" not in str(job(plain).lookup("Requirements"))
+
+
+def test_the_admins_requirements_join_ours(job: Job) -> None:
+    [batch] = submitted(
+        order(1), submit={"requirements": "TARGET.A || TARGET.B", "require_gpus": "DeviceUuid != undefined || true"}
+    )
+    ad = job(batch)
+    assert "NumJobStarts" in str(ad.lookup("Requirements"))
+    assert "(TARGET.A || TARGET.B)" in str(ad.lookup("Requirements"))
+    assert "Capability >= 8" in str(ad.lookup("RequireGPUs"))
+    assert "(DeviceUuid != undefined || true)" in str(ad.lookup("RequireGPUs"))
+
+
+def test_a_computing_element_gets_our_ids_too(job: Job) -> None:
+    ce = {"universe": "grid", "grid_resource": "condor ce.example.org ce.example.org:9619"}
+    [batch] = submitted(order(1), submit=ce)
+    ad = job(batch)
+    assert ad["JobUniverse"] == 9
+    assert ad["remote_DroneId"] == ad["DroneId"] == "main-ab12-1"
+    assert ad["remote_ProvisionerController"] == "main"

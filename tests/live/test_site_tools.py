@@ -1,0 +1,277 @@
+"""A site's schedd by way of HTCondor's own tools, on this host and over a real ssh, against real pools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_site import HTCondorSite
+from adapters.htcondor_site.cluster import Submission
+from adapters.htcondor_site.settings import HTCondorSiteConfig
+from adapters.htcondor_site.tools import ToolsCluster
+from adapters.shared.htcondor.ads import number
+from provisioner.contract import SiteContract, SiteWorld
+from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
+from tests.commands.sshd import fetched, running_sshd
+from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
+from tests.live.lab import OWN, Condor, Pool, own, until
+from tests.live.test_site_contract import FarmWorld
+
+STAY = b"#!/bin/sh\nexec sleep 600\n"
+DESCRIPTION = """\
+universe = vanilla
+executable = $(inputs)/begin.sh
+transfer_input_files = $(inputs)/token
+initialdir = $(outputs)/$(drone_id)
+should_transfer_files = YES
+when_to_transfer_output = ON_EXIT
+request_cpus = 1
+request_memory = 64
+request_disk = 1024
+leave_in_queue = False
+My.DroneId = "$(drone_id)"
+"""
+
+
+def three(name: str, description: str = DESCRIPTION) -> Submission:
+    rows = tuple((own(f"{name}-{n}"),) for n in range(3))
+    return Submission(description, ("drone_id",), rows, {"begin.sh": STAY, "token": b"\0secret"})
+
+
+def of(batch: Submission) -> str:
+    return f'stringListMember(DroneId, "{",".join(row[0] for row in batch.rows)}", ",")'
+
+
+def config(pool: Pool, work: Path, identity: str = "alice", **more: object) -> HTCondorSiteConfig:
+    """The site as a controller on the pool's own host has it: with a token, nothing of the host's configuration."""
+    token = work / "token"
+    token.touch(mode=0o600)
+    token.write_text(pool.token(identity, ("READ",) if identity == "reader" else ()) + "\n")
+    return HTCondorSiteConfig.model_validate(
+        {
+            "collector": pool.collector,
+            "transport": "tools",
+            "token": {"file": token},
+            "work_directory": work / "var",
+            "client_config": f"TRUST_DOMAIN = {pool.domain}\nNO_DNS = True\nDEFAULT_DOMAIN_NAME = test\n",
+            "tools": {"path": str(pool.condor.prefix / "usr/bin")},
+            "deadline": "20s",
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@asynccontextmanager
+async def cluster(settings: HTCondorSiteConfig) -> AsyncIterator[ToolsCluster]:
+    async with ToolsCluster(settings, "site") as entered:
+        yield entered
+
+
+async def statuses(tools: ToolsCluster, batch: Submission) -> Sequence[object]:
+    return [ad.eval("JobStatus") for ad in await tools.jobs(of(batch), ["DroneId", "JobStatus"])]
+
+
+async def story(tools: ToolsCluster, batch: Submission) -> None:
+    """Submit three, see them, remove them, see that they are gone; then nothing is an answer too."""
+    assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+    submitted = await tools.submit(batch)
+    ads = await tools.jobs(of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
+    assert sorted(ad["DroneId"] for ad in ads) == [row[0] for row in batch.rows]
+    assert {ad["ClusterId"] for ad in ads} == {submitted}
+    assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == [row[0] for row in batch.rows]
+    assert all("TARGET" in str(ad.lookup("Requirements")) for ad in ads), "expressions come as they are"
+    assert await waiting(tools) >= 3
+    ids = [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads]
+    await tools.remove([*ids, "99999.0"], "no longer wanted")
+    assert await gone(tools, batch)
+    await tools.remove(ids, "no longer wanted")
+    await tools.remove(ids, "no longer wanted", force=True)
+    assert list(await tools.slots("true", ["Name"])) == [], "a pool without nodes"
+
+
+async def waiting(tools: ToolsCluster) -> float:
+    """Idle jobs of all users, as the collector has them once the schedd has told it."""
+    idle = 0.0
+    for _ in range(100):
+        if (idle := sum(number(ad, "IdleJobs") or 0 for ad in await tools.submitters(["IdleJobs"]))) >= 3:
+            break
+        await asyncio.sleep(0.2)
+    return idle
+
+
+async def gone(tools: ToolsCluster, batch: Submission) -> bool:
+    for _ in range(100):
+        if not await tools.jobs(of(batch), ["DroneId"]):
+            return True
+        await asyncio.sleep(0.2)
+    return False
+
+
+@pytest.mark.parametrize("spool", [True, False])
+async def test_three_drones_come_and_go_by_the_tools_of_this_host(
+    overlay_pool: Pool, work: Path, spool: bool
+) -> None:
+    async with cluster(config(overlay_pool, work, spool=spool)) as tools:
+        await story(tools, three(f"here-{spool}".lower()))
+    inputs = [p for p in (work / "var/site/inputs").rglob("*") if p.is_file() and not p.name.startswith("put.")]
+    assert {(p.name, p.stat().st_mode & 0o777) for p in inputs} == {("begin.sh", 0o700), ("token", 0o600)}
+
+
+async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
+    """The account on the login node has its own token; nothing of the controller's goes there but the drone's files."""
+    client = overlay_pool.dir / "clients" / "alice" / "condor_config"
+    with running_sshd(fetched()) as server:
+        settings = HTCondorSiteConfig.model_validate(
+            {
+                "collector": overlay_pool.collector,
+                "transport": "tools",
+                "work_directory": "/nonexistent",
+                "tools": {
+                    "path": str(overlay_pool.condor.prefix / "usr/bin"),
+                    "condor_config": str(client),
+                    "ssh": server.settings().model_dump(exclude_none=True)
+                    | {name: "200ms" for name in ("retry", "retry_at_most")}
+                    | {"connect_deadline": "20s", "keepalive": "5s"},
+                },
+            }
+        )
+        async with cluster(settings) as tools:
+            batch = three("ssh")
+            await story(tools, batch)
+            await tools.tidy((), ())
+            left = sorted(p.name for p in (server.home / "provisioner/site/outputs").iterdir())
+            assert left == sorted(row[0] for row in batch.rows), "young ones stay"
+            server.stop()
+            with pytest.raises(SiteDown):
+                await tools.jobs("true", ["DroneId"])
+            with pytest.raises(SiteDown):
+                await tools.submit(three("ssh-down"))
+        assert server.logins() == 1
+
+
+async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, work: Path) -> None:
+    async with cluster(config(overlay_pool, work)) as tools:
+        for line, words in (("request_cpus = ))", "[Pp]arse|expression"), ("executable = /nothing/there", "nothing")):
+            batch = three("bad", DESCRIPTION + line + "\n")
+            with pytest.raises(SiteRefused, match=words):
+                await tools.submit(batch)
+            assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+        with pytest.raises(SiteDown, match=r"-constraint|\(\(|fetch"):
+            await tools.jobs("((", ["DroneId"])
+
+
+async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, work: Path) -> None:
+    async with cluster(config(overlay_pool, work)) as tools:
+        batch = three("other")
+        job = await tools.submit(batch)
+    async with cluster(config(overlay_pool, work, "reader")) as reader:
+        assert len(await reader.jobs(of(batch), ["DroneId"])) == 3
+        with pytest.raises(SiteDenied, match="DENIED"):
+            await reader.submit(three("reader"))
+        with pytest.raises(SiteDenied, match="DENIED"):
+            await reader.remove([f"{job}.0"], "not mine")
+    async with cluster(config(overlay_pool, work)) as tools:
+        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+        await tools.remove([f"{job}.{n}" for n in range(3)], "over")
+        assert await gone(tools, batch)
+
+
+async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Pool, work: Path) -> None:
+    """Though `condor_q` and `condor_submit` themselves only say that they do not find the schedd."""
+    settings = config(overlay_pool, work, schedd=overlay_pool.run("condor_status", "-schedd", "-af", "Name").strip())
+    token = work / "token"
+    token.write_text(token.read_text().strip()[:-8] + "AAAAAAAA\n")
+    async with cluster(settings) as tools:
+        for asked in (
+            tools.jobs("true", ["DroneId"]),
+            tools.slots("true", ["Name"]),
+            tools.submit(three("denied")),
+            tools.remove(["1.0"], "x"),
+        ):
+            with pytest.raises(SiteDenied, match="AUTHENTICATE"):
+                await asked
+
+
+async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], work: Path) -> None:
+    """A schedd that hangs, one that is dead, a collector that is dead: nobody's queue is empty."""
+    pool = new_pool()
+    settings = config(pool, work, deadline="4s", submit_deadline="6s")
+    master = pool.process.pid if pool.process else 0
+    async with cluster(settings) as tools:
+        batch = three("silent")
+        job = await tools.submit(batch)
+        pool.signal("schedd", signal.SIGSTOP)
+        with pytest.raises(SiteDown, match="no answer within 4 s"):
+            await tools.jobs("true", ["DroneId"])
+        with pytest.raises(Unsure, match="no answer within"):
+            await tools.submit(three("hangs"))
+        with pytest.raises(Unsure, match="no answer within"):
+            await tools.remove([f"{job}.0"], "x")
+        pool.signal("schedd", signal.SIGCONT)
+        os.kill(master, signal.SIGSTOP)  # nobody brings it up again
+        try:
+            for daemon in ("schedd", "collector"):
+                pool.signal(daemon, signal.SIGKILL)
+                with pytest.raises(SiteDown):
+                    await tools.jobs("true", ["DroneId"])
+                with pytest.raises(SiteDown):
+                    await tools.submit(three("dead"))
+                with pytest.raises((SiteDown, Unsure)):
+                    await tools.remove([f"{job}.0"], "x")
+            with pytest.raises(SiteDown):
+                await tools.slots("true", ["Name"])
+        finally:
+            os.kill(master, signal.SIGCONT)
+        await asyncio.to_thread(until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back")
+        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+
+
+async def test_a_schedd_that_is_not_listed_is_down(overlay_pool: Pool, work: Path) -> None:
+    async with cluster(config(overlay_pool, work, schedd="nobody@nowhere.test")) as tools:
+        with pytest.raises(SiteDown, match="no record"):
+            await tools.jobs("true", ["DroneId"])
+        with pytest.raises(SiteDown, match="find address"):
+            await tools.submit(three("nowhere"))
+        with pytest.raises(SiteDown, match="no record"):
+            await tools.owner_queue("else@nowhere.test", "true", [])
+        with pytest.raises(SiteRefused, match="no name of a schedd"):
+            await tools.owner_queue("-long", "true", [])
+
+
+# ----------------------------------------------------------------------------------------------------- the whole site
+
+
+@pytest.fixture(scope="module")
+def farm(condor: Condor) -> Iterator[Pool]:
+    with farm_of(condor) as pool:
+        yield pool
+
+
+class ToolsWorld(FarmWorld):
+    controller = f"tools{OWN}{os.getpid()}"
+
+    def site(self, controller: str | None = None) -> HTCondorSite:
+        tools = {"transport": "tools", "tools": {"path": str(self.pool.condor.prefix / "usr/bin")}}
+        config = site_config(self.pool, self.work, **tools)
+        return HTCondorSite(HERE, config, [A100, HUGE], controller or self.controller)
+
+
+class TestHTCondorSiteByTools(SiteContract):
+    """The same contract as by the bindings."""
+
+    @pytest.fixture
+    def world(self, farm: Pool, tmp_path: Path) -> Iterator[SiteWorld]:
+        world = ToolsWorld(farm, tmp_path / "work")
+        yield world
+        clear(farm, world.controller)

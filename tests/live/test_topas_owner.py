@@ -1,0 +1,152 @@
+"""The owner comes first: his flocked jobs run in time, the drones that lose least make room, and no more of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.live.lab import Condor, gpu_job, negotiation_s, until
+from tests.live.site_lab import (
+    GRACE_S,
+    GRID,
+    OWNER,
+    PREEMPTS,
+    PREEMPTS_LATE,
+    STUDENT,
+    Happened,
+    NodeShape,
+    TopasLab,
+    TopasSite,
+    carriers,
+    events,
+    node_of,
+    owner_job,
+    site_alone,
+    tick_s,
+    topas_lab,
+)
+
+pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
+
+
+def touch(file: Path) -> None:
+    file.touch()
+    file.chmod(0o644)
+
+
+def flocking_s(lab: TopasLab) -> float:
+    """How long a flocked job needs to start where a GPU is free: what it waits for without us."""
+    first = lab.etp.submit(owner_job(0), STUDENT)
+    until(lambda: not lab.etp.jobs(first), 90, what="a flocked job on the empty cluster")
+    return waits_s(lab, first)[0]
+
+
+def waits_s(lab: TopasLab, cluster: int) -> list[float]:
+    """How long each of the owner's jobs has waited, shortest first."""
+    told = events(lab.etp, cluster)
+    submitted = {event.job: event.at for event in told if event.what is Happened.SUBMITTED}
+    return sorted(event.at - submitted[event.job] for event in told if event.what is Happened.STARTED)
+
+
+@pytest.mark.parametrize("ask", [True, False], ids=["drones-are-asked", "the-site-preempts"])
+def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) -> None:
+    """Three drones have just begun new jobs: they have least to lose, though all are of the same age.
+
+    Where the drones are asked, the site gives them a minute before it preempts by itself: a negotiator that preempts at
+    once takes places of its own choice, beside those that are being freed.
+    """
+    with topas_lab(newest_condor, rank=PREEMPTS_LATE if ask else PREEMPTS) as lab:
+        lab.controller.sites = (TopasSite(lab.site, lab.etp, ask_first=ask),)
+        lab.controller.idle_s = 60
+        lab.controller.start()
+        jobs_dir = lab.overlay.dir / "jobs"
+        alone_s = flocking_s(lab)
+        long = lab.overlay.submit(gpu_job(n=5, until_there=jobs_dir / "long"))
+        short = lab.overlay.submit(gpu_job(n=3, until_there=jobs_dir / "short"))
+        until(lambda: len(carriers(lab.overlay, long)) == 5 and len(carriers(lab.overlay, short)) == 3, 150,
+              what="eight jobs in eight drones", every_s=0.3)  # fmt: skip
+        least = carriers(lab.overlay, short)
+        touch(jobs_dir / "short")
+        until(lambda: not lab.overlay.jobs(short), 60, what="three jobs done", every_s=0.3)
+        late = lab.overlay.submit(gpu_job(n=3, until_there=jobs_dir / "long"))
+        until(lambda: carriers(lab.overlay, late) == least, 60, what="others in their place", every_s=0.3)
+        until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)
+        lab.controller.ticks(2)
+
+        owners = lab.etp.submit(owner_job(n=3), STUDENT)
+        until(lambda: len(waits_s(lab, owners)) == 3, 120, what="the owner's jobs run")
+        waited_s = waits_s(lab, owners)[-1]
+        may_s = GRACE_S + 2 * tick_s(lab.controller) + alone_s + negotiation_s(lab.site)
+        print(f"the owner waited {waited_s:.1f} s; {alone_s:.1f} s with free GPUs; {may_s:.1f} s would be in time")
+        assert waited_s < may_s
+
+        until(lambda: lab.controller.states() == {"busy": 5, "preempted": 3}, 60, what="three drones gone", every_s=0.5)
+        left = {d["id"] for d in lab.controller.drones() if d["ended_at"]}
+        if ask:
+            assert left == least, "those with least to lose"
+        assert carriers(lab.overlay, long) | carriers(lab.overlay, late) == {d["id"] for d in lab.controller.live()}
+        in_pool = {str(ad["DroneId"]) for ad in lab.overlay.slots("DroneId isnt undefined")}
+        assert not left & in_pool, "their slots are gone"
+        [site] = lab.controller.json("sites")["items"]
+        assert (site["breaker"], site["failures"]) == ("active", 0), site
+
+        touch(jobs_dir / "long")
+        until(lambda: not lab.overlay.jobs(long) and not lab.overlay.jobs(late), 120, what="all done", every_s=0.5)
+        ended = [*lab.overlay.history(long), *lab.overlay.history(late)]
+        assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, "three began anew, elsewhere"
+        started_again = [ad for ad in ended if ad["NumJobStarts"] == 2]
+        assert not {str(ad["LastRemoteHost"]).split("@")[1] for ad in started_again} & left
+        assert set(lab.controller.states()) <= {"busy", "idle", "preempted", "draining", "done"}
+        gone = [event for event in events(lab.site) if event.what in (Happened.EVICTED, Happened.REMOVED)]
+        assert len({event.job for event in gone}) == 3, "no fourth drone was taken from the site"
+        assert lab.etp.statuses(owners) == [2, 2, 2]
+
+
+TWO = (NodeShape("node1", memory_mib=300 * 1024), NodeShape("node2", memory_mib=300 * 1024))
+LARGE = owner_job(5, gpus=6, cpus=48, memory_mib=200 * 1024)
+"""Beside eight drones (160 GB of 300 GB, 64 of 128 CPUs) there is neither GPU nor memory for it on any node."""
+
+
+def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
+    with topas_lab(newest_condor, TWO) as lab:
+        lab.controller.idle_s = 60
+        lab.controller.start()
+        jobs = lab.overlay.submit(gpu_job(n=16, until_there=lab.overlay.dir / "jobs" / "enough"))
+        until(lambda: lab.overlay.statuses(jobs) == [2] * 16, 240, what="sixteen jobs run", every_s=0.5)
+        until(lambda: lab.controller.states() == {"busy": 16}, 60, what="and the controller knows", every_s=0.5)
+        assert lab.drones_at() == {"node1": 8, "node2": 8}
+        nodes = {d["id"]: d["node"] for d in lab.controller.live()}
+
+        large = lab.etp.submit(LARGE, STUDENT)
+        until(lambda: waits_s(lab, large), 120, what="the large job runs")
+        print(f"the large job waited {waits_s(lab, large)[0]:.1f} s")
+        until(lambda: lab.controller.states() == {"busy": 10, "preempted": 6}, 60, what="six gone", every_s=0.5)
+        left = [nodes[d["id"]] for d in lab.controller.drones() if d["ended_at"]]
+        host = {node_of(ad) for ad in lab.etp.jobs(large)} or {left[0].partition(".")[0]}
+        assert {node.partition(".")[0] for node in left} == host, "all on the node where it runs"
+        touch(lab.overlay.dir / "jobs" / "enough")
+        until(lambda: not lab.overlay.jobs(jobs), 120, what="all done", every_s=0.5)
+
+
+def test_two_scattered_sets_are_no_hole(newest_condor: Condor) -> None:
+    """The same job, with six drones gone as well, three from each node: it waits for as long as one cares to look."""
+    drone = owner_job(n=16, more="+IsBackfill = True")
+    with site_alone(newest_condor, TWO) as site:
+        drones = site.submit(drone, GRID)
+        until(lambda: site.statuses(drones) == [2] * 16, 60, what="sixteen stand-ins for drones run")
+        by_node: dict[str, list[str]] = {"node1": [], "node2": []}
+        for ad in site.jobs(drones):
+            by_node[node_of(ad)].append(f"{ad['ClusterId']}.{ad['ProcId']}")
+        site.run("condor_rm", *by_node["node1"][:3], *by_node["node2"][:3], identity=GRID)
+        until(lambda: site.statuses(drones) == [2] * 10, 60, what="ten are left")
+        until(lambda: [room[0] for room in site.room().values()] == [3, 3], 30, what="three GPUs free on each node")
+
+        large = site.submit(LARGE.replace("sleep\narguments = 5", "sleep\narguments = 600"), OWNER)
+        seen = site.negotiations()
+        until(lambda: site.negotiations() >= seen + 5, 60, what="five negotiations")
+        assert site.statuses(large) == [1], "six GPUs are free, and it cannot start"
+        assert site.statuses(drones) == [2] * 10, "nor does the site's own preemption help"
+
+        site.run("condor_rm", *by_node["node1"][3:6], identity=GRID)
+        until(lambda: site.statuses(large) == [2], 60, what="with three more gone on one node it runs")

@@ -1,0 +1,85 @@
+"""What is imported passes `provisioner check`, but for what is marked as the operator's, at whose line it complains."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from provisioner.config import Problem, check
+from provisioner.loader import site_adapters
+from provisioner.migrate import Verdict
+from tests.migrate.examples import ALL, COBALD, HTCONDOR, converted, written
+
+MARK = re.compile(r'"<.*>"')
+
+
+def marked(path: Path) -> set[tuple[str, int]]:
+    """Lines with a value that the operator is to fill in, and those that name an adapter that is not there."""
+    found = set()
+    for file in [path, *path.parent.glob("site_configs/*.yaml")]:
+        lines = file.read_text().splitlines()
+        adapter = next((x.partition(": ")[2] for x in lines if x.startswith("adapter: ")), "local")
+        # Without its adapter nobody can judge the options of a site.
+        options = next((n for n, line in enumerate(lines) if line.startswith("options:")), 0)
+        judged = lines if adapter in site_adapters() else lines[:options]
+        for number, line in enumerate(judged, 1):
+            if MARK.search(line) or (line == f"adapter: {adapter}" and adapter not in site_adapters()):
+                found.add((file.name, number))
+    return found
+
+
+def complained(problems: list[Problem]) -> set[tuple[str, int]]:
+    return {(Path(p.file).name, p.line) for p in problems}
+
+
+@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds"])
+def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: Path) -> None:
+    made = converted(ALL[name], COBALD, installed=site_adapters())
+    path = written(made, tmp_path)
+    problems = check(path)
+    assert complained(problems) == marked(path), "\n".join(map(str, problems))
+
+
+def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
+    template = (
+        "environment = \"A=$(Node)\"\nrequirements = ${Foo}\naccounting_group = ${Bar}\n+X = ${Baz}\n"
+        "request_gpus = 1\n"
+    )
+    made = converted(HTCONDOR, files={"gpu.jdl": template}, installed=site_adapters())
+    path = written(made, tmp_path)
+    problems = check(path)
+    assert complained(problems) == marked(path), "\n".join(map(str, problems))
+    text = (tmp_path / "site_configs" / "topas.yaml").read_text()
+    assert len(MARK.findall(text)) == 7  # four of the template; its vram and capability; the template that is missing
+
+
+@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds"])
+def test_each_mark_has_a_finding_that_says_what_to_write(name: str) -> None:
+    made = converted(ALL[name])
+    for file, text in made.files.items():
+        keys = [line.strip().partition(":")[0] for line in text.splitlines() if MARK.search(line)]
+        needed = [f.ours.rpartition(".")[2].rpartition(" ")[2] for f in made.findings
+                  if f.verdict is Verdict.NEEDED and f.ours.startswith(f"{file}:")]  # fmt: skip
+        assert [key for key in keys if keys.count(key) > needed.count(key)] == []
+
+
+def test_filled_in_it_passes(tmp_path: Path) -> None:
+    """With a site that is not the point here: its adapter may not be installed."""
+    path = written(converted(HTCONDOR), tmp_path)
+    text = path.read_text()
+    for mark, value in (
+        ("<name of this controller: it begins each drone's id>", "kit"),
+        ("<TRUST_DOMAIN of the pool>", "pool.example.org"),
+    ):
+        text = text.replace(f'"{mark}"', value)
+    text = re.sub(r'"<(\{file: \S+\})>"', r"\1", text)
+    assert not MARK.search(text)
+    path.write_text(text)
+    site = tmp_path / "site_configs" / "topas.yaml"
+    filled = site.read_text().replace('"<CUDA compute capability, as 8.0>"', "8.0")
+    assert not MARK.search(filled)
+    site.write_text(filled)
+    wrong = [p for p in check(path) if "no site adapter" not in p.message]
+    assert wrong == []

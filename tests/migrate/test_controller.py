@@ -1,0 +1,168 @@
+"""What becomes of TARDIS's pool and plugins, and of COBalD's pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from provisioner.config.strict_yaml import Document
+from provisioner.migrate import Converted, Verdict
+from provisioner.migrate.told import read as read_yaml
+from tests.migrate.examples import ALL, CLOUDS, COBALD, FAKE, HTCONDOR, SLURM, about, converted, finding
+
+PROVISIONER = """\
+# yaml-language-server: $schema=docs/reference/controller.schema.json
+#
+# From tardis.yml, by `provisioner import`.
+# What stands in <...> is yours to fill in: `provisioner check` names each with its line.
+
+controller: "<name of this controller: it begins each drone's id>"
+
+store:
+  path: var/provisioner.db
+
+overlay:
+  adapter: htcondor
+  options:
+    collector: pool.example.org:9620
+    trust_domain: "<TRUST_DOMAIN of the pool>"
+    token: "<{file: controller.token}>"
+    drone_token: "<{file: drone.token}>"
+
+sites:
+  - site_configs/hpc.yaml
+
+policy:
+  max_drones: 4                     # 85 cores, 20 each
+"""
+
+
+def controller(made: Converted) -> Any:
+    return yaml.safe_load(made.files["provisioner.yaml"])
+
+
+def test_the_controller_file_names_the_pool_and_the_sites() -> None:
+    assert converted(SLURM, COBALD).files["provisioner.yaml"] == PROVISIONER
+
+
+@pytest.mark.parametrize(
+    ("pool", "collector"),
+    [
+        ("pool.example.org", "pool.example.org:9618"),
+        ("pool.example.org:9620", "pool.example.org:9620"),
+        ('"cm1.example.org, cm2.example.org"', "cm1.example.org:9618"),
+    ],
+)
+def test_the_pool_is_its_collector(pool: str, collector: str) -> None:
+    made = converted(HTCONDOR.replace("pool: pool.example.org", f"pool: {pool}"))
+    assert controller(made)["overlay"]["options"]["collector"] == collector
+    assert about(made, "BatchSystem.options.pool") == [
+        (Verdict.CONVERTED, 7, "provisioner.yaml: overlay.options.collector")
+    ]
+
+
+def test_what_tardis_left_to_the_host_needs_you() -> None:
+    made = converted(HTCONDOR.replace("  options:\n    pool: pool.example.org\n", ""))
+    options = controller(made)["overlay"]["options"]
+    assert {key for key, value in options.items() if value.startswith("<")} == set(options)
+    needed = [f.ours for f in made.findings if f.verdict is Verdict.NEEDED and f.key == "BatchSystem"]
+    assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
+
+
+def test_ratios_have_no_counterpart_and_it_says_what_has() -> None:
+    told = finding(converted(HTCONDOR), "BatchSystem.ratios")
+    assert (told.verdict, told.line) == (Verdict.DROPPED, 4)
+    assert "policy.idle_timeout" in told.text
+
+
+def test_a_pool_that_is_no_htcondor_needs_you() -> None:
+    made = converted(CLOUDS)
+    assert controller(made)["overlay"]["adapter"] == "htcondor"
+    assert about(made, "BatchSystem.adapter") == [(Verdict.NEEDED, 8, "provisioner.yaml: overlay.adapter")]
+    assert about(made, "BatchSystem.executor")[0][0] is Verdict.NEEDED
+
+
+def test_a_fake_pool_becomes_the_embedded_queue() -> None:
+    assert controller(converted(FAKE))["overlay"] == {"adapter": "embedded", "options": {"path": "var/queue.db"}}
+
+
+def test_plugins_are_not_forgotten() -> None:
+    made = converted(CLOUDS)
+    assert {f.key: f.verdict for f in made.findings if f.key.startswith("Plugins.")} == {
+        "Plugins.SqliteRegistry": Verdict.CHANGED,
+        "Plugins.TelegrafMonitoring": Verdict.DROPPED,
+        "Plugins.Auditor": Verdict.DROPPED,
+    }
+    assert "let them run out first" in finding(made, "Plugins.SqliteRegistry").text
+
+
+# ------------------------------------------------------------------------------------------------------------ pipeline
+
+
+def test_the_pipeline_is_explained_step_by_step() -> None:
+    made = converted(SLURM, COBALD)
+    assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
+        (2, "pipeline[0] !LinearController", Verdict.DROPPED),
+        (3, "pipeline[1].granularity", Verdict.DROPPED),
+        (3, "pipeline[1].backlog", Verdict.DROPPED),
+        (3, "pipeline[1] !Standardiser", Verdict.CONVERTED),
+        (3, "pipeline[1].maximum", Verdict.CHANGED),
+        (4, "pipeline[2] !Buffer", Verdict.DROPPED),
+        (5, "pipeline[3] !TardisPoolFactory", Verdict.CONVERTED),
+        (6, "logging", Verdict.DROPPED),
+        (7, "monitor", Verdict.DROPPED),
+    ]
+    assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
+
+
+def test_one_file_with_both_in_it_is_read_as_both() -> None:
+    made = converted(FAKE)
+    assert about(made, "pipeline[0] !LinearController") == [(Verdict.DROPPED, 2, "")]
+    assert about(made, "pipeline[3] !create_composite_pool") == [(Verdict.CONVERTED, 7, "provisioner.yaml")]
+
+
+# ----------------------------------------------------------------------------------------------------- nothing is lost
+
+
+def leaves(told: Any, path: str) -> list[tuple[str, int]]:
+    """Dotted keys of all plain values, with their lines."""
+    if isinstance(told.value, dict) and told.value:
+        return [x for key, one in told.value.items() for x in leaves(one, f"{path}.{key}" if path else key)]
+    if isinstance(told.value, list) and any(isinstance(one.value, dict) for one in told.value):
+        return [x for n, one in enumerate(told.value) for x in leaves(one, f"{path}[{n}]")]
+    return [(path, told.line)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_key_of_theirs_is_told_of_by_itself_or_with_what_is_around_it(name: str) -> None:
+    made = converted(ALL[name])
+    reading = read_yaml(ALL[name], Document("tardis.yml"))
+    assert reading is not None
+    told = {f.key.partition(" ")[0] for f in made.findings}
+    untold = [
+        (path, line)
+        for path, line in leaves(reading.root, "")
+        if not any(path == key or path.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{path}.") for key in told)
+    ]
+    assert untold == []
+
+
+def test_a_key_that_nobody_knows_is_told_of() -> None:
+    text = HTCONDOR.replace("  max_age: 1\n  MachineTypes", "  max_agee: 1\n  MachineTypes") + "Elsewhere: {a: 1}\n"
+    made = converted(text)
+    assert about(made, "TOPAS.max_agee") == [(Verdict.DROPPED, 13, "")]
+    assert about(made, "Elsewhere")[0][0] is Verdict.DROPPED
+
+
+@pytest.mark.parametrize(
+    "value", ["!include secrets.yml", "!!python/object/apply:os.system ['touch hacked']", "!env QUOTA"]
+)
+def test_a_tag_that_is_not_tardiss_is_told_of_and_runs_nothing(value: str, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = converted(HTCONDOR.replace("Cores: 42", f"Cores: {value}"))
+    tag = value.partition(" ")[0]
+    assert about(made, tag) == [(Verdict.NEEDED, 25, "")]
+    assert yaml.safe_load(made.files["site_configs/topas.yaml"])["types"]["whole"]["cpus"] == "<CPU cores of one drone>"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,482 @@
+"""What becomes of TARDIS's sites: the file that each turns into, and what is told of every key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from adapters.htcondor_site import settings
+from adapters.slurm_site.settings import OURS as REFUSED_BY_SLURM_SITE
+from adapters.slurm_site.settings import SlurmSiteConfig
+from provisioner.migrate import Converted, Verdict
+from provisioner.migrate.environment import OURS as OUR_VARIABLES
+from provisioner.migrate.htcondor import OURS
+from provisioner.migrate.shapes import moab_walltime_s, slurm_walltime_s
+from tests.migrate.examples import CLOUDS, FAKE, HTCONDOR, SLURM, about, converted, finding, read
+
+TOPAS = """\
+# yaml-language-server: $schema=../docs/reference/site.schema.json
+#
+# Site topas, from tardis.yml, by `provisioner import`.
+# What stands in <...> is yours to fill in: `provisioner check` names each with its line.
+
+site: topas
+adapter: htcondor
+
+limits:
+  max_drones: 5                     # 42 cores, 8 each
+
+# blocking:                       # what each free GPU keeps for the drone that will take it
+#   - {nodes: ["*"], cpus: 8, memory: 20 GiB}
+# owner:                          # drones make room for the jobs that `options.owner` names
+#   ask_first: true
+
+types:
+  one-gpu:
+    gpus: 1
+    vram: 30000 MiB
+    capability: "<CUDA compute capability, as 8.0>"
+    # gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it
+    # driver: "12.4"                # newest CUDA version of the driver
+    cpus: 8
+    memory: 19968 MiB
+    disk: 50 GiB
+    max_drones: 5
+  whole:
+    gpus: 0
+    cpus: 42
+    memory: 256 GiB
+    disk: 840 GiB
+    max_drones: 1
+
+options:
+  collector: condor.example.org:9618
+  schedd: grid@submit.example.org
+  transport: tools                  # the site's tools, run on this host
+  work_directory: ../var/topas      # what drones take along and leave, from this file
+  submit:
+    accounting_group: "tardis"
+    +IsBackfill: "True"
+  types:
+    one-gpu:
+      submit:
+        rank: "$(kflops)"
+      requirements: "TARGET.GpuClass == \\"a100\\" && TARGET.Cpus >= 8"
+    whole:
+      submit:
+        x509userproxy: "/home/tardis/proxy"
+  # owner:                        # whose jobs come first here, and where they wait
+  #   jobs: AcctGroup == "group_of_the_owner"
+  #   schedds: [submit.example.org]
+"""
+
+
+def site(made: Converted, name: str) -> Any:
+    return yaml.safe_load(made.files[f"site_configs/{name}.yaml"])
+
+
+# ------------------------------------------------------------------------------------------------------------ HTCondor
+
+
+def test_an_htcondor_site_keeps_its_types_its_place_and_its_submit_commands() -> None:
+    assert converted(HTCONDOR).files["site_configs/topas.yaml"] == TOPAS
+
+
+def test_every_command_of_a_template_is_told_of_at_its_own_line() -> None:
+    found = [(f.line, f.key, f.verdict) for f in converted(HTCONDOR).findings if f.file == "gpu.jdl"]
+    taken, changed, dropped = Verdict.CONVERTED, Verdict.CHANGED, Verdict.DROPPED
+    assert found == [
+        (2, "executable", changed),
+        (3, "transfer_input_files", changed),
+        (4, "output", taken),
+        (5, "error", taken),
+        (6, "environment", taken),
+        (7, "request_cpus", taken),
+        (8, "request_memory", taken),
+        (9, "request_gpus", taken),
+        (10, "gpus_minimum_memory", taken),
+        (11, "accounting_group", taken),
+        (12, "requirements", taken),
+        (14, "+IsBackfill", taken),
+        (15, "MY.Pilot", dropped),
+        (16, "periodic_remove", dropped),
+        (17, "rank", taken),
+        (18, "queue", taken),
+    ]
+
+
+def test_a_template_that_is_not_there_needs_you_and_says_where() -> None:
+    made = converted(HTCONDOR, files={})
+    key = "TOPAS.MachineTypeConfiguration.whole.jdl"
+    assert about(made, key) == [
+        (Verdict.NEEDED, 22, "site_configs/topas.yaml: options.types.whole.requirements")
+    ]
+    assert "whole.jdl cannot be read here" in finding(made, key).text
+    assert site(made, "topas")["types"]["one-gpu"]["gpus"] == 0
+    marked = site(made, "topas")["options"]["types"]["whole"]["requirements"]
+    assert marked == "<requirements of whole.jdl, or remove the line>"
+
+
+def test_what_a_template_says_that_is_no_command_needs_you() -> None:
+    template = "include : x\nenvironment @=end\nexecutable = /bin/rm\n@end\nrank = 1\n"
+    made = converted(HTCONDOR, files={"gpu.jdl": template})
+    assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "gpu.jdl"] == [
+        (1, "include : x", Verdict.NEEDED),
+        (2, "environment @=end", Verdict.NEEDED),
+        (5, "rank", Verdict.CONVERTED),
+    ]
+
+
+TAKES = """\
+environment = "A=1 B='two words' C=$(Node) ${Environment} DRONE_DIR=/x =3 D=$Cores"
+requirements = TARGET.Pool == "${Foo}"
+accounting_group = ${Group}
++Color = "red"
+"""
+
+
+def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
+    made = converted(HTCONDOR, files={"gpu.jdl": TAKES, "whole.jdl": "environment = A=2;E=5\n"})
+    at = "site_configs/topas.yaml: options.env"
+    assert site(made, "topas")["options"]["env"] == {
+        "A": "1", "B": "two words", "C": "<C without macros>", "D": "8", "E": "5"
+    }  # fmt: skip
+    found = [(f.key, f.verdict, f.ours) for f in made.findings if f.key.startswith("environment")]
+    assert found == [
+        ("environment A", Verdict.CONVERTED, f"{at}.A"),
+        ("environment B", Verdict.CONVERTED, f"{at}.B"),
+        ("environment C", Verdict.NEEDED, f"{at}.C"),
+        ("environment DRONE_DIR", Verdict.DROPPED, ""),
+        ("environment", Verdict.DROPPED, ""),
+        ("environment D", Verdict.CONVERTED, f"{at}.D"),
+        ("environment A", Verdict.CHANGED, f"{at}.A"),
+        ("environment E", Verdict.CONVERTED, f"{at}.E"),
+    ]
+
+
+def test_the_variables_that_are_the_sites_are_so_in_both_places() -> None:
+    assert settings._OUR_VARIABLES.pattern == OUR_VARIABLES.pattern
+
+
+def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_written() -> None:
+    made = converted(HTCONDOR, files={"gpu.jdl": TAKES, "whole.jdl": '+Color = "red"\n'})
+    options = site(made, "topas")["options"]
+    assert options["types"]["one-gpu"] == {
+        "submit": {"accounting_group": "<accounting_group without $Group, which has no value here>"},
+        "requirements": "<requirements without $Foo, which has no value here>",
+    }
+    at = "site_configs/topas.yaml: options"
+    assert about(made, "requirements") == [(Verdict.NEEDED, 2, f"{at}.types.one-gpu.requirements")]
+    assert about(made, "accounting_group") == [(Verdict.NEEDED, 3, f"{at}.types.one-gpu.submit.accounting_group")]
+    assert about(made, "+Color")[0] == (Verdict.CONVERTED, 4, f"{at}.submit.+Color")
+
+
+def test_findings_of_a_slurm_site_name_the_place_where_it_is_written() -> None:
+    made = converted(SLURM)
+    key, at = "hpc.MachineTypeConfiguration.one_day", "site_configs/hpc.yaml: options"
+    assert about(made, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.partition")]
+    assert about(made, f"{key}.SubmitOptions.short.C") == [
+        (Verdict.CONVERTED, 21, f"{at}.types.one-day.constraint")
+    ]
+    other = converted(SLURM.replace("Partition: normal", "Partition: long", 1))
+    assert about(other, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.types.one-day.partition")]
+
+
+def test_blocking_and_owner_are_named_once_and_stand_there_as_remarks() -> None:
+    made = converted(HTCONDOR)
+    named = [f for f in made.findings if "blocking" in f.ours]
+    assert [(f.verdict, f.ours) for f in named] == [
+        (Verdict.CHANGED, "site_configs/topas.yaml: blocking, owner, options.owner")
+    ]
+    text = made.files["site_configs/topas.yaml"]
+    lines = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in text.splitlines()[4:]]
+    whole = yaml.safe_load("\n".join(lines).replace("gpu_model:", "# ").replace("driver:", "# "))
+    assert whole["blocking"] == [{"nodes": ["*"], "cpus": 8, "memory": "20 GiB"}]
+    assert whole["owner"] == {"ask_first": True}
+    assert whole["options"]["owner"]["schedds"] == ["submit.example.org"]
+
+
+def test_the_site_takes_every_command_that_is_taken_over() -> None:
+    """And none that the site sets itself is: it would refuse the file."""
+    assert set(settings.OURS) - {"executable", "cmd", "transfer_input_files"} <= set(OURS)
+    options = site(converted(HTCONDOR), "topas")["options"]
+    options["types"]["one-gpu"].pop("requirements")
+    made = settings.HTCondorSiteConfig.model_validate(options)
+    assert made.submit == {"accounting_group": "tardis", "+IsBackfill": "True"}
+    assert made.types["one-gpu"].submit == {"rank": "$(kflops)"}
+
+
+def test_a_type_that_goes_to_another_schedd_needs_you() -> None:
+    made = converted(HTCONDOR.replace("whole: {jdl: whole.jdl}", "whole: {jdl: whole.jdl, SubmitOptions: {name: b}}"))
+    assert site(made, "topas")["options"]["schedd"] == "grid@submit.example.org"
+    key = "TOPAS.MachineTypeConfiguration.whole.SubmitOptions.name"
+    assert about(made, key) == [(Verdict.NEEDED, 22, "site_configs/topas.yaml: options.schedd")]
+
+
+def test_a_site_that_is_reached_over_ssh_is_so_here_too() -> None:
+    executor = "!TardisSSHExecutor {host: login.example.org, username: ops, client_keys: /k, port: 2222, keepalive: 3}"
+    made = converted(HTCONDOR.replace("TOPAS:\n", f"TOPAS:\n  executor: {executor}\n"))
+    options = site(made, "topas")["options"]
+    options["types"]["one-gpu"].pop("requirements")
+    tools = settings.HTCondorSiteConfig.model_validate(options).tools
+    assert tools.ssh is not None
+    assert (tools.ssh.host, tools.ssh.port, tools.ssh.user) == ("login.example.org", 2222, "ops")
+    assert str(tools.ssh.key) == "/k"
+    assert about(made, "TOPAS.executor.keepalive") == [(Verdict.DROPPED, 13, "")]
+
+
+def test_a_type_without_a_sign_of_gpus_is_a_cpu_drone_and_that_is_said() -> None:
+    made = converted(HTCONDOR)
+    assert about(made, "TOPAS.MachineMetaData.whole") == [
+        (Verdict.CHANGED, 14, "site_configs/topas.yaml: types.whole.gpus")
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- quotas
+
+
+@pytest.mark.parametrize(
+    ("quota", "most", "words"),
+    [
+        ("100", 5, "100 cores are at most 5 drones of 20 cores"),
+        ("119", 5, "TARDIS would start one more"),
+        ("12", 1, "less than one drone of 20"),
+    ],
+)
+def test_a_quota_of_cores_is_a_number_of_drones(quota: str, most: int, words: str) -> None:
+    made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
+    assert site(made, "hpc")["limits"] == {"max_drones": most}
+    told = finding(made, "Sites[0].quota")
+    assert (told.verdict, told.line) == (Verdict.CHANGED, 3)
+    assert words in told.text
+
+
+@pytest.mark.parametrize("quota", ["-1", ".inf"])
+def test_no_limit_there_is_the_default_here_and_that_is_said(quota: str) -> None:
+    made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
+    assert site(made, "hpc")["limits"] == {"max_drones": 10}
+    assert finding(made, "Sites[0].quota").verdict is Verdict.CHANGED
+
+
+@pytest.mark.parametrize("quota", ["0", "many", "[1]", "!env QUOTA", "{}"])
+def test_a_quota_that_is_none_needs_you(quota: str) -> None:
+    made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
+    assert site(made, "hpc")["limits"] == {"max_drones": "<most drones at one time>"}
+    assert finding(made, "Sites[0].quota").verdict is Verdict.NEEDED
+
+
+def test_types_of_different_sizes_have_a_cap_each() -> None:
+    made = converted(HTCONDOR)
+    assert {k: t["max_drones"] for k, t in site(made, "topas")["types"].items()} == {"one-gpu": 5, "whole": 1}
+    assert "a mix of them may have more cores" in finding(made, "Sites[0].quota").text
+
+
+# --------------------------------------------------------------------------------------------------------------- Slurm
+
+OWN_KEYS = ("partition", "account", "qos", "reservation", "constraint")
+GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}
+
+
+def test_a_slurm_site_keeps_partition_walltime_gpus_and_the_way_there() -> None:
+    made = converted(SLURM.replace("12:00:00", "'12:00:00'"))
+    whole = site(made, "hpc")
+    assert whole["adapter"] == "slurm"
+    assert {k: (t["gpus"], t["cpus"], t["walltime"]) for k, t in whole["types"].items()} == {
+        "one-day": (2, 20, "1d"),
+        "twelve-hours": (0, 20, "12h"),
+    }
+    assert whole["options"] == {
+        "transport": "tools",
+        "tools": {"ssh": {"host": "login.example.org", "user": "billy", "key": "/opt/keys/one"}},
+        "partition": "normal",
+        "types": {"one-day": {"constraint": "intel", "gres": "gpu:a100", "submit": {"exclusive": True}}},
+    }
+    SlurmSiteConfig.model_validate(whole["options"])
+    key = "hpc.MachineTypeConfiguration.one_day.SubmitOptions.long.gres"
+    assert [f.text for f in made.findings if f.key == key and f.verdict is Verdict.DROPPED] == [
+        "`--gres=mic:1`: drones ask for no generic resource but GPUs"
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED_BY_SLURM_SITE.keys() - GPUS - {*OWN_KEYS}))
+def test_what_the_slurm_site_refuses_is_not_taken_over(name: str) -> None:
+    made = converted(with_options(f"{{long: {{{name}: '1'}}}}"))
+    assert "types" not in site(made, "hpc")["options"]
+    [only] = [f for f in made.findings if f.key.endswith(f".long.{name}")]
+    assert (only.verdict, only.text) == (Verdict.DROPPED, f"the provisioner sets `--{name}` itself")
+
+
+@pytest.mark.parametrize("name", OWN_KEYS)
+def test_options_with_a_key_of_their_own_stand_there(name: str) -> None:
+    made = converted(with_options(f"{{long: {{{name}: one, nice: '100'}}}}"))
+    options = site(made, "hpc")["options"]
+    wanted = {} if name == "partition" else {name: "one"}  # where TARDIS tells it by a key of its own
+    assert options["types"]["one-day"] == {**wanted, "submit": {"nice": "100"}}
+    SlurmSiteConfig.model_validate(options)
+
+
+def test_a_shortened_name_of_an_option_that_is_ours_needs_you() -> None:
+    made = converted(with_options("{long: {part: dev, job-na: x, nice: '1'}}"))
+    left = [f for f in made.findings if f.verdict is Verdict.NEEDED and ".long." in f.key]
+    found = {f.key.rpartition(".")[2]: f.text for f in left}
+    assert found.keys() == {"part", "job-na"}
+    assert "`--partition`" in found["part"] and "`--job-name`" in found["job-na"]
+    SlurmSiteConfig.model_validate(site(made, "hpc")["options"])
+
+
+def with_options(options: str) -> str:
+    before, _, after = SLURM.partition("      SubmitOptions:\n")
+    return f"{before}      SubmitOptions: {options}\n    twelve_hours:{after.partition('    twelve_hours:')[2]}"
+
+
+def test_an_adapter_that_is_not_there_needs_you() -> None:
+    assert about(converted(SLURM), "Sites[0].adapter") == [(Verdict.NEEDED, 3, "site_configs/hpc.yaml: adapter")]
+    made = converted(SLURM, installed=("slurm",))
+    assert about(made, "Sites[0].adapter") == [(Verdict.CONVERTED, 3, "site_configs/hpc.yaml: adapter")]
+
+
+def test_what_tardis_does_not_use_is_left_out_and_said() -> None:
+    made = converted(SLURM)
+    key = "hpc.MachineTypeConfiguration.six_hours"
+    assert about(made, key) == [(Verdict.DROPPED, 29, "")]
+    assert "six-hours" not in site(made, "hpc")["types"]
+
+
+def test_an_unquoted_time_means_to_us_what_it_means_to_tardis() -> None:
+    made = converted(SLURM)
+    assert site(made, "hpc")["types"]["twelve-hours"]["walltime"] == "30d"
+    odd = [f for f in made.findings if "YAML 1.1" in f.text]
+    assert [(f.verdict, f.line) for f in odd] == [(Verdict.NEEDED, 26)]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1440", 86400), ("90:30", 5430), ("12:00:00", 43200), ("2-0", 172800), ("1-12:30", 131400),
+        ("1-00:00:01", 86401), ("0", None), ("UNLIMITED", None), ("1:2:3:4", None), ("", None),
+    ],
+)  # fmt: skip
+def test_walltimes_of_slurm(text: str, seconds: float | None) -> None:
+    assert slurm_walltime_s(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3600", 3600), ("02:00:00:00", 172800), ("10:00", 600), ("x", None)])
+def test_walltimes_of_moab(text: str, seconds: float | None) -> None:
+    assert moab_walltime_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "gres"),
+    [
+        ('{long: {gres: "gpu:4"}}', 4, ""),
+        ('{long: {gres: "gpu:h100:4"}}', 4, "gpu:h100"),
+        ("{long: {gres: gpu}}", 1, ""),
+        ('{long: {gpus: "a100:2"}}', 2, "gpu:a100"),
+        ("{long: {gpus-per-node: 4}}", 4, ""),
+        ("{short: {G: 3}}", 3, ""),
+        ("{long: {gpus: }}", 0, ""),
+        ('{long: {gres: "mic:1"}}', 0, ""),
+        ('{long: {gres: "gpu:a100:2,gpu:v100:1"}}', 0, ""),
+    ],
+)
+def test_gpus_of_slurm(options: str, gpus: int, gres: str) -> None:
+    whole = site(converted(with_options(options)), "hpc")
+    assert whole["types"]["one-day"]["gpus"] == gpus
+    assert whole["options"].get("types", {}).get("one-day", {}) == ({"gres": gres} if gres else {})
+    SlurmSiteConfig.model_validate(whole["options"])
+
+
+# ---------------------------------------------------------------------------------------------------------- the others
+
+
+def test_other_kinds_of_sites_keep_their_shapes() -> None:
+    made = converted(CLOUDS)
+    shapes = {
+        name: {k: (t["cpus"], t["memory"], t["disk"]) for k, t in site(made, name)["types"].items()}
+        for name in ("woohoo", "hexa", "kube-site", "moab-site")
+    }
+    assert shapes == {
+        "woohoo": {"m1-xlarge": (8, "16 GiB", "160 GiB")},
+        "hexa": {"micro": (1, "2 GiB", "30 GiB"), "micro-2": (2, "4 GiB", "30 GiB")},
+        "kube-site": {"example": (2, "15259 MiB", "<disk of one drone, as 20 GiB>")},
+        "moab-site": {"d2-large": (20, "120 GiB", "196 GiB")},
+    }
+
+
+def test_what_an_adapter_to_come_may_want_is_kept_as_remarks() -> None:
+    text = converted(CLOUDS).files["site_configs/woohoo.yaml"]
+    assert "  # types.m1-xlarge.networks[0].uuid: fe0317c6\n" in text
+    assert "  # auth_url: https://cloud.example.org:13000/v3\n" in text
+    assert "  # password: (a secret: not copied)\n" in text
+
+
+def test_a_second_factor_and_an_unchecked_host_need_you() -> None:
+    made = converted(CLOUDS)
+    options = site(made, "moab-site")["options"]
+    assert options["tools"]["ssh"] == {
+        "host": "login.example.org",
+        "user": "clown",
+        "totp": "<{file: PATH} with the totp>",
+        "forced_command": "stdin",
+    }
+    key = "moab-site.executor"
+    assert about(made, f"{key}.mfa_config")[0][0] is Verdict.NEEDED
+    assert about(made, f"{key}.known_hosts")[0][0] is Verdict.CHANGED
+
+
+@pytest.mark.parametrize("text", [CLOUDS, FAKE, SLURM, HTCONDOR], ids=["clouds", "fake", "slurm", "htcondor"])
+def test_no_secret_leaves_the_old_file(text: str) -> None:
+    made = converted(text)
+    everything = "".join(made.files.values()) + "".join(f"{f.key}{f.ours}{f.text}" for f in made.findings)
+    assert "gee-heim" not in everything.lower()
+
+
+def test_a_simulated_site_is_not_taken_over() -> None:
+    made = converted(FAKE)
+    assert list(made.files) == ["provisioner.yaml"]
+    assert yaml.safe_load(made.files["provisioner.yaml"])["sites"] == []
+    assert finding(made, "tardis.Sites[0].adapter").verdict is Verdict.NEEDED
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("", 1, "is empty"),
+        ("- a\n", 1, "a mapping with `Sites`"),
+        ("!odd x\n", 1, "a mapping with `Sites`"),
+        ("a: 1\n", 1, "`Sites` is wanted"),
+        ("a: 1\nSites: {x: 1}\n", 2, "`Sites` is wanted"),
+        ("Sites:\n- name: x\n- 3\n", 2, "a site is a mapping with `name` and `adapter`"),
+        ("Sites: [{name: a, adapter: Slurm}\n", 1, "`[` is opened here"),
+        ("Sites: &a [*a]\n", 1, "holds itself"),
+        ("Sites:\n  - name: a\n\tadapter: b\n", 3, "tab"),
+        ("? [a]\n: b\nSites: []\n", 1, "a key is wanted"),
+        ("<<: 3\nSites: []\n", 1, "takes in another mapping"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_at_its_line(text: str, where: int, words: str) -> None:
+    made, problems = read(text)
+    assert made is None
+    assert [p.line for p in problems if words in p.message][:1] == [where]
+
+
+def test_a_thousand_laughs_are_refused() -> None:
+    laughs = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+    )
+    made, problems = read(laughs + "Sites: []\n")
+    assert made is None
+    assert ["aliases expand" in p.message for p in problems] == [True]
+
+
+def test_anchors_and_merges_are_what_they_are_to_tardis() -> None:
+    text = HTCONDOR.replace("whole: {Cores: 42, Memory: 256, Disk: 840}", "whole: {<<: *shape, Cores: 42}").replace(
+        "one_gpu: {Cores: 8,", "one_gpu: &shape {Cores: 8,"
+    )
+    whole = site(converted(text), "topas")["types"]["whole"]
+    assert (whole["cpus"], whole["memory"], whole["disk"]) == (42, "19968 MiB", "50 GiB")

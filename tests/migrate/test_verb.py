@@ -1,0 +1,133 @@
+"""`provisioner import` on the command line: what it writes, shows and refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from provisioner.cli.exits import Exit
+from provisioner.cli.process import run_verb
+from provisioner.cli.schemas import output_schemas
+from tests.migrate.examples import COBALD, GPU_JDL, HTCONDOR, WHOLE_JDL
+
+FILES = ["provisioner.yaml", "site_configs/topas.yaml"]
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the old configuration; we are elsewhere."""
+    directory = tmp_path / "old"
+    directory.mkdir()
+    for name, text in (
+        ("tardis.yml", HTCONDOR), ("cobald.yml", COBALD), ("gpu.jdl", GPU_JDL), ("whole.jdl", WHOLE_JDL),
+    ):  # fmt: skip
+        (directory / name).write_text(text)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("PROVISIONER_OUTPUT", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    return directory
+
+
+def run(*words: str | Path) -> int:
+    return int(run_verb([str(w) for w in ("import", *words)]))
+
+
+def made(directory: Path) -> list[str]:
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+
+
+def test_it_writes_our_files_and_shows_what_became_of_each_key(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(old / "tardis.yml", "--cobald", old / "cobald.yml", "--to", "new") == Exit.UNMET
+    assert made(Path("new")) == FILES
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("tardis.yml:11") and "changed" in line for line in lines)
+    assert any(line.startswith("gpu.jdl:11") and "accounting_group" in line for line in lines)
+    assert any(line.startswith("cobald.yml:2") and "no counterpart" in line for line in lines)
+    assert "written to new: provisioner.yaml, site_configs/topas.yaml" in err
+    assert "needs you; fill in what stands in <...>, then: provisioner check" in err
+
+
+def test_what_needs_you_comes_first(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(old / "tardis.yml", "--to", "new", "-o", "csv", "--columns", "verdict", "--no-header")
+    verdicts = capsys.readouterr().out.splitlines()
+    assert list(dict.fromkeys(verdicts)) == ["needs you", "no counterpart", "changed", "converted"]
+    order = {v: n for n, v in enumerate(dict.fromkeys(verdicts))}
+    assert verdicts == sorted(verdicts, key=order.__getitem__)
+
+
+def test_cobalds_file_alone_is_answered_with_the_right_call(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(old / "cobald.yml", "--to", "new") == Exit.UNMET
+    err = capsys.readouterr().err
+    assert f"`provisioner import {old / 'tardis.yml'} --cobald {old / 'cobald.yml'}`" in err
+    assert not Path("new").exists()
+
+
+def test_json_has_every_finding_and_keeps_to_its_schema(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(old / "tardis.yml", "--to", "new", "-o", "json") == Exit.UNMET
+    tree = json.loads(capsys.readouterr().out)
+    jsonschema.validate(tree, output_schemas()[tree["schema"]], cls=jsonschema.Draft202012Validator)
+    (quota,) = [item for item in tree["items"] if item["key"] == "Sites[0].quota"]
+    assert (quota["file"], quota["line"], quota["verdict"]) == (str(old / "tardis.yml"), 11, "changed")
+    assert quota["ours"] == "site_configs/topas.yaml: limits.max_drones"
+
+
+def test_what_became_alike_can_stand_together(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(old / "tardis.yml", "--to", "new", "--sort", "verdict", "-o", "csv", "--columns", "verdict", "--no-header")
+    verdicts = capsys.readouterr().out.splitlines()
+    assert verdicts == sorted(verdicts)
+    assert set(verdicts) == {"converted", "changed", "no counterpart", "needs you"}
+
+
+def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("site_configs").mkdir()
+    Path("site_configs/topas.yaml").write_text("mine")
+    assert run(old / "tardis.yml") == Exit.FAILED
+    assert "site_configs/topas.yaml is there already" in capsys.readouterr().err
+    assert made(Path(".")) == ["site_configs/topas.yaml"]
+    assert Path("site_configs/topas.yaml").read_text() == "mine"
+    assert run(old / "tardis.yml", "--force") == Exit.UNMET
+    assert made(Path(".")) == FILES
+    assert Path("site_configs/topas.yaml").read_text().startswith("# yaml-language-server")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"Sites: [a\n", "tardis.yml:1:8: `[` is opened here"),
+        (b"a: \xff\n", "tardis.yml:1:4: byte 0xff is not UTF-8"),
+        (b"BatchSystem: {}\n", "tardis.yml:1:1: `Sites` is wanted"),
+        (b"Sites:\n  - name: a\n", "tardis.yml:2:1: a site is a mapping"),
+        (None, "no such file"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_nothing_is_written(
+    content: bytes | None, words: str, old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (old / "tardis.yml").unlink()
+    if content is not None:
+        (old / "tardis.yml").write_bytes(content)
+    assert run(old / "tardis.yml", "--to", "new") == Exit.UNMET
+    out, err = capsys.readouterr()
+    assert words in err and "nothing is written" in err
+    assert out == "" and not Path("new").exists()
+
+
+def test_a_mistake_in_cobalds_file_is_found_too(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (old / "cobald.yml").write_text("pipeline: {a: 1\n")
+    assert run(old / "tardis.yml", "--cobald", old / "cobald.yml", "--to", "new") == Exit.UNMET
+    assert "cobald.yml:1:11:" in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+def test_templates_are_found_where_tardis_was_started(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("gpu.jdl", "whole.jdl"):
+        (old / name).rename(Path(name))
+    run(old / "tardis.yml", "--to", "new", "-o", "name")
+    assert "accounting_group" in capsys.readouterr().out.splitlines()

@@ -1,0 +1,129 @@
+"""A slurmrestd for tests: it answers as the real one was recorded to, and breaks as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+ANSWERS = Path(__file__).with_name("rest_answers")
+
+
+def recorded(name: str) -> Any:
+    return json.loads((ANSWERS / f"{name}.json").read_text())
+
+
+@dataclass
+class Restd:
+    """Jobs by their number: (user, states), or for an array its waiting tasks and what has started of it."""
+
+    versions: tuple[str, ...] = ("v0.0.42",)
+    token: str = ""
+    """Empty: everyone is let in."""
+    jobs: dict[int, dict[str, Any]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    """Method and path of each call."""
+    bodies: list[Any] = field(default_factory=list)
+    before: Callable[[web.Request], Any] | None = None
+    """Awaited before each answer; what it returns is the answer, None for the usual one."""
+    url: str = ""
+
+    def add(self, number: int, user: str = "drone", state: str = "PENDING", **more: Any) -> None:
+        record = recorded("array-24.11")["jobs"][0 if state == "PENDING" else 1]
+        array = {"array_job_id": 0, "array_task_id": {"set": False}, "array_task_string": ""}
+        self.jobs[number] = {**record, **array, "job_id": number, "user_name": user, "job_state": [state], **more}
+
+    def add_array(self, number: int, waiting: str, user: str = "drone") -> None:
+        self.add(number, user, array_job_id=number, array_task_string=waiting)
+
+    def add_task(self, number: int, array: int, task: int, state: str = "RUNNING", user: str = "drone") -> None:
+        self.add(number, user, state, array_job_id=array, array_task_id={"set": True, "number": task})
+
+    def looked_at(self) -> list[int]:
+        """Numbers that were looked at closely since the last time this was asked."""
+        found = [int(each.rpartition("/")[2]) for each in self.asked if "/job/" in each and each.startswith("GET")]
+        self.asked.clear()
+        return found
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.asked.append(f"{request.method} {path}")
+        if request.can_read_body:
+            self.bodies.append(await request.json())
+        if self.before is not None and (special := await self.before(request)) is not None:
+            return special if isinstance(special, web.StreamResponse) else _json(special)
+        if self.token and request.headers.get("X-SLURM-USER-TOKEN") != self.token:
+            return web.Response(status=401, text="Authentication failure")
+        version = path.split("/")[2]
+        if version not in self.versions:
+            return web.Response(
+                status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference."
+            )
+        match path.split("/")[1:]:
+            case ["slurm", _, "ping", ""]:
+                return _json({"pings": [], "meta": recorded("states-24.11")["meta"], "errors": []})
+            case ["slurm", _, "jobs", "state", ""]:
+                return _json({"jobs": [line for each in self.jobs.values() for line in _lines(each)], "errors": []})
+            case ["slurm", _, "job", number] if number.isdigit():
+                return self._closely(int(number))
+            case ["slurm", _, "job", "submit"]:
+                return _json({"job_id": 7, "step_id": "batch", "errors": [], "warnings": []})
+            case ["slurm", _, "jobs", ""]:
+                return _json(recorded("cancel-24.11"))
+        return web.Response(status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference.")
+
+    def _closely(self, number: int) -> web.Response:
+        found = [each for each in self.jobs.values() if number in (each["job_id"], each["array_job_id"])]
+        if found:
+            return _json({"jobs": found, "errors": []})
+        error = {"description": f"Unable to query JobId={number}", "error_number": 2017, "error": "Invalid job id"}
+        return _json({"jobs": [], "errors": [error]}, status=404)
+
+
+def _lines(job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    waiting, task = job["array_task_string"], job["array_task_id"]
+    tasks = [f"_{each}" for each in waiting.split(",")] if waiting else [f"_{task['number']}" if task["set"] else ""]
+    return [{"job_id": f"{job['job_id']}{each}", "state": job["job_state"]} for each in tasks]
+
+
+def _json(body: Any, status: int = 200) -> web.Response:
+    return web.json_response(body, status=status)
+
+
+@asynccontextmanager
+async def running(restd: Restd, socket: Path | None = None) -> AsyncIterator[Restd]:
+    """At a port of its own, or at a unix socket."""
+    server = web.Server(restd.answer)
+    runner = web.ServerRunner(server, shutdown_timeout=0.1)
+    await runner.setup()
+    place = web.UnixSite(runner, str(socket)) if socket else web.TCPSite(runner, "127.0.0.1", 0)
+    await place.start()
+    restd.url = f"unix:{socket}" if socket else f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield restd
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def saying(*answers: bytes) -> AsyncIterator[str]:
+    """A server that gives each connection the next of these bytes and closes it; its address."""
+    left = list(answers)
+
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if length := re.search(rb"content-length: (\d+)", head, re.IGNORECASE):
+            await reader.readexactly(int(length[1]))
+        writer.write(left.pop(0))
+        writer.close()
+
+    server = await asyncio.start_server(one, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
