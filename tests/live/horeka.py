@@ -147,7 +147,7 @@ class HorekaLab:
         told = []
         with suppress(OSError):
             told.append(f"--- the controller\n{self.controller.log()[-15000:]}")
-        for words in (("drones", "--all", "--wide"), ("sites",), ("demand",)):
+        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
             with suppress(OSError, subprocess.SubprocessError):
                 told.append(f"--- provisioner {words[0]}\n{self.controller.call(*words).stdout}")
         with suppress(LabError, OSError, subprocess.SubprocessError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.lab import Condor, gpu_job, negotiation_s, until
+from tests.live.lab import Condor, Pool, gpu_job, negotiation_s, until
 from tests.live.site_lab import (
     GRACE_S,
     GRID,
@@ -33,6 +33,11 @@ pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 def touch(file: Path) -> None:
     file.touch()
     file.chmod(0o644)
+
+
+def in_pool(overlay: Pool) -> set[str]:
+    """Drones that have a slot there."""
+    return {str(ad["DroneId"]) for ad in overlay.slots("DroneId isnt undefined")}
 
 
 def flocking_s(lab: TopasLab) -> float:
@@ -86,8 +91,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         if ask:
             assert left == least, "those with least to lose"
         assert carriers(lab.overlay, long) | carriers(lab.overlay, late) == {d["id"] for d in lab.controller.live()}
-        in_pool = {str(ad["DroneId"]) for ad in lab.overlay.slots("DroneId isnt undefined")}
-        assert not left & in_pool, "their slots are gone"
+        until(lambda: not left & in_pool(lab.overlay), 20, what="their slots are gone")
         [site] = lab.controller.json("sites")["items"]
         assert (site["breaker"], site["failures"]) == ("active", 0), site
 
