@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.live.controller import LabController
-from tests.live.lab import Condor, LabError, Pool, lab_directory, running_pool
+from tests.live.lab import Condor, LabError, Pool, attempt, lab_directory, running_pool
 from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _param(item: pytest.Item, name: str) -> object:
     return item.callspec.params.get(name) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+
+
+@pytest.fixture(autouse=True)
+def _attempt(request: pytest.FixtureRequest) -> None:
+    attempt(getattr(request.node, "execution_count", 1))  # of pytest-rerunfailures
 
 
 @pytest.fixture(scope="session", params=SUITES, ids=lambda suite: VERSIONS.get(suite, suite))

@@ -45,9 +45,18 @@ OWN = secrets.token_hex(2)
 """Ends the ids of this test process: drones are found by id, and others may run the same tests on this host."""
 
 
+_attempt = 1
+
+
+def attempt(number: int) -> None:
+    """A test that failed is tried again, in a pool where things of the first time may still be about."""
+    global _attempt
+    _attempt = number
+
+
 def own(name: str) -> str:
-    """An id that no other test process on this host uses."""
-    return f"{name}-{OWN}"
+    """An id that no other test process on this host uses, nor an earlier try of the same test."""
+    return f"{name}-{OWN}" if _attempt == 1 else f"{name}-{OWN}{_attempt}"
 
 
 class LabError(RuntimeError):

@@ -97,7 +97,15 @@ def empty(blocked: Pool) -> Iterator[Pool]:
 def clear(pool: Pool) -> None:
     with suppress(LabError):  # there may be none
         pool.run("condor_rm", "-all")
-    until(lambda: not pool.jobs(), what="the queue is empty")
+    began = time.monotonic()
+
+    def is_empty() -> bool:
+        """A job that is removed in the moment in which it starts waits for its lease to end, half an hour or more."""
+        if pool.jobs() and time.monotonic() > began + 20:
+            pool.run("condor_rm", "-forcex", "-all")
+        return not pool.jobs()
+
+    until(is_empty, what="the queue is empty", every_s=0.5)
     until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
 
 
