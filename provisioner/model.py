@@ -207,6 +207,9 @@ class RemoteState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     UNKNOWN = "unknown"
+    OVER = "over"
+    """Its run is over, and what it held is not given back yet: it counts against limits, and is no supply. Its site
+    clears it away; it is asked to, if that takes long."""
     ENDED = "ended"
 
 
@@ -259,11 +262,13 @@ class RemoteDrone:
     blocked: FaultKind | None = None
     """Why it waits, if that is an obstacle which others of its type would meet as well. A limit or a lack (QUOTA,
     CAPACITY, THROTTLED, DOWN) passes; anything else does not: it will never start."""
+    final: bool = False
+    """This one will not start any more, whatever the obstacle; another may, once that has passed."""
 
     @property
     def hopeless(self) -> bool:
         """It waits for what does not come by waiting."""
-        return self.state is RemoteState.PENDING and self.blocked not in _PASSES
+        return self.state is RemoteState.PENDING and (self.final or self.blocked not in _PASSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +334,9 @@ class SiteView:
     downtime_at: float = 0.0
     """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
+    quota: Mapping[str, int] | None = None
+    """How many more drones of each type (by type name) the site's quota for us allows, whatever is free: alternatives,
+    like ``free``. None where there is none, or none is told."""
 
 
 # ----------------------------------------------------------------------------------------------------------- drones
@@ -443,6 +451,11 @@ class Drone:
     @property
     def site(self) -> str:
         return self.type.partition("/")[0]
+
+    @property
+    def goes(self) -> bool:
+        """It was asked to leave, or its run is over: nothing can be expected of it, and nothing more asked."""
+        return self.leaving is not None or self.state is DroneState.STOPPING
 
 
 # -------------------------------------------------------------------------------------------------- faults and health

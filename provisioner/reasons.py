@@ -281,6 +281,14 @@ class SiteFull:
 
 
 @dataclass(frozen=True, slots=True)
+class SiteQuota:
+    """What the site grants us is used up: it would refuse another drone of the type."""
+
+    type: str
+    kind: Literal["site-quota"] = "site-quota"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteBlocks:
     """A drone of the type waits at its site for a reason that another would meet as well (a limit, a bad request)."""
 
@@ -422,6 +430,7 @@ Reason = (
     | LimitReached
     | BackingOff
     | SiteFull
+    | SiteQuota
     | SiteBlocks
     | Downtime
     | OwnerWaits

@@ -308,6 +308,8 @@ def say(reason: Reason) -> str:
             return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
         case r.SiteFull(type=kind):
             return f"the site shows no free place for {_q(kind)} or any other type that fits"
+        case r.SiteQuota(type=kind):
+            return f"the site's quota leaves no place for {_q(kind)} or any other type that fits"
         case r.SiteBlocks(type=kind, fault=fault, message=message):
             return f"the site lets no more of {_q(kind)} start ({_q(fault)}){_told(message)}"
         case r.Downtime(site=site, at=at, left_s=left, wanted_s=wanted):
@@ -417,7 +419,7 @@ def tier(reason: Reason) -> Tier:
             return Tier.CONFIGURATION
         case r.NothingFits():
             return Tier.NOTHING_FITS
-        case r.LimitReached():
+        case r.LimitReached() | r.SiteQuota():
             return Tier.LIMIT
         case r.BackingOff() | r.Probing() | r.TooManyUnhealthy():
             return Tier.BACK_OFF

@@ -10,7 +10,7 @@ with a start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -113,6 +113,16 @@ class RendersBlocking(Protocol):
 
     def render_blocking(self, policy: SitePolicy) -> str:
         """Configuration text, in the site's own language, that enforces ``policy.blocking`` and owner's priority."""
+        ...
+
+
+@runtime_checkable
+class TellsLastWords(Protocol):
+    """A site that can say what a drone said last (a virtual machine's console). Optional."""
+
+    def last_words(self) -> Mapping[DroneId, str]:
+        """By drone, what was found out since this was last called: text for people, without secrets, a page or two at
+        most. It is asked after each look and must not call the site."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from provisioner import say
+from provisioner.cli.cells import words
 from provisioner.cli.drone_list import Which, list_drones
 from provisioner.cli.drone_rows import HISTORY_SCHEMA, Step, history_columns, steps
 from provisioner.cli.exits import Exit, Failure
@@ -109,20 +110,26 @@ def life(reader: Reader, drone_id: str) -> Document:
     drone = reader.drone(DroneId(drone_id))
     if drone is None:
         raise Failure(f"drone {drone_id} is no longer on record")
-    return life_of(drone, steps(reader.history(drone.id)), time.time())
+    return life_of(drone, steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id))
 
 
-def life_of(drone: Drone, life_steps: list[Step], now: float) -> Document:
-    """One drone and its steps as a document."""
+def life_of(drone: Drone, life_steps: list[Step], now: float, last_words: str = "") -> Document:
+    """One drone and its steps as a document, with what it said last."""
     from provisioner.cli.drone_facts import facts
 
     return Document(
         "provisioner.drone/1",
         Listing("", facts(now), [drone], lambda d: d.id),
-        {"history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id)},
-        {"history": "Life"},
+        {
+            "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id),
+            "last_words": Listing("", _SAID, last_words.splitlines(), str),
+        },
+        {"history": "Life"} | ({"last_words": "What it said last"} if last_words else {}),
         scope=f"{say.count(len(life_steps), 'step')} on record",
     )
+
+
+_SAID = (words("line", str, "A line of what it said last, where its site tells: a console's end.", least=40),)
 
 
 # ------------------------------------------------------------------------------------------------------- drain and kill

@@ -33,6 +33,7 @@ EXAMPLES: tuple[Reason, ...] = (
     r.LimitReached("max_drones", "horeka/h100", 40, 40),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
     r.SiteFull("topas/v100"),
+    r.SiteQuota("gridka-cloud/h100"),
     r.SiteBlocks("horeka/a100", "quota", "QOSMaxJobsPerUserLimit"),
     r.Downtime("horeka", 1769860800.0, 900.0, 1800.0),
     r.OwnerWaits("topas", 3, 8),

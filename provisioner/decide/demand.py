@@ -137,7 +137,7 @@ def is_late(scene: Scene, drone: Drone) -> bool:
 def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
     """Room left in one drone, end of its life, whether it is still on its way."""
     kind = scene.types.get(drone.type)
-    if kind is None or drone.leaving is not None or drone.notice_at:
+    if kind is None or drone.goes or drone.notice_at:
         return None
     if drone.state in _ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in scene.slots):
         if drone.state is DroneState.QUEUED and drone.started_at:

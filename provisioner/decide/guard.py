@@ -126,7 +126,7 @@ def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limi
 def _vanished(site: str, view: SiteView, drones: Iterable[Drone], patience_s: float) -> AllVanished | None:
     known = missing = 0
     for drone in drones:
-        if drone.leaving is not None or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
+        if drone.goes or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
             continue
         known += 1
         if drone.id not in view.drones and (not drone.missing_at or view.taken_at - drone.missing_at < patience_s):
@@ -250,7 +250,7 @@ def _hopeless(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
     for drone_id, recorded in snapshot.drones.items():
         drone = after.get(drone_id, recorded)
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
-        if not waits or drone.leaving is not None:
+        if not waits or drone.goes:
             continue
         reading = snapshot.sites.get(drone.site)
         remote = reading.view.drones.get(drone_id) if reading is not None and reading.view is not None else None

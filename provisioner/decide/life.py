@@ -194,6 +194,8 @@ def observe(
     ``evictions``: of its jobs, None where the overlay does not tell."""
     if view is not None:
         remote = view.drones.get(drone.id)
+        if remote is not None and remote.state is RemoteState.OVER:
+            return _over(drone, remote, policy, now)
         if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
             return _ended(_cost(drone, slot, evictions, policy, how.at or now), how, policy, now)
@@ -262,6 +264,27 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     return seen, SeenAtSite(remote.state.value, remote.reason)
 
 
+def _over(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> Move | None:
+    """It is as if it had been asked to go: its site clears it away by itself, and is asked after a while. Which end it
+    had is told when it is gone, by whatever its site has found out until then."""
+    asked_now = drone.state is not S.STOPPING
+    seen = replace(
+        drone,
+        state=S.STOPPING,
+        since=now if asked_now else drone.since,
+        asked_at=now if asked_now else drone.asked_at,
+        asked=1 if asked_now else drone.asked,
+        started_at=drone.started_at or remote.started_at,
+        submitted_at=drone.submitted_at or now,
+        remote_id=remote.remote_id or drone.remote_id,
+        missing_at=0.0,
+        site_reason=remote.reason,
+        node=remote.node or drone.node,
+        notice_at=_notice_at(drone, remote),
+    )
+    return Move(seen, drone.state, SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+
+
 def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
     """The first notice counts: ours, if we asked before the site did."""
     if drone.state is S.STOPPING and drone.notice_at:
@@ -291,7 +314,8 @@ def _unlisted(
     missing = view.taken_at - drone.missing_at
     if missing < limit:
         return drone, None
-    return end(drone, drone.leaving or S.LOST, now), GoneFromSite(missing, limit)
+    unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
+    return end(drone, drone.leaving or unknown, now), GoneFromSite(missing, limit)
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:

@@ -98,7 +98,7 @@ class Ground:
         for drone in scene.drones.values():
             if drone.site != site or drone.state not in WAITING:
                 continue
-            if drone.type in self.held and drone.state is not DroneState.REQUESTED and drone.leaving is None:
+            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
                 why = OwnerClaim(waits.jobs, 0.0, gpus=waits.gpus)
                 self.leavers.append(Leaver(drone, why, DroneState.WITHDRAWN))
             elif (

@@ -43,6 +43,8 @@ from provisioner.reasons import (
 
 INSIST_KILL = 3
 """A drone asked to stop this often is killed without notice."""
+_CLEARED = (RemoteState.OVER, RemoteState.ENDED)
+"""Nobody need end these."""
 WITHDRAW_AFTER_S = 60.0
 """A drone that waits at its site goes when no job has needed it for this long, or for the idle time-out if that is
 shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting."""
@@ -92,7 +94,7 @@ class _Asked:
         self.drains.append(Drain(after, drone.state, mode, reason))
         self.named.add(drone.id)
 
-    def stop(self, drone: Drone, reason: Reason, leaving: DroneState, *, kill: bool = False) -> None:
+    def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
         now = self.scene.now
         after = replace(
             drone,
@@ -159,7 +161,7 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> 
         away = now - max(drone.unslotted_at, _pool_seen_since(scene))
         if away > policy.unslotted_limit_s:
             return asked.stop(drone, OutOfPool(away, policy.unslotted_limit_s), DroneState.LOST)
-    if drone.type not in scene.types and drone.leaving is None:
+    if drone.type not in scene.types and not drone.goes:
         if drone.joined_at:
             return asked.drain(drone, DrainMode.PEACEFUL, TypeGone(drone.type), worked)
         return asked.stop(drone, TypeGone(drone.type), DroneState.WITHDRAWN)
@@ -212,7 +214,7 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
         case Overdue.STOP:
             asked.stop(drone, late, stage.ends_as)
         case Overdue.INSIST:
-            asked.stop(drone, late, stage.ends_as, kill=drone.asked >= INSIST_KILL)
+            asked.stop(drone, late, drone.leaving, kill=drone.asked >= INSIST_KILL)
         case Overdue.DRAIN | Overdue.FORGET:
             pass  # idle drones go by _idle; a record without a drone ends by life.observe
 
@@ -249,7 +251,7 @@ def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
         d
         for d in scene.drones.values()
         if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
-        and d.leaving is None
+        and not d.goes
         and not d.started_at
         and d.type in scene.types
         and d.id not in asked.named
@@ -286,7 +288,7 @@ def _orphans(scene: Scene) -> tuple[StopOrphan, ...]:
         if not count or view is None or scene.trust.sites.get(site) is not None:
             continue
         for drone_id, remote in view.drones.items():
-            if remote.state is not RemoteState.ENDED and drone_id not in scene.drones:
+            if remote.state not in _CLEARED and drone_id not in scene.drones:
                 known = scene.snapshot.ended.get(drone_id)
                 found.append(StopOrphan(site, drone_id, remote.remote_id, NoRecord(known.value if known else "")))
     return tuple(found)

@@ -25,6 +25,7 @@ from provisioner.reasons import (
     SiteBlocks,
     SiteDisabled,
     SiteFull,
+    SiteQuota,
 )
 
 PENDING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING)
@@ -45,6 +46,8 @@ class Room:
     """Of the pending ones, those asked for since their site or type is probed: what queued there before is no probe."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: what a site shows as free that does not tell node by node, less what is asked of it."""
+    quota: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By site and type name: what a site's quota allows besides what is asked of it."""
     counted: dict[TypeKey, int] = field(default_factory=dict)
     """What nodes have free, by type, until something more is promised there."""
     blocked: dict[TypeKey, Reason] = field(default_factory=dict)
@@ -72,10 +75,12 @@ class Room:
         for site, reading in scene.snapshot.sites.items():
             if reading.view is not None and reading.view.free is not None and not reading.view.nodes:
                 room.free[site] = {k: float(v) for k, v in reading.view.free.items()}
+            if reading.view is not None and reading.view.quota is not None:
+                room.quota[site] = {k: float(v) for k, v in reading.view.quota.items()}
         for drone in scene.drones.values():
             # The site's count of free places cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
-                room._occupy(drone.site, drone.type.partition("/")[2], 1)
+                room._occupy(drone.type, 1)
         return room
 
     @staticmethod
@@ -87,16 +92,15 @@ class Room:
         self._add(self.drones, count, *filter(None, (kind,)), site, "")
         self._add(self.gpu_milli, gpu_milli, site, "")
 
-    def _occupy(self, site: str, name: str, count: int) -> None:
-        """The types of a site share its hardware: what one takes, all others lose in proportion, unless its nodes tell
-        better (there, what waits at the site has its room already)."""
-        free = self.free.get(site)
-        if free is None:
-            return
-        mine = free.get(name, 0.0)
-        share = min(1.0, count / mine) if mine > 0 else 1.0
-        for other in free:
-            free[other] = max(0.0, free[other] - (count if other == name else share * free[other]))
+    def _occupy(self, key: TypeKey, count: int) -> None:
+        """The types of a site share its hardware, and its quota: what one takes, all others lose in proportion. Where
+        its nodes tell better, the hardware is booked there."""
+        site, _, name = key.partition("/")
+        for left in (self.free.get(site, {}), self.quota.get(site, {})):
+            mine = left.get(name, 0.0)
+            share = min(1.0, count / mine) if mine > 0 else 1.0
+            for other in left:
+                left[other] = max(0.0, left[other] - (count if other == name else share * left[other]))
 
     def start(self, kind: DroneType, count: int) -> None:
         """Book ``count`` starts."""
@@ -107,8 +111,7 @@ class Room:
         if kind.site in self.ground.floors:
             self.ground.floors[kind.site].book(kind, count)
             self.counted = {key: n for key, n in self.counted.items() if key.partition("/")[0] != kind.site}
-        else:
-            self._occupy(kind.site, kind.name, count)
+        self._occupy(kind.key, count)
 
     def free_for(self, kind: DroneType) -> int | None:
         """How many could start right now; None where the site does not tell."""
@@ -167,6 +170,9 @@ class Room:
         free = None if site.queue_when_full else self.free_for(kind)
         if free is not None and free < found[0]:
             found = free, self._why_full(kind)
+        quota = self.quota.get(kind.site, {}).get(kind.name)
+        if quota is not None and int(quota) < found[0]:
+            found = int(quota), SiteQuota(kind.key)
         for breaker in (self._breaker(kind.site), self._breaker(key)):
             if breaker is not None and breaker[0] < found[0]:
                 found = breaker

@@ -154,7 +154,7 @@ def _brake(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Reason | None:
     ill = sum(
         1
         for d in live.values()
-        if d.leaving is None
+        if not d.goes
         and (d.missing_at or d.unslotted_at)
         and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
     )

@@ -30,7 +30,7 @@ from provisioner.model import (
 from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.sense import PATIENCE_S, Senses, Watch
-from provisioner.sites import Overlay, Site
+from provisioner.sites import Overlay, Site, TellsLastWords
 from provisioner.store import Store, StoreError
 
 log = structlog.get_logger()
@@ -146,6 +146,7 @@ class Controller:
     async def _sense(self) -> Snapshot:
         assert self._senses is not None
         await self._senses.look(self.store.breakers)
+        await self._keep_last_words()
         readings = self._senses.site_readings()
         for site in self._acts.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
@@ -189,6 +190,21 @@ class Controller:
         except StoreError as error:
             log.error("record-not-read", message=str(error))
             return {}
+
+    async def _keep_last_words(self) -> None:
+        """For `drones show`. They decide nothing, so whatever goes wrong with them is only told."""
+        words: dict[DroneId, str] = {}
+        for name, site in self.sites.items():
+            try:
+                if isinstance(site, TellsLastWords):
+                    words |= site.last_words()
+            except Exception as error:
+                log.warning("last-words-lost", site=name, message=f"{type(error).__name__}: {error}")
+        try:
+            if words:
+                await self.store.keep(self.clock.now(), words)
+        except StoreError as error:
+            log.error("last-words-not-recorded", message=str(error))
 
     async def _requests(self) -> tuple[OperatorRequest, ...]:
         try:

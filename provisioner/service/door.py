@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from provisioner.model import Receipt, SiteView, StartOrder, StopOrder
-from provisioner.sites import Site, SiteDown
+from provisioner.model import DroneId, Receipt, SiteView, StartOrder, StopOrder
+from provisioner.sites import Site, SiteDown, TellsLastWords
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,9 @@ class Door:
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
         self._must_be_open()
         return await self.site.stop(orders)
+
+    def last_words(self) -> Mapping[DroneId, str]:
+        return self.site.last_words() if isinstance(self.site, TellsLastWords) else {}
 
     def _must_be_open(self) -> None:
         if self._stack is None:

@@ -193,6 +193,11 @@ class MortalStore:
         await self._store.event(at, name, fields)
         await self._fuse.after("store.event", act=False)
 
+    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+        await self._fuse.before("store.keep", act=False)
+        await self._store.keep(at, words)
+        await self._fuse.after("store.keep", act=False)
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         await self._fuse.before("store.ended", act=False)
         found = await self._store.ended(drone_ids)

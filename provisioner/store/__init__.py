@@ -108,8 +108,8 @@ class Hazard:
 
     @property
     def per_1000_h(self) -> float | None:
-        """Preemptions per 1000 hours of drones; None if none ran."""
-        return self.preempted * 3_600_000.0 / self.run_s if self.run_s > 0 else None
+        """Preemptions per 1000 hours of drones; None if all of them together ran for less than a second."""
+        return self.preempted * 3_600_000.0 / self.run_s if self.run_s >= 1.0 else None
 
 
 class Store(Protocol):
@@ -162,6 +162,10 @@ class Store(Protocol):
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None: ...
 
+    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+        """Commit what drones said last, for as long as they are on record."""
+        ...
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         """How drones on record ended, of those asked for that did."""
         ...
@@ -200,6 +204,10 @@ class Reader(Protocol):
         ...
 
     def history(self, drone_id: DroneId) -> list[Transition]: ...
+
+    def last_words(self, drone_id: DroneId) -> str:
+        """What it said last, as its site told; empty if it did not."""
+        ...
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
         """Per site and per drone type: preemptions, time run and work lost from ``since`` to ``now``, as far as the

@@ -40,6 +40,8 @@ class _Record:
     steps: list[tuple[int, Transition]] = field(default_factory=list)
     lives: dict[DroneId, list[Transition]] = field(default_factory=dict)
     """The steps of each drone."""
+    words: dict[DroneId, tuple[float, str]] = field(default_factory=dict)
+    """What drones said last, and when that was told."""
     last_step: int = 0
     plans: list[Plan] = field(default_factory=list)
     newest: Snapshot | None = None
@@ -58,6 +60,8 @@ class _Record:
         for drone_id in [d.id for d in self.drones.values() if d.state.ended and d.ended_at < before]:
             del self.drones[drone_id]
             self.lives.pop(drone_id, None)
+            self.words.pop(drone_id, None)
+        self.words = {drone_id: (at, text) for drone_id, (at, text) in self.words.items() if at >= before}
         self.steps = [(number, step) for number, step in self.steps if self._keeps(step, before)]
         self.lives = {drone_id: [s for s in life if self._keeps(s, before)] for drone_id, life in self.lives.items()}
         self.plans = [plan for plan in self.plans if plan.at >= before]
@@ -146,6 +150,9 @@ class MemoryStore:
         self._record.last_event += 1
         self._record.events.append(Event(self._record.last_event, at, name, dict(fields)))
 
+    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+        self._record.words |= {drone_id: (at, text) for drone_id, text in words.items()}
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         known = self._record.drones
         return {each: known[each].state for each in drone_ids if each in known and known[each].state.ended}
@@ -217,6 +224,9 @@ class MemoryReader:
         found = [drone for drone in found if not drone.state.ended] or found
         found.sort(key=_age, reverse=True)
         return [drone.id for drone in found[:FIND_LIMIT]]
+
+    def last_words(self, drone_id: DroneId) -> str:
+        return self._record.words.get(drone_id, (0.0, ""))[1]
 
     def history(self, drone_id: DroneId) -> list[Transition]:
         return list(self._record.lives.get(drone_id, ()))

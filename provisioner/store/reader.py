@@ -119,6 +119,11 @@ class SqlReader:
         with self._open() as sql:
             return [_step(row) for row in sql.execute(_STEPS + " WHERE drone_id = ? ORDER BY seq", (drone_id,))]
 
+    def last_words(self, drone_id: DroneId) -> str:
+        with self._open() as sql:
+            row = sql.execute("SELECT body FROM last_words WHERE drone_id = ?", (drone_id,)).fetchone()
+        return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
+
     def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
         query = _STEPS + " WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?"
         with self._open() as sql:

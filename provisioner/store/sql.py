@@ -102,6 +102,10 @@ class SqlStore:
         writer = self._opened
         await self._do(lambda: writer.event(at, name, fields))
 
+    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+        writer = self._opened
+        await self._do(lambda: writer.keep(at, words))
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         writer = self._opened
         return await self._do(lambda: writer.ended(drone_ids))

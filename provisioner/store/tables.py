@@ -82,6 +82,16 @@ heard = Table(
 )
 """When each drone was last heard from: the one thing that changes for all of them all the time."""
 
+last_words = Table(
+    "last_words",
+    metadata,
+    Column("drone_id", Text, primary_key=True),
+    _time("at"),
+    Column("body", LargeBinary, nullable=False),
+    Index("last_words_at", "at"),
+)
+"""What drones said last (a console, compressed), where their site tells."""
+
 transitions = Table(
     "transitions",
     metadata,

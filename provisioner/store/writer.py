@@ -27,6 +27,7 @@ from provisioner.store.tables import (
     drones,
     events,
     heard,
+    last_words,
     meta,
     plans,
     requests,
@@ -168,6 +169,14 @@ class Writer:
         with self._transaction() as sql:
             sql.execute(plain_insert(events), {"at": at, "name": name, "fields": json.dumps(dict(fields))})
 
+    def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+        rows: list[dict[str, object]] = [
+            {"drone_id": drone_id, "at": at, "body": zlib.compress(text.encode("utf-8", "replace"))}
+            for drone_id, text in words.items()
+        ]
+        with self._transaction() as sql:
+            _upsert(sql, last_words, rows)
+
     def ended(self, drone_ids: Sequence[DroneId]) -> dict[DroneId, DroneState]:
         found: dict[DroneId, DroneState] = {}
         with self._transaction() as sql:
@@ -187,6 +196,7 @@ class Writer:
         # the first step of a drone on record stays, however old
         self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None)))
         self._prune(plans, "seq", plans.c.last_at < before)
+        self._prune(last_words, "drone_id", last_words.c.at < before)  # of strays: no drone on record goes with them
         self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before))
         with self._transaction() as sql:
             newest = sql.execute(select(func.max(events.c.id))).scalar() or 0
@@ -200,6 +210,7 @@ class Writer:
             if gone:
                 sql.execute(delete(transitions).where(transitions.c.drone_id.in_(gone)))
                 sql.execute(delete(heard).where(heard.c.drone_id.in_(gone)))
+                sql.execute(delete(last_words).where(last_words.c.drone_id.in_(gone)))
                 sql.execute(delete(drones).where(drones.c.id.in_(gone)))
         return len(gone) == _BATCH
 

@@ -123,6 +123,7 @@ def snapshot(
     slots: Iterable[Slot] | None = None,
     remotes: Iterable[RemoteDrone] | None = None,
     free: Mapping[str, int] | None = None,
+    quota: Mapping[str, int] | None = None,
     nodes: Iterable[Node] = (),
     claims: Iterable[Claim] = (),
     evictions: tuple[Eviction, ...] | None = None,
@@ -160,6 +161,7 @@ def snapshot(
                 free,
                 nodes=tuple(nodes) if s == types[0].site else (),
                 claims=tuple(claims) if s == types[0].site else (),
+                quota=quota,
             ),
             site_fault,
         )

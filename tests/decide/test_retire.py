@@ -70,7 +70,7 @@ OVERDUE = [
     (S.QUEUED, 86401, S.WITHDRAWN, {}),
     (S.BOOTING, 601, S.NEVER_JOINED, {}),
     (S.JOINED, 301, S.FAILED, {}),
-    (S.STOPPING, 99, S.WITHDRAWN, {"asked": 1}),
+    (S.STOPPING, 99, S.WITHDRAWN, {"asked": 1, "leaving": S.WITHDRAWN}),
 ]
 
 

@@ -490,3 +490,13 @@ async def test_since_when_no_gpu_job_waits_is_on_record_for_the_next_snapshot(gr
         await store.record(plan, seen(store, plan, gpu_wanted_at=123.5))
         snapshot = ground.reader().snapshot()
         assert snapshot is not None and snapshot.gpu_wanted_at == 123.5
+
+
+async def test_what_a_drone_said_last_is_kept_with_it(ground: Ground) -> None:
+    words = {DroneId("kit-ab12-1"): "no CUDA device\npower off", DroneId("kit-ab12-2"): "\udcff?"}
+    async with ground.store() as store:
+        await store.keep(10.0, words)
+        await store.keep(11.0, {DroneId("kit-ab12-1"): "power off"})
+    reader = ground.reader()
+    assert reader.last_words(DroneId("kit-ab12-1")) == "power off"
+    assert reader.last_words(DroneId("kit-ab12-3")) == ""
