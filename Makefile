@@ -18,7 +18,7 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm pyslurm bench docs check-docs \
+.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench docs check-docs \
         build clean
 
 help:  ## this list
@@ -32,12 +32,12 @@ dev: $(VENV)/.dev  ## .venv with all that the tests need as well
 demo: venv  ## 40 GPU jobs on this host: drones come, run them and go (no root, no HTCondor, under a minute)
 	@$(BIN)/provisioner demo
 
-test: lint types contracts condor slurm  ## everything: linters, types, contracts, all tests with real HTCondor and Slurm
+test: lint types contracts condor slurm openstack  ## everything: linters, types, contracts, all tests with real daemons
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor slurm pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm
+test-matrix: condor slurm openstack pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm
 	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m matrix tests/live
 
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
@@ -59,6 +59,9 @@ condor: dev
 slurm:
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with Slurm will be skipped"; exit 0; fi; \
 	for suite in $(SLURM_SUITES); do tests/live/get-slurm.sh $$suite || exit 1; done
+
+openstack: dev
+	@PATH=$$PWD/$(BIN):$$PATH tests/live/get-openstack.sh
 
 # Built with a compiler, once: long for a test to wait.
 pyslurm: dev

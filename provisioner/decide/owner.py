@@ -30,6 +30,8 @@ from provisioner.reasons import OwnerClaim, OwnerWaits, Reason
 
 WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
 """Hold nothing at their site yet."""
+_HOLDS = (RemoteState.RUNNING, RemoteState.OVER)
+"""Have a place on a node."""
 _NOT_IN_POOL = (DroneState.BOOTING, DroneState.JOINED)
 
 
@@ -142,7 +144,7 @@ class Crowd:
         for drone in scene.drones.values():
             remote = view.drones.get(drone.id)
             kind = scene.types.get(drone.type)
-            if remote is None or remote.node not in floor.spots or remote.state is not RemoteState.RUNNING:
+            if remote is None or remote.node not in floor.spots or remote.state not in _HOLDS:
                 continue
             space = space_of(kind) if kind else Space(drone.gpu_milli)
             told_at = drone.asked_at or drone.notice_at or drone.since

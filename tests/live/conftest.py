@@ -17,6 +17,7 @@ import pytest
 
 from tests.live.controller import LabController
 from tests.live.lab import Condor, LabError, Pool, attempt, lab_directory, running_pool
+from tests.live.openstack_lab import OpenStack, OpenStackLab, running_openstack
 from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
@@ -136,3 +137,27 @@ def new_slurm(slurm_programs: Slurm, request: pytest.FixtureRequest) -> Callable
         return lab
 
     return start
+
+
+@pytest.fixture(scope="session")
+def openstack_programs() -> OpenStack:
+    """Keystone, Placement, Glance and Nova in an interpreter of their own."""
+    wanted()
+    try:
+        return OpenStack.fetched()
+    except LabError as error:
+        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def openstack_cloud(openstack_programs: OpenStack) -> Iterator[OpenStackLab]:
+    """One cloud for the whole session."""
+    with running_openstack(openstack_programs) as lab:
+        yield lab
+
+
+@pytest.fixture
+def openstack(openstack_cloud: OpenStackLab) -> Iterator[OpenStackLab]:
+    """The cloud, which is empty again afterwards."""
+    yield openstack_cloud
+    openstack_cloud.reset()
