@@ -610,6 +610,8 @@ class SitePolicy:
     """Drones are asked to leave for the owner's waiting jobs before the site takes their place."""
     min_run_s: float = 0.0
     """A drone that has not yet worked for so long since its first job is not asked to leave for the owner."""
+    idle_timeout_s: float | None = None
+    """Of its drones, instead of the policy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,6 +631,11 @@ class Policy:
     """More unhealthy drones than this share at once: stop acting, it is probably us."""
     brake_min: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
+
+    def idle_timeout_at(self, site: str) -> float:
+        """Seconds: the site's own, or the one of all."""
+        own = self.sites[site].idle_timeout_s if site in self.sites else None
+        return self.idle_timeout_s if own is None else own
 
 
 # ------------------------------------------------------------------------------------------------------------ requests

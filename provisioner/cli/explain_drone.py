@@ -71,7 +71,9 @@ def _limit_s(drone: Drone, limit: str, views: Views | None) -> float | None:
         case "walltime_s":
             return next((t.walltime_s or None for t in views.types if t.key == drone.type), None)
         case "idle_timeout_s":
-            return views.policy.idle_timeout_s
+            from provisioner.decide.idle import idle_limit_s
+
+            return idle_limit_s(drone, views.policy)
         case _:
             policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
             return float(getattr(policy, limit))

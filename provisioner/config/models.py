@@ -233,6 +233,12 @@ class TimeoutsSection(Section):
         description="Longest time that a joined drone may be out of the pool while the site still runs it.",
         examples=["5min"],
     )
+    idle: PositiveDuration | None = Field(
+        default=None,
+        description="A drone of this site without a job for this long leaves. Default: `policy.idle_timeout`. One that"
+        " took longer from its start to the pool is kept for as long as that, at most three times this.",
+        examples=["10min"],
+    )
     drain: PositiveDuration = Field(
         default=_SITE.drain_limit_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]
     )

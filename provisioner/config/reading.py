@@ -271,6 +271,7 @@ def _site_spec(site: _Site) -> SiteSpec:
             blocking=tuple(map(_reserve, model.blocking)),
             ask_for_owner=model.owner.ask_first,
             min_run_s=model.owner.min_run,
+            idle_timeout_s=timeouts.idle,
         ),
         path=site.path.absolute(),
     )

@@ -63,7 +63,7 @@ class Stage:
 
     meaning: str
     limit: str
-    """A field of ``SitePolicy``, or ``idle_timeout_s`` of ``Policy``, or ``walltime_s`` of the drone type."""
+    """A field of ``SitePolicy``, or ``idle_timeout_s`` (``decide/idle.py``), or ``walltime_s`` of the drone type."""
     then: Overdue
     ends_as: DroneState
     next: frozenset[DroneState]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from provisioner.decide.demand import Ledger, is_late
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
+from provisioner.decide.idle import idle_limit_s
 from provisioner.decide.life import LIFE, Overdue, end
 from provisioner.decide.owner import Leaver
 from provisioner.decide.scene import Leaving, Scene
@@ -173,12 +174,13 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> 
 
 
 def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None:
-    limit = scene.snapshot.policy.idle_timeout_s
+    policy = scene.snapshot.policy
+    limit = idle_limit_s(drone, policy)
     slot = scene.slots.get(drone.id)
     if slot is None or scene.trust.overlay is not None:
         return
     idle = scene.now - (drone.idle_at or drone.since)
-    if idle <= limit or (idle <= WANTED_FACTOR * limit and _wanted(scene, drone)):
+    if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and _wanted(scene, drone)):
         return
     asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit), worked)
 
@@ -266,7 +268,6 @@ def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
             ledger.take(job, wanted, iter([key]), late=True)
     left = {key: ledger.untouched(scene.types[key]) for key in {d.type for d in waiting}}
     surplus: list[str] = []
-    limit_s = min(WITHDRAW_AFTER_S, scene.snapshot.policy.idle_timeout_s)
     # those that come late first, then the newest
     for drone in sorted(waiting, key=lambda d: (not is_late(scene, d), -d.requested_at, d.id)):
         left[drone.type] -= 1
@@ -275,7 +276,7 @@ def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
                 asked.mark(drone, 0.0)
         elif not drone.idle_at:
             asked.mark(drone, scene.now)
-        elif scene.now - drone.idle_at >= limit_s:
+        elif scene.now - drone.idle_at >= min(WITHDRAW_AFTER_S, scene.snapshot.policy.idle_timeout_at(drone.site)):
             surplus.append(drone.id)
     return frozenset(surplus)
 

@@ -72,13 +72,13 @@ class Answers:
 
 def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[Batch]:
     """A plan's actions, put together by whom they are asked of."""
-    own_timeout = policy.idle_timeout_s * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
     found: list[Batch] = []
     if plan.drains:
         found.append(Batch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
         grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
+        own_timeout = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
         found.append(
             Batch(
                 site,
