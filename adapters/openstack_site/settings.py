@@ -258,7 +258,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         told["metadata"] = {**self.metadata, **special.metadata}
         return TypeOptions.model_validate(told)
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
+    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """What does not go with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
@@ -278,7 +278,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
             for name in host.types:
                 if name not in names:
                     message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                    yield ("options", "hosts", str(nth), "types"), message
+                    yield ("options", "hosts", nth, "types"), message
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """What would not work on this very host; the controller may run on another. Path below the options, message."""

@@ -20,7 +20,7 @@ from adapters.openstack_site.roll import Muster, Roll
 from adapters.openstack_site.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack_site.starting import Starting, refused, servers_of, unsure
 from adapters.openstack_site.states import Way, meaning
-from adapters.openstack_site.sweep import leavings
+from adapters.openstack_site.sweep import Sweeper
 from adapters.openstack_site.verdict import tail, verdict
 from adapters.shared.printing import printable
 from provisioner.model import (
@@ -35,8 +35,6 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError, Unsure
-
-_GONE = ("DELETED", "SOFT_DELETED")
 
 
 class OpenStackSite:
@@ -58,7 +56,7 @@ class OpenStackSite:
         self._looks = 0
         self._errand: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._swept_at = time.monotonic()
+        self._sweeper = Sweeper(config.sweep)
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -90,7 +88,8 @@ class OpenStackSite:
 
     async def look(self) -> SiteView:
         """Everything of ours (ended drones for ``keep_ended``), our quota, and where hosts are told, what is free there
-        and who of the owner waits. Three calls and what pages they have; nothing is changed by it."""
+        and who of the owner waits. Two calls, with an owner three, and what pages they have; a full listing is one
+        more, and so are the flavours now and then. Nothing is changed by it."""
         taken_at = time.time()
         muster = await self._roll.look(self._cloud)
         self._known = muster.servers
@@ -144,10 +143,8 @@ class OpenStackSite:
                     group.create_task(self._one(width, self._settled(drone_id, server)))
             for server_id in found.surplus:
                 group.create_task(self._one(width, self._cloud.delete(server_id)))
-            sweep_s = self._config.sweep
-            if sweep_s and time.monotonic() >= self._swept_at + sweep_s:
-                self._swept_at = time.monotonic()
-                group.create_task(self._one(width, self._sweep(muster)))
+            if self._sweeper.due(muster.gone):
+                group.create_task(self._one(width, self._sweeper.sweep(self._cloud)))
 
     async def _one(self, width: asyncio.Semaphore, errand: Awaitable[None]) -> None:
         async with width:
@@ -191,16 +188,6 @@ class OpenStackSite:
         actions = await self._actions(server.id)
         if is_deleted(server, actions or (), drone_id in self._ends.asked):
             self._ends.make_out(drone_id, server, None, actions, self._cloud.user, time.time())
-
-    async def _sweep(self, muster: Muster) -> None:
-        """Ports and volumes that deleted servers have left."""
-        gone = {server_id: server for server_id, server in muster.gone.items() if server.status in _GONE}
-        if gone:
-            left = leavings(gone, await self._cloud.ports(), await self._cloud.volumes())
-            for port in left.ports:
-                await self._cloud.delete_port(port)
-            for volume in left.volumes:
-                await self._cloud.delete_volume(volume)
 
     # ------------------------------------------------------------------------------------------------------- auditing
 
