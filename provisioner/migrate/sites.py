@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from provisioner.migrate.controller import header
 from provisioner.migrate.elsewhere import OtherSite
 from provisioner.migrate.htcondor import HTCondorSite, ReadFile
+from provisioner.migrate.openstack import OpenStackSite
 from provisioner.migrate.section import Section
 from provisioner.migrate.shapes import MachineType, drone_type, machine_types, our_name
 from provisioner.migrate.slurm import SlurmSite
@@ -73,12 +74,14 @@ class Site:
         section, types = self.section, Block()
         self.machines = machine_types(section, self.file)
         given, sizes = section.below("MachineTypeConfiguration"), section.below("MachineMetaData")
-        site: HTCondorSite | SlurmSite | OtherSite
+        site: HTCondorSite | OpenStackSite | SlurmSite | OtherSite
         match self.kind:
             case "HTCondor":
                 site = HTCondorSite(section, self.file, self.name, read_file)
             case "Slurm":
                 site = SlurmSite(section, self.file)
+            case "OpenStack":
+                site = OpenStackSite(section, self.file, self.name)
             case _:
                 site = OtherSite(section, self.file, self.kind)
         for machine in self.machines:

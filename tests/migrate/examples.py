@@ -137,7 +137,7 @@ Woohoo:
 Hexa:
   api_key: gee-heim
   api_secret: gee-heim
-  end_point: https://api.example.org/compute
+  end_point: https://ops:gee-heim@api.example.org/compute
   MachineTypes: [Micro, micro]
   MachineTypeConfiguration:
     Micro: {templateid: 909ce5b7, securitygroupnames: "WN,NFS"}
@@ -167,6 +167,65 @@ moab-site:
     d2.large: {Walltime: '02:00:00:00', NodeType: '1:ppn=20', StartupCommand: startVM.py}
   MachineMetaData:
     d2.large: {Cores: 20, Memory: 120, Disk: 196}
+"""
+
+OPENSTACK = """\
+BatchSystem: {adapter: HTCondor, max_age: 1, ratios: {}, options: {pool: "pool.example.org:9620"}}
+Sites:
+  - {name: Woohoo, adapter: OpenStack, quota: 40}
+  - {name: Vault, adapter: OpenStack, quota: 8, drone_minimum_lifetime: 3600}
+Woohoo:
+  auth_url: https://ops:gee-heim@cloud.example.org:13000/v3
+  username: woohoo
+  password: gee-heim
+  project_name: WooHoo
+  user_domain_name: Default
+  project_domain_name: "12"
+  MachineTypes: [m1.xlarge, gpu_1]
+  MachineTypeConfiguration:
+    m1.xlarge:
+      flavorRef: 5
+      imageRef: bc613271-6a54-48ca-9222-47e009dc0c29
+      networks:
+        - uuid: fe0317c6-0bed-488b-9108-13726656a0ea
+      security_groups: [{name: drones}, {name: squid}]
+      key_name: MG
+      user_data: cloudinit/woohoo.ini
+      adminPass: gee-heim
+      metadata: {token: gee-heim}
+    gpu_1:
+      flavorRef: https://cloud.example.org:8774/v2.1/flavors/gpu.v100s.1
+      imageRef: gpu-drone
+      networks: [{uuid: fe0317c6-0bed-488b-9108-13726656a0ea}]
+      security_groups: [{name: drones}]
+      key_name: MG
+      availability_zone: gpus
+      config_drive: true
+      min_count: 2
+      hypervisor_hostname: gk-gpu-01
+    old: {flavorRef: 3}
+  MachineMetaData:
+    m1.xlarge: {Cores: 8, Memory: 16, Disk: 160}
+    gpu_1: {Cores: 16, Memory: 60, Disk: 80}
+Vault:
+  auth_url: https://vault.example.org:5000
+  application_credential_id: 0123456789abcdef0123456789abcdef
+  application_credential_secret: gee-heim
+  MachineTypes: [volume]
+  MachineTypeConfiguration:
+    volume:
+      flavorRef: m1.small
+      block_device_mapping_v2:
+        - boot_index: 0
+          uuid: gpu-drone
+          source_type: image
+          destination_type: volume
+          volume_size: 40
+          volume_type: ssd
+          delete_on_termination: true
+      networks: auto
+  MachineMetaData:
+    volume: {Cores: 4, Memory: 8, Disk: 30}
 """
 
 FAKE = """\
@@ -206,7 +265,7 @@ logging: {version: 1}
 monitor: !TardisRestApi {host: 127.0.0.1, port: 1234}
 """
 
-ALL = {"htcondor": HTCONDOR, "slurm": SLURM, "clouds": CLOUDS, "fake": FAKE}
+ALL = {"htcondor": HTCONDOR, "slurm": SLURM, "clouds": CLOUDS, "openstack": OPENSTACK, "fake": FAKE}
 
 
 def read(

@@ -34,7 +34,7 @@ def complained(problems: list[Problem]) -> set[tuple[str, int]]:
     return {(Path(p.file).name, p.line) for p in problems}
 
 
-@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds"])
+@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds", "openstack"])
 def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: Path) -> None:
     made = converted(ALL[name], COBALD, installed=site_adapters())
     path = written(made, tmp_path)
@@ -55,7 +55,7 @@ def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
     assert len(MARK.findall(text)) == 7  # four of the template; its vram and capability; the template that is missing
 
 
-@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds"])
+@pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds", "openstack"])
 def test_each_mark_has_a_finding_that_says_what_to_write(name: str) -> None:
     made = converted(ALL[name])
     for file, text in made.files.items():

@@ -406,10 +406,12 @@ def test_other_kinds_of_sites_keep_their_shapes() -> None:
 
 
 def test_what_an_adapter_to_come_may_want_is_kept_as_remarks() -> None:
-    text = converted(CLOUDS).files["site_configs/woohoo.yaml"]
-    assert "  # types.m1-xlarge.networks[0].uuid: fe0317c6\n" in text
-    assert "  # auth_url: https://cloud.example.org:13000/v3\n" in text
-    assert "  # password: (a secret: not copied)\n" in text
+    made = converted(CLOUDS)
+    cloud, kubernetes = (made.files[f"site_configs/{name}.yaml"] for name in ("hexa", "kube-site"))
+    assert "  # types.micro.templateid: 909ce5b7\n" in cloud
+    assert "  # end_point: https://api.example.org/compute\n" in cloud
+    assert "  # api_secret: (a secret: not copied)\n" in cloud
+    assert "  # types.example.args[0]: sleep\n" in kubernetes
 
 
 def test_a_second_factor_and_an_unchecked_host_need_you() -> None:

@@ -1,0 +1,301 @@
+"""What becomes of TARDIS's OpenStack sites: the login, the request for a server, and what `provisioner check` says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from adapters.openstack_site import clouds
+from adapters.openstack_site.settings import BootVolume, OpenStackSiteConfig
+from provisioner.config import check
+from provisioner.loader import site_adapters
+from provisioner.migrate import Converted, Verdict
+from tests.migrate.examples import OPENSTACK, about, converted, finding, written
+from tests.migrate.test_check import complained, marked
+
+ENTRY = """\
+  cloud: woohoo
+  # Its entry, for a clouds.yaml that only the service can read (`clouds_file` says where it is):
+  # clouds:
+  #   woohoo:
+  #     auth:
+  #       auth_url: https://cloud.example.org:13000/v3
+  #       username: woohoo
+  #       project_name: WooHoo
+  #       user_domain_name: Default
+  #       project_domain_name: "12"
+  #       password: ...
+"""
+GPU = "Woohoo.MachineTypeConfiguration.gpu_1"
+XLARGE = "Woohoo.MachineTypeConfiguration.m1.xlarge"
+VOLUME = "Vault.MachineTypeConfiguration.volume"
+AT = "site_configs/vault.yaml: options"
+NETWORK = "fe0317c6-0bed-488b-9108-13726656a0ea"
+
+
+def options(made: Converted, name: str) -> Any:
+    return yaml.safe_load(made.files[f"site_configs/{name}.yaml"])["options"]
+
+
+def with_type(text: str) -> Converted:
+    """The site Vault, its only type configured by ``text``."""
+    before, _, after = OPENSTACK.partition("    volume:\n      flavorRef: m1.small\n")
+    rest = after.partition("  MachineMetaData:\n")[2]
+    return converted(f"{before}    volume: {text}\n  MachineMetaData:\n{rest}")
+
+
+def problems(made: Converted, directory: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+    """Lines that `provisioner check` complains of, and lines with a mark."""
+    path = written(made, directory)
+    return complained(check(path)), marked(path)
+
+
+# ----------------------------------------------------------------------------------------------------------- the login
+
+
+def test_a_password_site_names_a_cloud_and_says_what_its_entry_is() -> None:
+    made = converted(OPENSTACK)
+    assert ENTRY in made.files["site_configs/woohoo.yaml"]
+    told = finding(made, "Woohoo.password")
+    assert (told.verdict, told.line, told.ours) == (Verdict.NEEDED, 8, "site_configs/woohoo.yaml: options.cloud")
+    assert "clouds.yaml" in told.text and "`woohoo`" in told.text
+    for number, key in ((6, "auth_url"), (7, "username"), (9, "project_name"), (10, "user_domain_name")):
+        assert about(made, f"Woohoo.{key}") == [(Verdict.DROPPED, number, "")]
+
+
+def test_the_entry_filled_in_is_one_that_the_site_logs_in_with(tmp_path: Path) -> None:
+    text = converted(OPENSTACK).files["site_configs/woohoo.yaml"]
+    entry = text.partition("  # clouds:\n")[2].partition("\n  networks:")[0].replace("...", "a-new-one")
+    file = tmp_path / "clouds.yaml"
+    file.write_text("clouds:\n" + re.sub(r"(?m)^  # ", "", entry))
+    config = OpenStackSiteConfig.model_validate(options(converted(OPENSTACK), "woohoo") | {"clouds_file": str(file)})
+    found = clouds.access(config)
+    assert found.auth_url == "https://cloud.example.org:13000/v3"
+    assert found.who == clouds.Password(
+        "a-new-one",
+        clouds.Named(name="woohoo", domain=clouds.Domain(name="Default")),
+        clouds.Named(name="WooHoo", domain=clouds.Domain(name="12")),
+    )
+
+
+def test_what_the_entry_lacks_is_left_open() -> None:
+    made = converted(OPENSTACK.replace("  username: woohoo\n  password: gee-heim\n", ""))
+    text = made.files["site_configs/woohoo.yaml"]
+    assert "  #       username: ...\n" in text and "  #       password: ...\n" in text
+    assert about(made, "Woohoo.password") == [(Verdict.NEEDED, 5, "site_configs/woohoo.yaml: options.cloud")]
+
+
+def test_an_application_credential_stands_in_the_site_file_but_for_its_secret() -> None:
+    made = converted(OPENSTACK)
+    assert options(made, "vault")["auth"] == {
+        "url": "https://vault.example.org:5000",
+        "application_credential_id": "0123456789abcdef0123456789abcdef",
+        "application_credential_secret": "<{file: vault.secret}>",
+    }
+    secret = "application_credential_secret"
+    assert about(made, f"Vault.{secret}") == [(Verdict.NEEDED, 41, f"{AT}.auth.{secret}")]
+
+
+def test_of_both_the_application_credential_is_taken() -> None:
+    both = "  username: ops\n  password: gee-heim\n  application_credential_id: 0123"
+    made = converted(OPENSTACK.replace("  application_credential_id: 0123", both))
+    assert "cloud" not in options(made, "vault")
+    assert about(made, "Vault.username") == [(Verdict.DROPPED, 40, "")]
+    assert about(made, "Vault.password") == [(Verdict.DROPPED, 41, "")]
+    assert "gee-heim" not in made.files["site_configs/vault.yaml"]
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "https://a:gee-heim@c@d/v3", "https://a/v3?token=gee-heim", "[1]", "~"])
+def test_an_address_that_is_none_needs_you(url: str) -> None:
+    made = converted(OPENSTACK.replace("https://vault.example.org:5000", url))
+    assert about(made, "Vault.auth_url") == [(Verdict.NEEDED, 39, f"{AT}.auth.url")]
+    assert options(made, "vault")["auth"]["url"] == "<https://keystone.example.org:5000/v3>"
+    assert "gee-heim" not in "".join(made.files.values())
+
+
+def test_no_secret_leaves_the_old_file() -> None:
+    made = converted(OPENSTACK)
+    everything = "".join(made.files.values()) + "".join(f"{f.key}{f.ours}{f.text}" for f in made.findings)
+    assert OPENSTACK.count("gee-heim") == 5
+    assert "gee-heim" not in everything
+
+
+# ---------------------------------------------------------------------------------------------------------- the server
+
+
+def test_what_types_have_in_common_is_said_once_and_the_rest_of_each() -> None:
+    found = options(converted(OPENSTACK), "woohoo")
+    assert found == {
+        "cloud": "woohoo",
+        "networks": [NETWORK],
+        "key_pair": "MG",
+        "types": {
+            "m1-xlarge": {
+                "flavor": "5",
+                "image": "bc613271-6a54-48ca-9222-47e009dc0c29",
+                "security_groups": ["drones", "squid"],
+            },
+            "gpu-1": {
+                "flavor": "gpu.v100s.1",
+                "image": "gpu-drone",
+                "security_groups": ["drones"],
+                "availability_zone": "gpus",
+                "config_drive": True,
+            },
+        },
+    }
+    gpu = OpenStackSiteConfig.model_validate(found).server("gpu-1")
+    assert (gpu.flavor, gpu.image, gpu.networks, gpu.key_pair) == ("gpu.v100s.1", "gpu-drone", [NETWORK], "MG")
+
+
+def test_findings_name_the_place_where_it_is_written() -> None:
+    made = converted(OPENSTACK)
+    at = "site_configs/woohoo.yaml: options"
+    assert about(made, f"{XLARGE}.networks") == [(Verdict.CONVERTED, 17, f"{at}.networks")]
+    assert about(made, f"{GPU}.key_name") == [(Verdict.CONVERTED, 29, f"{at}.key_pair")]
+    assert about(made, f"{GPU}.flavorRef") == [(Verdict.CONVERTED, 25, f"{at}.types.gpu-1.flavor")]
+    assert about(made, f"{GPU}.security_groups") == [(Verdict.CONVERTED, 28, f"{at}.types.gpu-1.security_groups")]
+
+
+def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> None:
+    made = converted(OPENSTACK)
+    dropped = {f.key.removeprefix("Woohoo.MachineTypeConfiguration.") for f in made.findings
+               if f.verdict is Verdict.DROPPED and "Woohoo.MachineTypeConfiguration." in f.key}  # fmt: skip
+    assert dropped == {
+        "m1.xlarge.user_data", "m1.xlarge.adminPass", "m1.xlarge.metadata",
+        "gpu_1.min_count", "gpu_1.hypervisor_hostname", "old",
+    }  # fmt: skip
+    assert "`setup`" in finding(made, f"{XLARGE}.user_data").text
+
+
+def test_every_key_is_told_of() -> None:
+    """But for Sites and what has keys of its own below it."""
+    made = converted(OPENSTACK)
+    told = {f.line for f in made.findings}
+    rows = [number for number, line in enumerate(OPENSTACK.splitlines(), 1)
+            if number > 5 and ":" in line and not line.endswith((":", "gpus", "uuid: " + NETWORK))]  # fmt: skip
+    volume = range(47, 54)  # the keys of one volume are told of together
+    assert [number for number in rows if number not in told and number not in volume] == []
+
+
+def test_a_volume_to_boot_from_is_kept() -> None:
+    made = converted(OPENSTACK)
+    config = options(made, "vault")
+    assert (config["image"], config["boot_volume"]) == ("gpu-drone", {"size": "40 GiB", "type": "ssd"})
+    config["auth"]["application_credential_secret"] = {"file": "vault.secret"}
+    assert OpenStackSiteConfig.model_validate(config).server("volume").boot_volume == BootVolume.model_validate(
+        {"size": "40 GiB", "type": "ssd"}
+    )
+    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(Verdict.CONVERTED, 46, f"{AT}.boot_volume")]
+
+
+DISK = "boot_index: 0, uuid: i, source_type: image, destination_type: volume"
+
+
+@pytest.mark.parametrize("goes", ["", ", delete_on_termination: false"])
+def test_a_volume_that_stayed_behind_does_not_here(goes: str) -> None:
+    made = with_type(f"{{flavorRef: a, block_device_mapping_v2: [{{{DISK}, volume_size: 7{goes}}}]}}")
+    assert options(made, "vault")["boot_volume"] == {"size": "7 GiB"}
+    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(Verdict.CHANGED, 44, f"{AT}.boot_volume")]
+
+
+@pytest.mark.parametrize(
+    "disks",
+    [
+        "[]",
+        "[3]",
+        "{a: 1}",
+        "[{boot_index: 0, uuid: v, source_type: volume, destination_type: volume}]",
+        "[{boot_index: 0, uuid: i, source_type: image, destination_type: local}]",
+        f"[{{{DISK}, volume_size: 7, tag: x}}]",
+        f"[{{{DISK}, volume_size: 7, volume_type: [1]}}]",
+        f"[{{{DISK}, volume_size: 7}}, {{boot_index: -1, source_type: blank, destination_type: local}}]",
+    ],
+)
+def test_other_disks_need_you_and_the_image_stays(disks: str) -> None:
+    made = with_type(f"{{flavorRef: a, imageRef: i, block_device_mapping_v2: {disks}}}")
+    found = options(made, "vault")
+    assert found["image"] == "i" and "boot_volume" not in found
+    key = f"{VOLUME}.block_device_mapping_v2"
+    assert about(made, key) == [(Verdict.NEEDED, 44, f"{AT}.types.volume.boot_volume")]
+
+
+@pytest.mark.parametrize(
+    ("networks", "written_as"),
+    [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])],
+)
+def test_networks(networks: str, written_as: list[str] | None) -> None:
+    made = with_type(f"{{flavorRef: a, imageRef: i, networks: {networks}}}")
+    assert options(made, "vault").get("networks") == written_as
+    assert finding(made, f"{VOLUME}.networks").verdict is Verdict.CONVERTED
+
+
+# --------------------------------------------------------------------------------------------------------------- check
+
+
+def test_filled_in_it_passes(tmp_path: Path) -> None:
+    path = written(converted(OPENSTACK, installed=site_adapters()), tmp_path)
+    for file, mark, value in (
+        (path, "<name of this controller: it begins each drone's id>", "kit"),
+        (path, "<TRUST_DOMAIN of the pool>", "pool.example.org"),
+        *((path, f"<{{file: {name}.token}}>", f"{{file: {name}.token}}") for name in ("controller", "drone")),
+        (tmp_path / "site_configs" / "vault.yaml", "<{file: vault.secret}>", "{file: vault.secret}"),
+    ):
+        text = file.read_text()
+        assert f'"{mark}"' in text
+        file.write_text(text.replace(f'"{mark}"', value))
+    assert check(path) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("flavorRef: ~", "flavor"),
+        ("flavorRef: 'a,b'", "flavor"),
+        ("imageRef: {a: 1}", "image"),
+        ("networks: [{port: p}]", "networks"),
+        ("networks: []", "networks"),
+        (f"networks: [{', '.join(['{uuid: n}'] * 9)}]", "networks"),
+        ("networks: [{uuid: n, fixed_ip: 192.0.2.1}]", "networks"),
+        ("security_groups: drones", "security_groups"),
+        (f"security_groups: [{', '.join(['{name: n}'] * 17)}]", "security_groups"),
+        ("key_name: [k]", "key_pair"),
+        ("key_name: a/b", "key_pair"),
+        (f"availability_zone: {'z' * 256}", "availability_zone"),
+        ("config_drive: maybe", "config_drive"),
+        (f"block_device_mapping_v2: [{{{DISK}}}]", "boot_volume.size"),
+        (f"block_device_mapping_v2: [{{{DISK}, volume_size: 0.5}}]", "boot_volume.size"),
+        (f"block_device_mapping_v2: [{{{DISK}, volume_size: 9999999}}]", "boot_volume.size"),
+        (f"block_device_mapping_v2: [{{{DISK.replace('uuid: i', 'uuid: ~')}, volume_size: 9}}]", "image"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: str, ours: str, tmp_path: Path) -> None:
+    before = "flavorRef: a, " if not theirs.startswith("flavorRef") else ""
+    image = "imageRef: i, " if not theirs.startswith(("imageRef", "block")) else ""
+    made = with_type(f"{{{before}{image}{theirs}}}")
+    where = f"{AT}.types.volume" if ours == "flavor" else AT
+    needed = [f.ours for f in made.findings if f.verdict is Verdict.NEEDED and f.line == 44]
+    assert needed == [f"{where}.{ours}"]
+    complaints, marks = problems(made, tmp_path)
+    assert complaints == marks
+    assert len([name for name, _ in marks if name == "vault.yaml"]) == 2  # this one, and the secret's
+
+
+@pytest.mark.parametrize("text", ["{}", "~", "[1]", "{Walltime: '60'}"])
+def test_a_type_that_says_nothing_needs_flavour_and_image(text: str, tmp_path: Path) -> None:
+    made = with_type(text)
+    found = options(made, "vault")
+    assert found["types"] == {"volume": {"flavor": "<flavour, by name or id>"}}
+    assert found["image"] == "<image, by name or id>"
+    complaints, marks = problems(made, tmp_path)
+    assert complaints == marks
+
+
+def test_a_site_without_types_is_marked(tmp_path: Path) -> None:
+    made = converted(OPENSTACK.replace("  MachineTypes: [volume]\n", ""))
+    complaints, marks = problems(made, tmp_path)
+    assert complaints == marks
