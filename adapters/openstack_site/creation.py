@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from adapters.openstack_site import names
 from adapters.openstack_site.settings import BootVolume, OpenStackSiteConfig
-from adapters.openstack_site.user_data import OURS, Unfit
+from adapters.shared.parcel import Unfit, sendable
 from provisioner.model import WHOLE_GPU, StartOrder
 
 LARGEST_BODY = 114688
 """Bytes of a request that Nova reads (``max_request_body_size`` of oslo.middleware)."""
-_LONGEST_VALUE = 100_000
-_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _GIB = 1024
 
 
@@ -48,19 +44,7 @@ def checked(order: StartOrder, controller: str) -> None:
         raise Unfit("a drone has a CPU and some memory at least")
     if kind.walltime_s < 0 or order.grace_s < 0:
         raise Unfit("a drone cannot live, or leave, for less than no time")
-    for name in admission.files:
-        if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
-            raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
-    for name, value in admission.env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value or not _in_bytes(value):
-            raise Unfit(f"{name[:60]!r} cannot be an environment variable")
-
-
-def _in_bytes(value: str) -> bool:
-    try:
-        return len(value.encode("utf-8", "surrogateescape")) < _LONGEST_VALUE
-    except UnicodeEncodeError:
-        return False
+    sendable(admission)
 
 
 def request(

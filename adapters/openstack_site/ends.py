@@ -52,7 +52,7 @@ def end_of(
     """The end of the drone that ``server``, as last known, was. ``asked``: this controller has stopped it. ``actions``:
     newest first; None: not told. ``output``: what its console said last."""
     first = _first(actions or ())
-    words = printable(verdict.words, LONGEST) if verdict is not None else ""
+    words = printable(verdict.words if verdict is not None else _never_ran(server), LONGEST)
     if (first is None and asked) or (first is not None and bool(our_user) and first.user == our_user):
         how = RemoteEnd(EndKind.STOPPED, 0.0, None, f"stopped on our request{f': {words}' if words else ''}")
     elif (taken := _taken(server, first)) is not None:
@@ -64,6 +64,11 @@ def end_of(
     told_at = first.at if first is not None else 0.0
     at = min(told_at or server.terminated_at or server.updated_at or now, now)
     return replace(how, at=at, message=printable(how.message, LONGEST))
+
+
+def _never_ran(server: Server) -> str:
+    """Why, in Nova's words: it was stopped for that, and it is what a person wants to read at its end."""
+    return server.fault.message.strip() if server.fault is not None and not server.launched_at else ""
 
 
 def _taken(server: Server, first: ServerAction | None) -> RemoteEnd | None:

@@ -18,8 +18,10 @@ from adapters.openstack_site.names import group_tag, named
 from adapters.openstack_site.records import Server
 from adapters.openstack_site.settings import OpenStackSiteConfig
 from adapters.openstack_site.states import meaning
-from adapters.openstack_site.user_data import Unfit, user_data
+from adapters.openstack_site.user_data import user_data
+from adapters.shared.parcel import Unfit
 from adapters.shared.printing import printable
+from adapters.shared.starts import Starts
 from provisioner.model import Answer, DroneId, Fault, FaultKind, Receipt, RemoteState, StartOrder
 from provisioner.sites import SiteError, SiteRefused, Unsure
 
@@ -33,17 +35,13 @@ class Starting:
 
     def __init__(self, config: OpenStackSiteConfig, controller: str, site: str) -> None:
         self._config, self._controller, self._site = config, controller, site
-        self._one_at_a_time = asyncio.Lock()
-        self._under_way: dict[asyncio.Task[Sequence[Receipt]], frozenset[DroneId]] = {}
-        """Those too whose caller has given up."""
-        self._unsure: dict[DroneId, float] = {}
-        """Until when, by the steady clock, a create of it may still get through."""
+        self._starts = Starts(site, _MAY_COME_S)
 
     async def start(
         self, cloud: Cloud, catalogue: Catalogue, orders: Sequence[StartOrder], known: Iterable[Server]
     ) -> Sequence[Receipt]:
-        """As the seam wants it. A caller that gives up does not cut the creates that are under way. ``known``: our
-        servers as last seen, of which some may be in a part of the cloud that does not answer now."""
+        """As the seam wants it. ``known``: our servers as last seen, of which some may be in a part of the cloud that
+        does not answer now."""
         receipts: dict[DroneId, Receipt] = {}
         fit = []
         for order in orders:
@@ -53,38 +51,20 @@ class Starting:
             except Unfit as error:
                 receipts[order.drone_id] = refused(order.drone_id, FaultKind.CONFIG, str(error))
         if fit:
-            given_up = asyncio.Event()
-            work = self._started(cloud, catalogue, fit, known, given_up)
-            task = asyncio.create_task(work, name=f"start at site {self._site}")
-            self._under_way[task] = frozenset(order.drone_id for order in fit)
-            task.add_done_callback(self._done)
-            try:
-                receipts |= {receipt.drone_id: receipt for receipt in await asyncio.shield(task)}
-            except asyncio.CancelledError:
-                given_up.set()
-                raise
+            answers = await self._starts.run(
+                [order.drone_id for order in fit],
+                lambda given_up: self._started(cloud, catalogue, fit, known, given_up),
+            )
+            receipts |= {receipt.drone_id: receipt for receipt in answers}
         return [receipts[order.drone_id] for order in orders]
 
     async def settled(self, drone_ids: Collection[DroneId]) -> None:
-        """Wait for creates of any of these drones: else one might come up after it was stopped."""
-        if any(not each.isdisjoint(drone_ids) for each in self._under_way.values()):
-            async with self._one_at_a_time:
-                pass
+        """Wait for creates of any of these drones."""
+        await self._starts.settled(drone_ids)
 
     async def close(self) -> None:
-        """Creates under way are waited for: cut, nobody would know what became of them."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=self._config.create_deadline)
-        left = list(self._under_way)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
-
-    def _done(self, task: asyncio.Task[Sequence[Receipt]]) -> None:
-        self._under_way.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # whoever gave up does not ask for it
+        """Creates under way are waited for."""
+        await self._starts.close(self._config.create_deadline)
 
     async def _started(
         self,
@@ -94,23 +74,20 @@ class Starting:
         known: Iterable[Server],
         given_up: asyncio.Event,
     ) -> Sequence[Receipt]:
-        async with self._one_at_a_time:
-            if given_up.is_set():
-                return []
-            wanted = {order.drone_id for order in orders}
-            there = await servers_of(cloud, self._controller, self._site, wanted, known)
-            setup = await asyncio.to_thread(_setup, self._config.setup)
-            receipts = [Receipt(drone_id, Answer.DONE, servers[0].id) for drone_id, servers in there.items()]
-            self._unsure = {d: at for d, at in self._unsure.items() if at > time.monotonic() and d not in there}
-            width = asyncio.Semaphore(self._config.parallel)
-            tasks = []
-            async with asyncio.TaskGroup() as group:
-                for order in orders:
-                    if order.drone_id in self._unsure:
-                        receipts.append(unsure(order.drone_id, "an earlier create of it may still get through"))
-                    elif order.drone_id not in there:
-                        tasks.append(group.create_task(self._one(cloud, catalogue, order, setup, given_up, width)))
-            return [*receipts, *(task.result() for task in tasks)]
+        wanted = {order.drone_id for order in orders}
+        there = await servers_of(cloud, self._controller, self._site, wanted, known)
+        self._starts.there(there)
+        setup = await asyncio.to_thread(_setup, self._config.setup)
+        receipts = [Receipt(drone_id, Answer.DONE, servers[0].id) for drone_id, servers in there.items()]
+        width = asyncio.Semaphore(self._config.parallel)
+        tasks = []
+        async with asyncio.TaskGroup() as group:
+            for order in orders:
+                if self._starts.may_come(order.drone_id):
+                    receipts.append(unsure(order.drone_id, "an earlier create of it may still get through"))
+                elif order.drone_id not in there:
+                    tasks.append(group.create_task(self._one(cloud, catalogue, order, setup, given_up, width)))
+        return [*receipts, *(task.result() for task in tasks)]
 
     async def _one(
         self,
@@ -133,7 +110,7 @@ class Starting:
         except Unfit as error:
             return refused(order.drone_id, FaultKind.CONFIG, str(error))
         except Unsure as error:
-            self._unsure[order.drone_id] = time.monotonic() + _MAY_COME_S
+            self._starts.without_answer([order.drone_id])
             return unsure(order.drone_id, str(error))
         except SiteError as error:
             if error.kind is FaultKind.CONFIG:

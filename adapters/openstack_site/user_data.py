@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import shlex
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from adapters.openstack_site.settings import OpenStackSiteConfig
+from adapters.shared.parcel import OURS, Unfit, exports, packed
 from provisioner import drone
 from provisioner.model import StartOrder
 
-OURS = ".site"
-"""In the drone's directory: what is the site's."""
 LARGEST = 65535
 """Nova takes no more, counted in base64 (compute API reference, "user_data")."""
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-
-
-class Unfit(ValueError):
-    """An order of which no server can be made: why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +71,8 @@ def _files(order: StartOrder) -> Mapping[str, bytes]:
 
 
 def _archive(order: StartOrder, config: OpenStackSiteConfig, setup: bytes) -> bytes:
-    """The drone's directory. The same for equal orders: no times, no names of accounts. The last file in it tells that
-    it is all there: of an archive that is cut off tar does not always complain."""
-    content = {**_files(order), f"{OURS}/setup": setup, f"{OURS}/step": _step(order, config)}
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, what in [*sorted(content.items()), (f"{OURS}/whole", b"")]:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(what), 0o600
-            archive.addfile(entry, io.BytesIO(what))
-    return out.getvalue()
+    """The drone's directory."""
+    return packed({**_files(order), f"{OURS}/setup": setup, f"{OURS}/step": _step(order, config)})
 
 
 def _step(order: StartOrder, config: OpenStackSiteConfig) -> bytes:
@@ -95,9 +80,5 @@ def _step(order: StartOrder, config: OpenStackSiteConfig) -> bytes:
     assert order.admission is not None
     env = {**order.admission.env, **config.env, **drone.environment(order)}
     said_by_the_guest = {"DRONE_DIR", "HOME", "PROVISIONER_DRONE_ID"}
-    lines = [f"export {name}={_quoted(value)}" for name, value in env.items() if name not in said_by_the_guest]
+    lines = exports({name: value for name, value in env.items() if name not in said_by_the_guest})
     return "\n".join([*lines, f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
-
-
-def _quoted(value: str) -> str:
-    return "'" + value.replace("'", "'\\''") + "'"

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 import shlex
-import tarfile
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
+from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
 from adapters.slurm_site.cluster import Submission
 from adapters.slurm_site.names import job_name, serial
 from adapters.slurm_site.settings import SlurmSiteConfig
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
-OURS = ".site"
-"""In the drone's directory: what is the site's."""
 LIMIT_TICK_S = 30
 """slurmctld looks at limits so often."""
 LARGEST_SCRIPT = 4 * 1024**2 - 4096
@@ -28,13 +25,7 @@ USUAL_ARRAY = 1001
 """Slurm's default of ``MaxArraySize``: no task's number is as large."""
 _LONGEST_NOTICE_S = 65535
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SAID_BY_THE_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
-
-
-class Unfit(ValueError):
-    """An order that can never be submitted: why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +54,10 @@ def checked(order: StartOrder, controller: str) -> None:
         raise Unfit("a drone has a CPU and some memory at least")
     if kind.walltime_s < 60:
         raise Unfit("without a walltime of a minute at least the partition's DefaultTime would end the drone")
-    for name in admission.files:
-        if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
-            raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
-    for name, value in admission.env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value or not _in_bytes(value):
-            raise Unfit(f"{name[:60]!r} cannot be an environment variable")
+    sendable(admission)
     size = sum(len(each) + 1024 for each in (*admission.files.values(), admission.script))
     if size * 1.4 > LARGEST_SCRIPT:
         raise Unfit(f"its files, {size} bytes, are too large for a batch script of {LARGEST_SCRIPT} bytes")
-
-
-def _in_bytes(value: str) -> bool:
-    try:
-        return len(value.encode("utf-8", "surrogateescape")) < 100_000
-    except UnicodeEncodeError:
-        return False
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -193,27 +172,16 @@ def _scratch(scratch: str) -> str:
 
 
 def _archive(order: StartOrder, config: SlurmSiteConfig) -> bytes:
-    """The drone's directory. The same for equal orders: no times, no names of accounts. The last file in it tells that
-    it is all there: of an archive that is cut off tar does not always complain."""
+    """The drone's directory."""
     assert order.admission is not None
-    content = {
-        **order.admission.files,
-        f"{OURS}/script": order.admission.script,
-        f"{OURS}/step": _step(order, config),
-    }
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, what in [*sorted(content.items()), (f"{OURS}/whole", b"")]:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(what), 0o600
-            archive.addfile(entry, io.BytesIO(what))
-    return out.getvalue()
+    script = {f"{OURS}/script": order.admission.script, f"{OURS}/step": _step(order, config)}
+    return packed({**order.admission.files, **script})
 
 
 def _step(order: StartOrder, config: SlurmSiteConfig) -> bytes:
     """What the step runs: the drone's environment and, in the same process, the drone. Its lock is for all that it
     starts; its pid is for who tells it to leave."""
-    lines = [f"export {name}={_quoted(value)}" for name, value in _environment(order, config).items()]
+    lines = exports(_environment(order, config))
     return "\n".join(
         [
             'cd "$DRONE_DIR" || exit 69',
@@ -237,10 +205,6 @@ def _environment(order: StartOrder, config: SlurmSiteConfig) -> Mapping[str, str
     told = drone.environment(replace(order, type=type_as_told))
     env = {"PATH": _PATH, **order.admission.env, **config.env, **told}
     return {name: value for name, value in env.items() if name not in _SAID_BY_THE_JOB}
-
-
-def _quoted(value: str) -> str:
-    return "'" + value.replace("'", "'\\''") + "'"
 
 
 def largest_array(configuration: Mapping[str, str]) -> int:

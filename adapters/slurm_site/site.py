@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from adapters.shared.parcel import Unfit
 from adapters.shared.printing import printable
+from adapters.shared.starts import Starts
 from adapters.slurm_site.audit import gaps
 from adapters.slurm_site.blocking import render
 from adapters.slurm_site.capacity import nodes
@@ -19,7 +21,7 @@ from adapters.slurm_site.forgotten import Forgotten
 from adapters.slurm_site.listing import Cancelled, Listing, listing, never_was
 from adapters.slurm_site.names import is_drone, named, numbers
 from adapters.slurm_site.owner import Wanted, claims, running
-from adapters.slurm_site.script import USUAL_ARRAY, Batch, Unfit, batch, batches, checked, largest_array
+from adapters.slurm_site.script import USUAL_ARRAY, Batch, batch, batches, checked, largest_array
 from adapters.slurm_site.settings import SlurmSiteConfig
 from adapters.slurm_site.states import meaning
 from adapters.slurm_site.transports import cluster_of
@@ -60,11 +62,7 @@ class SlurmSite:
         self._cancelled: dict[DroneId, float] = {}
         """When this controller asked for which end."""
         self._forgotten = Forgotten(config.keep_ended, config.accounting)
-        self._submitting = asyncio.Lock()
-        self._starts: dict[asyncio.Task[Sequence[Receipt]], frozenset[DroneId]] = {}
-        """Starts under way, those too whose caller has given up."""
-        self._unsure: dict[DroneId, float] = {}
-        """Until when (by the steady clock) a submit without an answer may still get through."""
+        self._starts = Starts(name, _MAY_COME_S)
         self._largest = 0
         self._steady: tuple[Sequence[Partition], Sequence[Reservation]] = (), ()
         self._steady_until = 0.0
@@ -79,14 +77,11 @@ class SlurmSite:
 
     async def __aexit__(self, *exc: object) -> None:
         """Drones live on. A submit that is under way is waited for: cut, nobody would know what became of it."""
-        if self._starts:
-            await asyncio.wait(self._starts, timeout=self._config.submit_deadline)
-        left = [*self._starts, *([self._errand] if self._errand is not None else [])]
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
-        self._errand = None
+        await self._starts.close(self._config.submit_deadline)
+        if self._errand is not None:
+            self._errand.cancel()
+            await asyncio.wait([self._errand])
+            self._errand = None
         if self._entered is not None:
             cluster, self._entered = self._entered, None
             await cluster.__aexit__(*exc)
@@ -223,40 +218,26 @@ class SlurmSite:
             except Unfit as error:
                 receipts[order.drone_id] = _refused(order.drone_id, FaultKind.CONFIG, printable(str(error), 300))
         if fit:
-            given_up = asyncio.Event()
-            task = asyncio.create_task(self._started(fit, given_up), name=f"start at site {self._name}")
-            self._starts[task] = frozenset(order.drone_id for order in fit)
-            task.add_done_callback(self._start_done)
-            try:
-                receipts |= {receipt.drone_id: receipt for receipt in await asyncio.shield(task)}
-            except asyncio.CancelledError:
-                given_up.set()
-                raise
+            answers = await self._starts.run(
+                [order.drone_id for order in fit], lambda given_up: self._started(fit, given_up)
+            )
+            receipts |= {receipt.drone_id: receipt for receipt in answers}
         return [receipts[order.drone_id] for order in orders]
 
-    def _start_done(self, task: asyncio.Task[Sequence[Receipt]]) -> None:
-        self._starts.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # whoever gave up does not ask for it
-
     async def _started(self, orders: Sequence[StartOrder], given_up: asyncio.Event) -> Sequence[Receipt]:
-        async with self._submitting:
-            if given_up.is_set():
-                return []
-            there = await self._there({order.drone_id for order in orders})
-            receipts = [Receipt(drone_id, Answer.DONE, jobs[0].remote_id) for drone_id, jobs in there.items()]
-            missing = []
-            for order in orders:
-                if order.drone_id in there:
-                    self._unsure.pop(order.drone_id, None)
-                elif self._unsure.get(order.drone_id, 0.0) > time.monotonic():
-                    receipts.append(_unsure(order.drone_id, "an earlier submit of it may still get through"))
-                else:
-                    missing.append(order)
-            for each in batches(missing, self._config, await self._largest_array(len(missing))):
-                if not given_up.is_set():
-                    receipts += await self._submitted(each)
-            return receipts
+        there = await self._there({order.drone_id for order in orders})
+        self._starts.there(there)
+        receipts = [Receipt(drone_id, Answer.DONE, jobs[0].remote_id) for drone_id, jobs in there.items()]
+        missing = []
+        for order in orders:
+            if self._starts.may_come(order.drone_id):
+                receipts.append(_unsure(order.drone_id, "an earlier submit of it may still get through"))
+            elif order.drone_id not in there:
+                missing.append(order)
+        for each in batches(missing, self._config, await self._largest_array(len(missing))):
+            if not given_up.is_set():
+                receipts += await self._submitted(each)
+        return receipts
 
     async def _there(self, drone_ids: Iterable[DroneId]) -> Mapping[DroneId, Sequence[Job]]:
         """The jobs of these drones, those that live before those that have ended, then the oldest first."""
@@ -285,9 +266,7 @@ class SlurmSite:
             job = await self._cluster.submit(drones.submission)
         except SiteError as error:
             if isinstance(error, Unsure):
-                until = time.monotonic() + _MAY_COME_S
-                self._unsure = {d: at for d, at in self._unsure.items() if at > time.monotonic()}
-                self._unsure |= dict.fromkeys(drones.drone_ids, until)
+                self._starts.without_answer(drones.drone_ids)
                 return [_unsure(drone_id, str(error)) for drone_id in drones.drone_ids]
             if isinstance(error, SiteRefused) and len(drones.orders) > 1 and _is_of_so_many(error):
                 return await self._submitted_in_halves(drones)
@@ -310,9 +289,7 @@ class SlurmSite:
         if not orders:
             return []
         wanted = {order.drone_id: order.kill for order in orders}
-        if any(wanted.keys() & starting for starting in self._starts.values()):
-            async with self._submitting:  # else it might come up after the stop
-                pass
+        await self._starts.settled(wanted.keys())
         polite: list[str] = []
         forced: list[str] = []
         remote: dict[DroneId, str] = {}

@@ -1,4 +1,4 @@
-"""Sites of other kinds (CloudStack, Kubernetes, Moab): what is no secret is kept as remarks, for the adapter to come."""
+"""Sites of other kinds (CloudStack, Kubernetes, Moab): what is no secret is kept as remarks for the adapter to come."""
 
 from __future__ import annotations
 

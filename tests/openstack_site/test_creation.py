@@ -13,7 +13,7 @@ from adapters.openstack_site.creation import Resolved, checked, request
 from adapters.openstack_site.names import named
 from adapters.openstack_site.records import Server
 from adapters.openstack_site.settings import OpenStackSiteConfig
-from adapters.openstack_site.user_data import Unfit
+from adapters.shared.parcel import Unfit
 from provisioner.model import Admission, DroneId, DroneType, StartOrder
 
 H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400)

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from adapters.openstack_site.settings import OpenStackSiteConfig
-from adapters.openstack_site.user_data import LARGEST, Unfit, user_data
+from adapters.openstack_site.user_data import LARGEST, user_data
+from adapters.shared.parcel import Unfit
 from provisioner import drone
 from provisioner.model import Admission, DroneId, DroneType, StartOrder
 

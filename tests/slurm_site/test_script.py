@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.slurm_site.script import Batch, Unfit, batches, checked, largest_array, life_s
+from adapters.shared.parcel import Unfit
+from adapters.slurm_site.script import Batch, batches, checked, largest_array, life_s
 from adapters.slurm_site.settings import SlurmSiteConfig
 from provisioner.model import Admission, DroneId, DroneType, StartOrder
 from tests.live.lab import processes_with, until
