@@ -32,7 +32,9 @@ dev: $(VENV)/.dev  ## .venv with all that the tests need as well
 demo: venv  ## 40 GPU jobs on this host: drones come, run them and go (no root, no HTCondor, under a minute)
 	@$(BIN)/provisioner demo
 
-test: lint types contracts condor slurm openstack  ## everything: linters, types, contracts, all tests with real daemons
+# Side by side: the programs are mostly waited for.
+test: dev  ## everything: linters, types, contracts, all tests with real daemons
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor slurm lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.

@@ -22,6 +22,8 @@ from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
+NEWEST_ALONE = ("test_site_", "test_overlay_work", "test_drone_preempted")
+"""Tests with the newest HTCondor: sites, and what drones tell of their work. All else of the overlay is for all."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
 SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
@@ -31,8 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.live)
-        if item.path.name.startswith("test_site_") and _param(item, "condor") in SUITES[:-1]:
-            item.add_marker(pytest.mark.matrix)  # the overlay is tested with all versions, a site with the newest
+        if item.path.name.startswith(NEWEST_ALONE) and _param(item, "condor") in SUITES[:-1]:
+            item.add_marker(pytest.mark.matrix)
         if _param(item, "slurm_programs") in SLURM_SUITES[1:]:
             item.add_marker(pytest.mark.matrix)  # Slurm with the first
 
