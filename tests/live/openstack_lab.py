@@ -198,6 +198,11 @@ class OpenStackLab:
         """What is to be deleted at ``reset``: addresses for ``admin``."""
 
     @property
+    def shared(self) -> Path:
+        """A directory that all guests have, too, at the same path; anybody may write there."""
+        return self.directory / "shared"
+
+    @property
     def keystone(self) -> Front:
         return self.fronts["keystone"]
 
@@ -222,6 +227,8 @@ class OpenStackLab:
         """Bring everything up."""
         for name in ("db", "fernet", "credential", "images"):
             shutil.copytree(self.openstack.prefix / "seed" / name, self.directory / name)
+        self.shared.mkdir()
+        self.shared.chmod(0o1777)
         self.settings.write()
         self.settings.move_in()
         self.faults()

@@ -181,7 +181,8 @@ class Clouded:
             words = f"Quota exceeded for instances: Requested 1, but already used {used} of {self.quota} instances"
             return fault(403, "forbidden", words)
         wanted = body["server"]
-        server_id = self.add(wanted["name"], status="BUILD", tags=wanted.get("tags", []))
+        told = {key: wanted[key] for key in ("tags", "metadata") if key in wanted}
+        server_id = self.add(wanted["name"], status="BUILD", **told)
         return web.json_response({"server": {"id": server_id, "adminPass": "x", "links": []}}, status=202)
 
     def _act(self, server: dict[str, Any], body: Any) -> web.Response:

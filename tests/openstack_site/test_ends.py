@@ -58,6 +58,12 @@ def test_our_own_stop_makes_it_say_its_last_word_too() -> None:
         None,
         "stopped on our request: vacated: SIGTERM",
     )
+
+
+def test_one_that_never_ran_is_told_with_what_kept_it_from_it() -> None:
+    never = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid host was found."))
+    found = ended(never, did(("delete", US)), asked=True)
+    assert (found.kind, found.message) == (EndKind.STOPPED, "stopped on our request: No valid host was found.")
     assert ended(DELETED, did(("delete", US))).kind is EndKind.STOPPED  # asked by the controller before this one
 
 

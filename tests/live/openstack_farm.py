@@ -1,0 +1,127 @@
+"""A site on the lab's cloud, and a look at its drones past the adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from adapters.openstack_site import OpenStackSite
+from adapters.openstack_site.settings import OpenStackSiteConfig
+from provisioner.model import DroneId, DroneType
+from tests.live.lab import processes_with
+from tests.live.openstack_lab import OWNER, TENANT, OpenStackLab
+from tests.live.shell_drones import ShellDrones
+
+HERE = "gk"
+H100 = DroneType(
+    HERE, "h100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, vram_mib=81920, gpu_model="H100",
+    capability=90, walltime_s=3600.0,
+)  # fmt: skip
+VGPU = DroneType(
+    HERE, "vgpu", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, vram_mib=20480, gpu_model="H100",
+    capability=90, walltime_s=3600.0,
+)  # fmt: skip
+HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "h100": {"flavor": "gpu.h100.pci", "boot_volume": {"size": "20 GiB"}},
+    "vgpu": {"flavor": "gpu.h100.vgpu"},
+    "huge": {"flavor": "gpu.h100.9"},
+}
+"""By drone type: one boots from a volume, one from the image, and one is of a flavour that the cloud does not have."""
+HOSTS = (
+    {"names": ["gpu01", "gpu02"], "types": ["vgpu"], "gpus": 4, "cpus": 64, "memory": "512 GiB", "disk": "4000 GiB"},
+)
+"""What the lab's operator tells of its hosts, with the virtual GPUs alone: a host has GPUs of one kind here."""
+_OVER = ("SHUTOFF", "ERROR", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED", "DELETED", "SOFT_DELETED")
+
+
+def clouds_file(lab: OpenStackLab, directory: Path) -> Path:
+    """A clouds.yaml with an entry for each of the two projects, named like it."""
+    file = directory / "clouds.yaml"
+    file.touch(mode=0o600)
+    clouds = {project: lab.credential(project).cloud for project in (TENANT, OWNER)}
+    file.write_text(json.dumps({"clouds": clouds}, indent=2))  # JSON is YAML
+    return file
+
+
+def access(lab: OpenStackLab, directory: Path, project: str = TENANT) -> Mapping[str, Any]:
+    """How the settings say who we are."""
+    return {"cloud": project, "clouds_file": str(clouds_file(lab, directory))}
+
+
+def site_config(lab: OpenStackLab, work: Path, **more: Any) -> OpenStackSiteConfig:
+    return OpenStackSiteConfig.model_validate(
+        {
+            **access(lab, work),
+            "image": "worker",
+            "networks": ["drones"],
+            "types": TYPES,
+            "deadline": "5s",
+            "create_deadline": "20s",
+            **more,
+        }
+    )
+
+
+class OpenStackWorld(ShellDrones):
+    """The contract's view of it."""
+
+    kind: DroneType = H100
+    impossible: DroneType = HUGE
+    grace_s = 2.0
+    patience_s = 60.0
+    tells_free = False
+    tells_exit_codes = True
+
+    def __init__(self, lab: OpenStackLab, work: Path, controller: str, **options: Any) -> None:
+        self.lab, self.controller = lab, controller
+        self.config = site_config(lab, work, **options)
+
+    def site(self, controller: str | None = None) -> OpenStackSite:
+        return OpenStackSite(HERE, self.config, [H100, VGPU, HUGE], controller or self.controller)
+
+    async def alive(self, drone_id: DroneId) -> int:
+        servers = await asyncio.to_thread(servers_named, self.lab, drone_id)
+        return len([each for each in servers if each["status"] not in _OVER])
+
+    async def anything_left(self, drone_id: DroneId) -> bool:
+        return bool(await asyncio.to_thread(left_of, self.lab, drone_id))
+
+    @asynccontextmanager
+    async def broken(self) -> AsyncIterator[None]:
+        """Nova cuts connections, the others are overloaded."""
+        with ExitStack() as faults:
+            for name, front in self.lab.fronts.items():
+                how: Mapping[str, Any] = {"cut": "before"} if name == "nova" else {"status": 503}
+                faults.enter_context(front.failing(**how))
+            yield
+
+
+def servers_named(lab: OpenStackLab, drone_id: str, *, deleted: bool = False) -> list[dict[str, Any]]:
+    """All servers of a drone as the admin sees them."""
+    query = {"all_tenants": "1", "name": f"^{re.escape(drone_id)}$", **({"deleted": "true"} if deleted else {})}
+    found: list[dict[str, Any]] = lab.admin("GET", f"nova:/servers/detail?{urlencode(query)}")["servers"]
+    return found
+
+
+def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
+    """What of a drone uses anything: servers, whatever their state, what belonged to them, and processes. A volume that
+    is attached to nothing may have been its own."""
+    there = [each["id"] for each in servers_named(lab, drone_id)]
+    once = {each["id"] for each in servers_named(lab, drone_id, deleted=True)} | set(there)
+    ports = lab.admin("GET", "neutron:/ports")["ports"]
+    volumes = lab.session()("GET", "cinder:/volumes/detail")["volumes"]
+    held = [{attached["server_id"] for attached in volume["attachments"]} for volume in volumes]
+    return [
+        *(f"server {each}" for each in there),
+        *(f"port {port['id']}" for port in ports if port["device_id"] in once),
+        *(f"volume {volume['id']}" for volume, by in zip(volumes, held, strict=True) if not by - once),
+        *(f"process {pid}" for server in once for pid in lab.guest(server)),
+        *(f"process {pid}" for pid in processes_with(f"PROVISIONER_DRONE_ID={drone_id}\0")),
+    ]

@@ -1,0 +1,26 @@
+"""The OpenStack site keeps the contract of a site, on a real cloud: servers on a network that boot from volumes."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from provisioner.contract import SiteContract, SiteWorld
+from tests.live.lab import OWN
+from tests.live.openstack_farm import OpenStackWorld
+from tests.live.openstack_lab import OpenStackLab
+
+_NTH = count(1)
+
+
+class TestOnACloud(SiteContract):
+    pytestmark: ClassVar = [pytest.mark.asyncio, pytest.mark.xdist_group("openstack"), pytest.mark.timeout(180)]
+
+    @pytest.fixture
+    def world(self, openstack: OpenStackLab, tmp_path: Path) -> SiteWorld:
+        # Nova remembers deleted servers: a controller of its own for each test sees none of another's.
+        return OpenStackWorld(openstack, tmp_path, f"kit{OWN}{os.getpid()}x{next(_NTH)}")

@@ -1,0 +1,234 @@
+"""What clouds do to those who ask: a real Nova says no, says yes and means no, says nothing, and forgets who we are.
+Each time the right thing is left alone for the right time, a person reads why, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from provisioner.decide.guard import BACKOFF
+from provisioner.model import BreakerState, FaultKind
+from provisioner.store.reader import SqlReader
+from tests.live.lab import until
+from tests.live.openstack_drill import KIND, SITE, Drill, drill
+from tests.live.openstack_lab import OpenStackLab
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("openstack")]
+
+CREATES = "/servers$"
+TYPE = f"{SITE}/{KIND}"
+
+
+def creates(cloud: OpenStackLab, after: int) -> list[int]:
+    """What creates were answered."""
+    return [call.status for call in cloud.nova.calls("POST", CREATES, after=after)]
+
+
+@contextmanager
+def old_limits(cloud: OpenStackLab) -> Iterator[None]:
+    """GET /limits tells what holds now, whatever changes: between a look and a create another may come."""
+    told = cloud.session()("GET", "nova:/limits")
+    headers = {"Content-Type": "application/json"}
+    with cloud.nova.failing(method="GET", path="/limits", status=200, headers=headers, body=json.dumps(told)):
+        yield
+
+
+def banned(lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE) -> None:
+    """The site's note tells that ``scope`` is left alone and why, and it is so for as long as for such a fault."""
+    lab.noted(f"{scope} banned", *words)
+    breaker = SqlReader(lab.controller.directory / "provisioner.db").breakers()[scope]
+    assert breaker.fault is not None
+    assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
+    rule = BACKOFF[kind]
+    pause_s = rule.base_s * 2 ** (breaker.failures - rule.after)
+    assert breaker.until - breaker.since == pytest.approx(min(rule.cap_s, pause_s))
+
+
+def quiet(lab: Drill, cloud: OpenStackLab, ticks: int = 4) -> None:
+    """While it is left alone nothing is asked for, although jobs wait."""
+    seen = cloud.nova.seen
+    lab.controller.ticks(ticks)
+    assert creates(cloud, seen) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- Nova's no
+
+
+def test_the_quota_is_reached_in_the_middle_of_a_batch(openstack: OpenStackLab) -> None:
+    slow = {"act_deadline": "60s", "settle": "60s"}
+    with drill(openstack, timeouts=slow, options={"parallel": 1}) as lab, old_limits(openstack):
+        lab.controller.start()
+        openstack.set_quota(instances=3)
+        seen = openstack.nova.seen
+        # Nova counts a server once its conductor has it: the next create comes after that.
+        with openstack.nova.failing(method="POST", path=CREATES, late_s=1.5):
+            lab.submit(6)
+            until(lambda: len(creates(openstack, seen)) == 6, 60, what="all six were asked for")
+        assert creates(openstack, seen) == [202] * 3 + [403] * 3
+        banned(lab, FaultKind.QUOTA, "Quota exceeded for instances")
+        lab.active(3)
+        quiet(lab, openstack)
+        assert [each["state"] for each in lab.ended()] == ["failed"] * 3
+        assert all("Quota exceeded" in each["site_reason"] for each in lab.ended())
+        assert sorted(each["state"] for each in lab.controller.live()) == ["booting"] * 3
+        lab.over()
+
+
+def test_all_are_accepted_and_over_the_quota(openstack: OpenStackLab) -> None:
+    """Nova's API counts, and its conductor counts again: who comes at the same time finds himself in ERROR."""
+    with drill(openstack) as lab, old_limits(openstack):
+        lab.controller.start()
+        openstack.set_quota(instances=2)
+        seen = openstack.nova.seen
+        lab.submit(6)
+        banned(lab, FaultKind.QUOTA, "Quota exceeded")
+        until(lambda: not lab.servers("ERROR", "BUILD"), 60, what="those in ERROR are cleared away", every_s=0.3)
+        until(lambda: len(lab.ended()) >= 4, 30, what="their drones have ended", every_s=0.3)
+        assert set(creates(openstack, seen)) <= {202, 403}
+        over = {name for name, code in lab.watch.faults if code == 413}
+        assert over, "none came into ERROR"
+        assert {each["id"]: each["state"] for each in lab.ended()} == dict.fromkeys(
+            {each["id"] for each in lab.ended()}, "failed"
+        )
+        assert over <= {each["id"] for each in lab.ended()}
+        assert lab.watch.most_active <= 2
+        quiet(lab, openstack)
+        lab.over()
+
+
+def test_no_host_is_valid(openstack: OpenStackLab) -> None:
+    with drill(openstack, flavor="gpu.absent", gpus=1, most=3) as lab:
+        lab.controller.start()
+        seen = openstack.nova.seen
+        lab.submit(5)
+        banned(lab, FaultKind.CAPACITY, "No valid host was found")
+        until(lambda: len(lab.ended()) == 3, 60, what="they have gone", every_s=0.3)
+        assert not lab.servers()
+        assert creates(openstack, seen) == [202] * 3
+        assert {code for _, code in lab.watch.faults} == {500}
+        assert all("No valid host" in each["site_reason"] for each in lab.ended()), lab.ended()
+        quiet(lab, openstack)
+        lab.over()
+
+
+@pytest.mark.parametrize("what", ["flavour", "image"])
+def test_what_drones_are_made_of_is_taken_away(openstack: OpenStackLab, what: str) -> None:
+    flavor, image = openstack.new_flavor("mine"), openstack.new_image("mine")
+    with drill(openstack, flavor="mine", options={"image": "mine"}) as lab:
+        lab.controller.start()
+        lab.submit(1)
+        lab.active(1)
+        seen = openstack.nova.seen
+        if what == "flavour":
+            openstack.delete_flavor(flavor)
+        else:
+            openstack.delete_image(image)
+        lab.submit(2)
+        banned(lab, FaultKind.CONFIG, "could not be found" if what == "flavour" else "Can not find requested image")
+        assert creates(openstack, seen) == [400] * 2, "each was asked for once"
+        quiet(lab, openstack)
+        assert [each["state"] for each in lab.controller.live()] == ["booting"], "the one that runs runs on"
+        lab.over()
+
+
+# ---------------------------------------------------------------------------------------------------------- who we are
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -> None:
+    mine = openstack.new_credential(expires_s=20.0 if how == "expired" else None)
+    with drill(openstack, mine) as lab:
+        lab.controller.start()
+        lab.submit(1)
+        lab.active(1)
+        if how == "revoked":
+            openstack.revoke(mine)
+        banned(lab, FaultKind.DENIED, "is refused", scope=SITE)
+        seen = openstack.keystone.seen
+        lab.submit(3)
+        lab.controller.ticks(4)
+        assert not openstack.keystone.calls("POST", "/auth/tokens", after=seen), "it is not tried again and again"
+        assert len(lab.controller.live()) == 1, "nothing is given up, nothing asked for"
+        assert "is refused" in lab.controller.done("status")
+        lab.judge()
+        # A good one is in the file now. The record is lost, too, so nobody is left alone, and the server is a stray.
+        lab.controller.stop()
+        lab.unsubmit()
+        lab.site.credential = openstack.credential()
+        for file in lab.controller.directory.glob("provisioner.db*"):
+            file.unlink()
+        lab.controller.start()
+        until(lambda: not lab.servers(), 60, what="the stray is gone", every_s=0.3)
+        until(lambda: not lab.leavings(), 30, what="and what it had", every_s=0.3)
+
+
+# -------------------------------------------------------------------------------------------------- no answer, or late
+
+
+def test_nova_is_away_for_a_while(openstack: OpenStackLab) -> None:
+    with drill(openstack, most=4) as lab:
+        lab.controller.start()
+        lab.submit(2)
+        lab.active(2)
+        until(lambda: {each["state"] for each in lab.controller.live()} == {"booting"}, 30, what="both boot")
+        before = {each["id"] for each in lab.controller.live()}
+        with openstack.nova.failing(status=503, body="<html>503 Service Unavailable</html>"):
+            lab.submit(2)
+            row = lab.noted("503", within_s=60)
+            assert row["fault"] == "down"
+            until(lambda: lab.row()["breaker"] == "banned", 60, what="it is left alone", every_s=0.3)
+            time.sleep(10)
+            assert {each["id"] for each in lab.controller.live()} == before, "nothing is given up, nothing asked for"
+            seen = openstack.nova.seen
+        until(lambda: not lab.row()["fault"], 60, what="it is back", every_s=0.3)
+        lab.active(4)
+        assert creates(openstack, seen) == [202] * 2
+        assert before < {each["id"] for each in lab.controller.live()}
+        lab.over()
+
+
+def test_creates_are_answered_after_our_deadline(openstack: OpenStackLab) -> None:
+    options = {"create_deadline": "1s", "boot_volume": {"size": "1 GiB"}}
+    with drill(openstack, most=3, options=options) as lab:
+        lab.controller.start()
+        seen = openstack.nova.seen
+        with openstack.nova.failing(method="POST", path=CREATES, late_s=4):
+            lab.submit(5)
+            until(lambda: "no answer within 1 s" in lab.controller.done("drones"), 30, what="unsure")
+            lab.active(3)
+            until(lambda: {each["state"] for each in lab.controller.live()} == {"booting"}, 30, what="they are found")
+            until(lambda: len(creates(openstack, seen)) == 3, 30, what="all answers have come")
+            lab.controller.ticks(3)
+        assert creates(openstack, seen) == [202] * 3, "none was asked for twice"
+        assert len(lab.controller.drones()) == 3
+        assert len(lab.leavings()) == 6, "a port and a volume each"
+        lab.over()
+
+
+@pytest.mark.matrix
+def test_creates_are_lost_on_the_way_and_on_the_way_back(openstack: OpenStackLab) -> None:
+    with drill(openstack, most=3) as lab:
+        lab.controller.start()
+        with openstack.nova.failing(method="POST", path=CREATES, cut="before", times=1):
+            with openstack.nova.failing(method="POST", path=CREATES, cut="after", times=1):
+                lab.submit(3)
+                lab.active(2)
+            # The third was never made. It counts until that is certain, and then another comes in its place.
+            assert len(lab.controller.live()) == 3
+        lab.active(3, within_s=60)
+        assert [each["state"] for each in lab.ended()] == ["failed"]
+        assert len(lab.controller.drones()) == 4
+        lab.over()
+
+
+def test_what_nova_leaves_behind_is_swept_up(openstack: OpenStackLab) -> None:
+    with drill(openstack, most=2, options={"boot_volume": {"size": "1 GiB"}}) as lab:
+        lab.controller.start()
+        lab.submit(2)
+        lab.active(2)
+        openstack.network.keep_ports = openstack.volumes.keep_volumes = True
+        lab.over()
