@@ -2,7 +2,7 @@
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, slurm
+    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MODULES = {
     "rival": "benchmarks.rival",
     "query": "benchmarks.query",
     "listing": "benchmarks.listing",
+    "openstack": "benchmarks.openstack",
     "slurm": "benchmarks.slurm",
 }
 LIMIT_S = 2400

@@ -269,7 +269,7 @@ guard_metadata || say "nothing here keeps the metadata service from jobs: they m
 if [ -n "$setup" ]; then
     say "setting up"
     files | gzip -d | tar -xmf - -C "$run" .site/setup || finish 70 "its files cannot be unpacked"
-    timeout "$setup_s" sh "$run/.site/setup" </dev/null &
+    (umask 022 && exec timeout "$setup_s" sh "$run/.site/setup") </dev/null & # what it makes is for the drone as well
     wait_or_tell $!
     [ -z "$asked" ] || finish 143 "told to leave while it was set up"
     [ "$code" != 124 ] || finish 69 "the setup script took more than $setup_s s"

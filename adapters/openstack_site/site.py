@@ -36,6 +36,8 @@ from provisioner.model import (
 )
 from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError, Unsure
 
+_GOING = ("deleting", "soft-deleting")
+
 
 class OpenStackSite:
     """Drones as servers of our project. What is true is in Nova, so a restarted controller sees the same."""
@@ -137,7 +139,8 @@ class OpenStackSite:
         self._trouble = ""
         async with asyncio.TaskGroup() as group:
             for drone_id, server in found.over.items():
-                group.create_task(self._one(width, self._cleared(drone_id, server)))
+                if server.task not in _GOING:
+                    group.create_task(self._one(width, self._cleared(drone_id, server)))
             for drone_id, server in found.unsettled.items():
                 if drone_id not in found.over:
                     group.create_task(self._one(width, self._settled(drone_id, server)))

@@ -98,7 +98,7 @@ class Starting:
         given_up: asyncio.Event,
         width: asyncio.Semaphore,
     ) -> Receipt:
-        """Never raises a site's error: another may have got through."""
+        """Never raises: another may have got through."""
         try:
             async with width:
                 if given_up.is_set():
@@ -116,6 +116,9 @@ class Starting:
             if error.kind is FaultKind.CONFIG:
                 catalogue.forget()  # what a name means may have changed
             return refused(order.drone_id, error.kind, str(error))
+        except Exception as error:  # a mistake of ours, and nobody knows how far it got
+            self._starts.without_answer([order.drone_id])
+            return unsure(order.drone_id, f"{type(error).__name__}: {error}")
 
 
 async def servers_of(

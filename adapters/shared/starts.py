@@ -65,7 +65,7 @@ class Starts:
         if left:
             await asyncio.wait(left)
 
-    # ------------------------------------------------------------------------------------------- asked without an answer
+    # ------------------------------------------------------------------------------------------ asked without an answer
 
     def without_answer(self, drone_ids: Iterable[DroneId]) -> None:
         """Nobody knows what came of asking for these."""

@@ -191,7 +191,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
             known[scope] = breaker if breaker.fault == fault else failed(breaker, fault, now)
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
-        elif seen and scope in known and not _of_order(breaker):
+        elif seen and scope in known and not (breaker.fault and breaker.fault.of_order):
             if scope == OVERLAY:
                 known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
             else:
@@ -200,15 +200,31 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
         key, site = str(move.drone.type), move.drone.site
-        if move.was is DroneState.REQUESTED and not move.drone.state.ended and site in known and _of_order(known[site]):
-            known[site] = recovered(known[site], now)  # whatever the answer was, it did take the order
+        taken = move.was is DroneState.REQUESTED and not move.drone.state.ended  # whatever the answer was
+        if taken and site in known and _by_order(known[site]):
+            known[site] = recovered(known[site], now)
+        known |= {s: recovered(known[s], now) for s in (key, site) if s in known and _cures(snapshot, move, known[s])}
         if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
             known[key] = recovered(known[key], now)
     return known
 
 
-def _of_order(breaker: Breaker) -> bool:
-    return breaker.fault is not None and breaker.fault.of_order
+def _by_order(breaker: Breaker) -> bool:
+    """Whether an order that is accepted shows that its fault has passed."""
+    return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.late
+
+
+def _cures(snapshot: Snapshot, move: Move, breaker: Breaker) -> bool:
+    """Whether a drone has come past what others met after their orders were accepted: room, by having started; all
+    else (what starts may fail as it boots) by being in the pool."""
+    fault, drone = breaker.fault, move.drone
+    if fault is None or not fault.late or drone.state.ended:
+        return False
+    before = snapshot.drones.get(drone.id)
+    if drone.joined_at and not (before and before.joined_at):
+        return True
+    lacks_room = fault.kind in (FaultKind.CAPACITY, FaultKind.QUOTA)
+    return lacks_room and bool(drone.started_at) and not (before and before.started_at)
 
 
 def _had_work(snapshot: Snapshot, move: Move) -> bool:
@@ -238,7 +254,7 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
         if told:
             kind = FaultKind(told)
             scope = str(drone.type) if BACKOFF[kind].per_type else drone.site
-            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True)
+            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, late=True)
     return found
 
 
@@ -256,7 +272,8 @@ def _hopeless(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
         remote = reading.view.drones.get(drone_id) if reading is not None and reading.view is not None else None
         if remote is not None and remote.hopeless and remote.blocked:
             scope = str(drone.type) if BACKOFF[remote.blocked].per_type else drone.site
-            found[scope] = Fault(remote.blocked, f"{drone_id} waits: {remote.reason}", snapshot.now, of_order=True)
+            message = f"{drone_id} waits: {remote.reason}"
+            found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, late=True)
     return found
 
 
@@ -264,7 +281,8 @@ def after_receipts(
     known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[Receipt], now: float
 ) -> list[Breaker]:
     """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key. What an order
-    has tripped an accepted order clears; not the blame for drones that die, nor a site that cannot be looked at."""
+    has tripped an accepted order clears; not the blame for drones that die or never start, nor a site that cannot be
+    looked at."""
     changed: dict[str, Breaker] = {}
 
     def current(scope: str) -> Breaker:
@@ -277,7 +295,7 @@ def after_receipts(
             worst.setdefault(scope, replace(receipt.fault, of_order=True))
     for receipt in receipts:
         for scope in (types[receipt.drone_id], site):
-            if receipt.answer is Answer.DONE and scope not in worst and _of_order(current(scope)):
+            if receipt.answer is Answer.DONE and scope not in worst and _by_order(current(scope)):
                 changed[scope] = recovered(current(scope), now)
     for scope, fault in worst.items():
         changed[scope] = failed(current(scope), fault, now)

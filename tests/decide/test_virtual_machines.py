@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner.decide.guard import after_receipts
 from provisioner.decide.life import observe
 from provisioner.model import (
+    Answer,
+    Breaker,
     BreakerState,
+    DroneId,
     DroneState,
     DroneType,
     EndKind,
+    Fault,
     FaultKind,
+    Receipt,
     RemoteDrone,
     RemoteEnd,
     RemoteState,
@@ -121,6 +127,42 @@ def test_a_machine_in_error_is_taken_back_at_once_and_its_type_backs_off(fault: 
     assert plan.starts == ()
     again = plan_of(replace(snap, drones={was.id: stop.drone}, breakers={breaker.scope: breaker}))
     assert (again.breakers, again.stops, again.starts) == ((), (), ()), "counted once, asked once"
+
+
+def probed(fault: FaultKind, *, since: float = NOW - 60) -> Breaker:
+    met = Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, late=True)
+    return Breaker("cloud/h100", BreakerState.PROBING, since, 2, 0.0, met)
+
+
+def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
+    """202 is its answer to everything: only a machine that runs shows that there is room again."""
+    breaker = probed(FaultKind.CAPACITY)
+    accepted = Receipt(DroneId("kit-ab12-2"), Answer.DONE, "vm-2")
+    assert after_receipts({breaker.scope: breaker}, "cloud", {accepted.drone_id: VM.key}, [accepted], NOW) == []
+    was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
+    waits = RemoteDrone(was.id, RemoteState.PENDING, "vm-2", reason="BUILD")
+    snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[waits], breakers=[breaker])
+    plan = plan_of(snap)
+    assert (plan.starts, plan.breakers) == ((), ()), "one is tried"
+    failed = replace(waits, reason="No valid host", blocked=FaultKind.CAPACITY, final=True)
+    [again] = plan_of(
+        snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[failed], breakers=[breaker])
+    ).breakers
+    assert (again.state, again.failures) == (BreakerState.BANNED, 3), "and each time for longer"
+    runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
+    plan = plan_of(snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[runs], breakers=[breaker]))
+    assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE] and started(plan)
+
+
+def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
+    breaker = probed(FaultKind.NODE)
+    was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
+    runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
+    plan = plan_of(snapshot(types=(VM,), drones=[was], remotes=[runs], breakers=[breaker]))
+    assert plan.breakers == (), "it boots, as the others did"
+    slot = slot_of(drone("kit-ab12-2", S.IDLE, VM), VM)
+    plan = plan_of(snapshot(types=(VM,), drones=[was], remotes=[runs], slots=[slot], breakers=[breaker]))
+    assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE]
 
 
 # ------------------------------------------------------------------------------------------------------------- quota

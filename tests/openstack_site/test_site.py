@@ -225,6 +225,17 @@ async def test_what_has_no_guest_to_tell_is_deleted(kill: bool) -> None:
         assert {"os-stop": None} not in clouded.bodies
 
 
+async def test_who_was_not_asked_did_not_leave_on_our_request() -> None:
+    async with running(stocked()) as clouded, site(clouded) as made:
+        has(clouded, ONE, **LAUNCHED)
+        other = has(clouded, drone(2), **LAUNCHED)
+        await made.stop([StopOrder(ONE, "")])
+        clouded.servers[other] |= {"status": "SHUTOFF", "OS-EXT-STS:power_state": 4}
+        end = (await looked(made, 3)).drones[drone(2)].end
+        assert end is not None
+        assert end.kind is EndKind.EXITED
+
+
 async def test_all_servers_of_a_drone_are_stopped() -> None:
     async with running(stocked()) as clouded, site(clouded) as made:
         for _ in range(2):
