@@ -254,6 +254,7 @@ def test_what_admins_make_is_gone_after_a_reset(cloud: OpenStackLab, tenant: Ses
 SSH_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl lab"
 
 
+@pytest.mark.matrix
 def test_labs_stand_side_by_side_and_leave_nothing(openstack: OpenStackLab, openstack_programs: OpenStack) -> None:
     with running_openstack(openstack_programs, hosts=("gpu01",), shutdown_s=2) as other:
         directory = other.directory

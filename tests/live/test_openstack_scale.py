@@ -10,7 +10,7 @@ from tests.live.lab import until
 from tests.live.openstack_drill import Drill, drill
 from tests.live.openstack_lab import OpenStack, OpenStackLab, running_openstack
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack"), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack"), pytest.mark.matrix]
 
 PAGE = 10
 STEPS = (5, 20, 40)

@@ -85,6 +85,19 @@ async def test_a_look_tells_our_drones_and_changes_nothing() -> None:
         assert acts(clouded) == [], "who looks but once keeps no house"
 
 
+@pytest.mark.parametrize(("servers", "pages"), [(1, 1), (99, 1), (250, 3)])
+async def test_a_look_costs_two_calls_and_pages_whatever_there_is(servers: int, pages: int) -> None:
+    """On the real thing with its own pages: tests/live/test_openstack_scale.py."""
+    async with running(stocked(page=100)) as clouded, site(clouded) as made:
+        for number in range(servers):
+            has(clouded, drone(number + 1), **LAUNCHED)
+        assert len((await looked(made)).drones) == servers
+        clouded.asked.clear()
+        assert len((await looked(made)).drones) == servers
+        asked = [each.partition("?")[0].rpartition("/")[2] for each in clouded.asked]
+        assert asked == ["detail"] * pages + ["limits"]
+
+
 async def test_a_cloud_that_fails_is_no_empty_listing() -> None:
     async with running(stocked()) as clouded, site(clouded, deadline="200ms") as made:
         has(clouded, ONE)
