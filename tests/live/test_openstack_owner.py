@@ -53,6 +53,7 @@ def test_two_servers_of_the_owner_cost_two_drones(newest_condor: Condor, opensta
         lab.controller.stop()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("how", "word"), [("os-stop", "stopped it: stop"), ("delete", "deleted it"), ("suspend", "suspended it")]
 )
