@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -215,6 +216,30 @@ class LabController:
 
     def live(self) -> list[dict[str, Any]]:
         return self._listed(Which())
+
+    def one(self) -> dict[str, Any]:
+        """The only drone on record, as `drones` tells it."""
+        [drone] = self.drones()
+        return drone
+
+    def is_one(self, what: str, holds: Callable[[dict[str, Any]], object], within_s: float = 90) -> dict[str, Any]:
+        """Wait until the only drone on record is as wanted."""
+
+        def so() -> dict[str, Any] | None:
+            drones = self.drones()
+            return drones[0] if len(drones) == 1 and holds(drones[0]) else None
+
+        return until(so, within_s, what=what, every_s=0.5)
+
+    def told(self) -> list[str]:
+        """What it has to tell of itself, for a failing test."""
+        told = []
+        with suppress(OSError):
+            told.append(f"--- the controller\n{self.log()[-20000:]}")
+        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
+            with suppress(OSError, subprocess.SubprocessError):
+                told.append(f"--- provisioner {words[0]}\n{self.call(*words).stdout}")
+        return told
 
     # What is asked again and again until it is so is read by the code of the command and not by a process of its own:
     # a third of a second of processor time each, by three workers, is more than the daemons themselves need.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,20 +154,6 @@ class GridkaLab:
     def server_of(self, drone_id: str) -> dict[str, Any]:
         return next(each for each in self.servers() if each["name"] == drone_id)
 
-    def one(self) -> dict[str, Any]:
-        """The only drone on record, as `drones` tells it."""
-        [drone] = self.controller.drones()
-        return drone
-
-    def is_one(self, what: str, holds: Callable[[dict[str, Any]], object], within_s: float = 90) -> dict[str, Any]:
-        """Wait until the only drone on record is as wanted."""
-
-        def so() -> dict[str, Any] | None:
-            drones = self.controller.drones()
-            return drones[0] if len(drones) == 1 and holds(drones[0]) else None
-
-        return until(so, within_s, what=what, every_s=0.5)
-
     def shown(self, drone_id: str) -> str:
         """`drones show` of it, with all there is to see."""
         done = self.controller.call("drones", "show", drone_id)
@@ -188,12 +174,7 @@ class GridkaLab:
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
-        told = []
-        with suppress(OSError):
-            told.append(f"--- the controller\n{self.controller.log()[-15000:]}")
-        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
-            with suppress(OSError, subprocess.SubprocessError):
-                told.append(f"--- provisioner {words[0]}\n{self.controller.call(*words).stdout}")
+        told = self.controller.told()
         with suppress(LabError, OSError, subprocess.SubprocessError):
             for server in self.servers()[:4]:
                 said = self.cloud.console(server["id"])[-3000:]

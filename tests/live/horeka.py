@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,20 +120,6 @@ class HorekaLab:
     def job_of(self, drone_id: str) -> Job:
         return next(job for job in self.jobs() if drone_of(job.id, job.name) == drone_id)
 
-    def one(self) -> dict[str, Any]:
-        """The only drone on record, as `drones` tells it."""
-        [drone] = self.controller.drones()
-        return drone
-
-    def is_one(self, what: str, holds: Callable[[dict[str, Any]], object], within_s: float = 90) -> dict[str, Any]:
-        """Wait until the only drone on record is as wanted."""
-
-        def so() -> dict[str, Any] | None:
-            drones = self.controller.drones()
-            return drones[0] if len(drones) == 1 and holds(drones[0]) else None
-
-        return until(so, within_s, what=what, every_s=0.5)
-
     def nothing_left(self) -> None:
         """No drone in the queue, on the nodes or on record."""
         until(lambda: not self.alive(), 90, what="an empty queue", every_s=0.5)
@@ -144,12 +130,7 @@ class HorekaLab:
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
-        told = []
-        with suppress(OSError):
-            told.append(f"--- the controller\n{self.controller.log()[-15000:]}")
-        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
-            with suppress(OSError, subprocess.SubprocessError):
-                told.append(f"--- provisioner {words[0]}\n{self.controller.call(*words).stdout}")
+        told = self.controller.told()
         with suppress(LabError, OSError, subprocess.SubprocessError):
             told.append("--- slurm\n" + "\n".join(map(str, self.slurm.jobs())))
             told.append(self.slurm.log("slurmctld", 60))

@@ -454,10 +454,7 @@ class TopasLab:
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
-        told = [f"--- the controller\n{self.controller.log()[-20000:]}"]
-        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
-            with suppress(OSError, subprocess.SubprocessError):
-                told.append(f"--- provisioner {words[0]}\n{self.controller.call(*words).stdout}")
+        told = self.controller.told()
         for pool in (self.overlay, self.site, self.etp):
             with suppress(LabError, OSError, subprocess.SubprocessError):
                 told.append(f"--- {pool.name}\n{pool.run('condor_q', '-allusers', '-nobatch', timeout_s=10)}")
