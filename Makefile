@@ -18,8 +18,8 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench docs check-docs \
-        build clean
+.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench \
+        bench-deciding bench-worlds docs check-docs build clean
 
 help:  ## this list
 	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
@@ -73,12 +73,22 @@ pyslurm: dev
 bench: dev  ## the benchmarks: a table, and benchmarks/results.json
 	$(BIN)/python benchmarks/run.py
 
-docs: dev  ## regenerate what is generated: references, schemas, the demo's picture
+# Hours, of which it keeps what it has: it may be broken off, and goes on. One run: DECIDING="--pairs 6214e9/vc8Sj --seeds 1".
+bench-deciding: dev  ## our decisions beside other systems' rules, on public traces: tables, var/deciding
+	$(BIN)/python -m benchmarks.deciding.run $(DECIDING)
+
+# Minutes. One world: WORLDS="--first 4711 --seeds 1".
+bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken
+	$(BIN)/python -m benchmarks.oscillation $(WORLDS)
+
+docs: dev  ## regenerate what is generated: references, schemas, pictures
 	$(BIN)/python -m provisioner.config.reference --write docs/reference
 	$(BIN)/python -m provisioner.config.schema --write docs/reference
+	$(BIN)/python -m provisioner.sim.report.schema --write docs/reference
 	for page in cli.md reasons.md cli-schemas.json; do \
 	    $(BIN)/python -m provisioner.cli.reference --write docs/reference/$$page || exit 1; done
 	$(BIN)/python docs/pictures/make_demo.py
+	$(BIN)/python docs/pictures/make_report.py
 
 check-docs: dev
 	$(PYTEST) tests/test_docs.py

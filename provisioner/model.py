@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+from provisioner.learned import NOTHING_LEARNED, Learned
 from provisioner.reasons import Reason
 
 DroneId = NewType("DroneId", str)
@@ -66,6 +67,11 @@ class DroneType:
     max_drones: int | None = None
     ad: Mapping[str, str] = field(default_factory=dict)
     """Extra ClassAd attributes of the slot, as expressions, for the matching template."""
+    shares: int = 1
+    """As how many GPUs each of its GPUs is offered to small jobs, where ``sharing`` is not exclusive: a job gets one of
+    them, and ``vram_mib // shares`` of the VRAM."""
+    power_w: float = 0.0
+    """Of one of its GPUs at work, with its part of the node; 0: not told."""
     kept_cpus: int = 0
     """Of the drone's CPUs: what each of its free GPUs keeps for the job that will take it (blocking)."""
     kept_memory_mib: int = 0
@@ -124,6 +130,22 @@ class JobClass:
     matchmaker judges. Types not named here are judged by the numbers above alone."""
     job_ids: str = ""
     """Ids of the idle jobs as ranges, for people: ``204.0-204.99, 207.3``."""
+    group: str = ""
+    """Accounting group, as in ``OverlayView.groups``; empty where there is none."""
+    duty_milli: int = 0
+    """Share of a run on a GPU of its own in which the GPU works, in thousandths; 0 if the jobs do not say."""
+    width_milli: int = 0
+    """Share of a GPU's multiprocessors that their kernels fill, in thousandths; 0 if they do not say."""
+    splits: bool = True
+    """Several of them are put on one exclusive GPU, by what they ask for. False: each takes all of it."""
+    idle_at: float = 0.0
+    """Since when one of them has been idle without a break, at most; a job that was preempted began anew to wait. 0
+    where the overlay does not tell: since ``oldest_at``."""
+
+    @property
+    def waits_since(self) -> float:
+        """The longest wait that goes on began then; 0 if none waits."""
+        return self.idle_at or self.oldest_at
 
 
 class SlotState(StrEnum):
@@ -167,6 +189,48 @@ class Slot:
     work_at: float = 0.0
     """Since when, on average over those, there is work that would be lost if the drone ended now: a job's start or its
     last checkpoint. What is lost at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
+    owner: str = ""
+    """Whose jobs run in it; empty if none runs, if they are of several, or if not told."""
+    begun_at: float = 0.0
+    """When the job that began first of those that run now began; 0 if none runs or not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A job that has left the queue because it was done, as its queue has it."""
+
+    job_id: str
+    ended_at: float
+    submitted_at: float
+    run_s: float
+    """Of its last, successful run."""
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int = 0
+    vram_mib: int = 0
+    capability: int = 0
+    owner: str = ""
+    group: str = ""
+    walltime_s: float = 0.0
+    """What it said that it would need; 0 if it did not say."""
+    drone_id: DroneId | None = None
+    """Where it ran; None if not in one of our drones, or not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An accounting group as the overlay sees it. Amounts are GPUs in thousandths, with those of its sub-groups:
+    ``physics.atlas`` is one of ``physics``."""
+
+    name: str
+    quota_milli: int | None = None
+    """What it may use at once; None: as much as there is."""
+    used_milli: int = 0
+    surplus: bool = True
+    """It may have more than its quota while others do not want theirs."""
+    priority: float = 0.0
+    """The negotiator's effective priority: the lower, the sooner served; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +260,10 @@ class OverlayView:
     evictions: tuple[Eviction, ...] | None = None
     """Of the last quarter of an hour or so: each is told in many looks, and counts once. None where the overlay does
     not tell."""
+    completions: tuple[Completion, ...] | None = None
+    """The same for jobs that are done."""
+    groups: tuple[Group, ...] = ()
+    """Accounting groups, where the overlay has any."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view
@@ -324,7 +392,8 @@ class SiteView:
     drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
     """How many drones of each type (by type name) could start right now; None where the site does not tell. The
-    counts are alternatives: they share the same hardware. Not looked at where ``nodes`` tells more."""
+    counts are alternatives: they may share the same hardware. What those of ours will take that wait at the site and
+    have no node yet is not taken off: the planner does that. Not looked at where ``nodes`` tells more."""
     nodes: tuple[Node, ...] = ()
     """All nodes that drones can run on, where the site tells node by node. Taken before ``claims``: a job that starts
     meanwhile is then missed as a claim rather than counted twice."""
@@ -337,6 +406,8 @@ class SiteView:
     quota: Mapping[str, int] | None = None
     """How many more drones of each type (by type name) the site's quota for us allows, whatever is free: alternatives,
     like ``free``. None where there is none, or none is told."""
+    free_gpu_milli: int | None = None
+    """GPUs that nobody holds, of the whole site, like ``free``; None where ``nodes`` tell, or nothing does."""
 
 
 # ----------------------------------------------------------------------------------------------------------- drones
@@ -379,6 +450,14 @@ ENDS = frozenset(
         DroneState.MATCHED_NOTHING,
     }
 )
+
+
+WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
+"""At its site, as far as is known: it holds nothing there yet."""
+PENDING = (*WAITING, DroneState.BOOTING)
+"""Asked for, and not in the pool yet."""
+ON_THE_WAY = (*PENDING, DroneState.JOINED)
+"""It takes no jobs yet."""
 
 
 class DrainMode(StrEnum):
@@ -456,6 +535,11 @@ class Drone:
     def goes(self) -> bool:
         """It was asked to leave, or its run is over: nothing can be expected of it, and nothing more asked."""
         return self.leaving is not None or self.state is DroneState.STOPPING
+
+    @property
+    def awaits_room(self) -> bool:
+        """It waits at its site, and has no node there yet: what is free does not know of it."""
+        return self.state in WAITING and not self.node
 
 
 # -------------------------------------------------------------------------------------------------- faults and health
@@ -617,6 +701,27 @@ class SitePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Headroom:
+    """Warm drones: room for so many jobs of one shape is kept free for those that have not come yet."""
+
+    name: str
+    gpu_milli: int = WHOLE_GPU
+    """Of one of the jobs, like all that follows."""
+    cpus: int = 1
+    memory_mib: int = 1024
+    disk_mib: int = 0
+    vram_mib: int = 0
+    count: int = 1
+    site: str = ""
+    """Only there; empty: anywhere."""
+    types: tuple[str, ...] = ()
+    """Names of drone types; none named: any that fits."""
+    from_h: int = 0
+    """Kept from this hour of the day (UTC) until ``to_h``, which may lie behind midnight."""
+    to_h: int = 24
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """What the operator wrote for all sites together."""
 
@@ -633,6 +738,11 @@ class Policy:
     """More unhealthy drones than this share at once: stop acting, it is probably us."""
     brake_min: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
+    headroom: tuple[Headroom, ...] = ()
+    """In the order in which they are served."""
+
+    wait_worth: float = 0.3
+    """GPU-seconds that a second of one job's waiting is worth: how soon a dearer start is made."""
 
     def idle_timeout_at(self, site: str) -> float:
         """Seconds: the site's own, or the one of all."""
@@ -687,6 +797,7 @@ class Snapshot:
     """When a GPU job was last seen to wait, or when the controller started if that was later."""
     patience: Mapping[str, Patience] = field(default_factory=dict)
     """By site, as the plan before left it."""
+    learned: Learned = NOTHING_LEARNED
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -107,6 +107,19 @@ class IdleTooLong:
 
 
 @dataclass(frozen=True, slots=True)
+class Exposed:
+    """It ends what it runs and takes no more jobs: its site's owner, by what has been seen of him, is likely to take
+    its place before they are done, and they can wait for a safer one."""
+
+    site: str
+    lost: float
+    """Share of such jobs' work that may be expected to be lost there."""
+    tolerated: float
+    """What they accept after as long a wait."""
+    kind: Literal["exposed"] = "exposed"
+
+
+@dataclass(frozen=True, slots=True)
 class Unneeded:
     """It has not started work and no waiting job needs it any more."""
 
@@ -231,6 +244,18 @@ class JobsWait:
     kind: Literal["jobs-wait"] = "jobs-wait"
 
 
+@dataclass(frozen=True, slots=True)
+class WarmHeadroom:
+    """Drones are kept warm for jobs that have not come yet, and fewer are than the policy says."""
+
+    name: str
+    wanted: int
+    """Jobs of that shape for which there is to be room."""
+    covered: int
+    starts: int
+    kind: Literal["warm-headroom"] = "warm-headroom"
+
+
 # ------------------------------------------------------------------------------------------- why something is not done
 
 
@@ -264,6 +289,66 @@ class LimitReached:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupQuota:
+    """The negotiator would match no more jobs of this accounting group: its quota is used up, and it takes no surplus.
+    A drone for them would start for nothing."""
+
+    group: str
+    """Whose quota it is: the jobs' own group, or one that contains it."""
+    used_gpus: float
+    """With what this plan grants it."""
+    quota_gpus: float
+    kind: Literal["group-quota"] = "group-quota"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRisk:
+    """Jobs there would lose too much of their work to the site's owner, by what has been seen of him; more is accepted
+    the longer they wait."""
+
+    site: str
+    typical_s: float
+    """Half of such jobs run no longer."""
+    waited_s: float
+    tolerated: float
+    """Share of work that may be expected to be lost."""
+    kind: Literal["owner-risk"] = "owner-risk"
+
+
+@dataclass(frozen=True, slots=True)
+class CheaperStart:
+    """A drone of this type holds its GPUs for longer before its first job than others; it is started once the jobs have
+    waited as long, all together, as that is worth."""
+
+    type: str
+    waited_s: float
+    """Of all jobs together."""
+    more_s: float
+    """Of waiting, from when on it is started."""
+    kind: Literal["cheaper-start"] = "cheaper-start"
+
+
+@dataclass(frozen=True, slots=True)
+class SoonServed:
+    """So short are the jobs that the drones there are soon have room for them."""
+
+    mean_s: float
+    """Run time of such jobs."""
+    running: int
+    kind: Literal["soon-served"] = "soon-served"
+
+
+@dataclass(frozen=True, slots=True)
+class JobsFirst:
+    """No headroom is kept where real jobs lack room, or where the owner waits."""
+
+    name: str
+    wanted: int
+    """Jobs of that shape for which there would be room kept."""
+    kind: Literal["jobs-first"] = "jobs-first"
+
+
+@dataclass(frozen=True, slots=True)
 class BackingOff:
     scope: str
     until: float
@@ -278,6 +363,24 @@ class SiteFull:
 
     type: str
     kind: Literal["site-full"] = "site-full"
+
+
+@dataclass(frozen=True, slots=True)
+class GpusStranded:
+    """GPUs are free, but others hold what a drone needs beside them on those nodes (blocking prevents that)."""
+
+    type: str
+    nodes: int
+    """With enough free GPUs for one of the type."""
+    free_gpus: float
+    """On those nodes."""
+    dimension: str
+    """What is short on most of them: ``cpus``, ``memory`` or ``disk``."""
+    wanted: int
+    """By one drone; CPUs, or MiB."""
+    free: int
+    """The most that is left on one of them."""
+    kind: Literal["gpus-stranded"] = "gpus-stranded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +516,7 @@ Reason = (
     | GoneFromSite
     | EndedAtSite
     | IdleTooLong
+    | Exposed
     | Unneeded
     | StageTooLong
     | OutOfPool
@@ -425,11 +529,18 @@ Reason = (
     | NoRecord
     | WantedAgain
     | JobsWait
+    | WarmHeadroom
     | BadRequest
     | NothingFits
     | LimitReached
+    | GroupQuota
+    | OwnerRisk
+    | CheaperStart
+    | SoonServed
+    | JobsFirst
     | BackingOff
     | SiteFull
+    | GpusStranded
     | SiteQuota
     | SiteBlocks
     | Downtime

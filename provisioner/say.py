@@ -266,6 +266,11 @@ def say(reason: Reason) -> str:
         # why a drone leaves
         case r.IdleTooLong(idle_s=idle_s, limit_s=limit_s):
             return f"idle {_over(idle_s, limit_s)}"
+        case r.Exposed(site=site, lost=lost, tolerated=tolerated):
+            return (
+                f"ends what it runs and takes no more: the owner of {_q(site)} is likely to take its place, and "
+                f"waiting jobs would lose {lost:.1%} of their work there, where they accept {tolerated:.1%}"
+            )
         case r.Unneeded(state=state):
             return f"no waiting job needs it any more, and it was only {_q(state)}"
         case r.StageTooLong(state=state, for_s=for_s, limit_s=limit_s):
@@ -295,6 +300,11 @@ def say(reason: Reason) -> str:
                 f"{count(waiting, 'job')} of class {_q(class_id)} wait, {covered} of them taken care of: "
                 f"{count(starts, 'drone')} of this type more"
             )
+        case r.WarmHeadroom(name=name, wanted=wanted, covered=covered, starts=starts):
+            return (
+                f"headroom {_q(name)}: room for {count(wanted, 'job')} is kept warm, there is some for {covered}: "
+                f"{count(starts, 'drone')} of this type more"
+            )
         # why something is not done
         case r.BadRequest(message=message):
             return f"no slot can ever offer what the jobs ask for{_told(message)}"
@@ -304,10 +314,32 @@ def say(reason: Reason) -> str:
             return f"no drone type fits: {_q(dimension)} must be {_q(wanted)}; {near}"
         case r.LimitReached(limit=limit, scope=scope, used=used, allowed=allowed):
             return f"limit {_q(limit)} of {_q(scope)} is reached: {number(used)}/{number(allowed)}"
+        case r.GroupQuota(group=group, used_gpus=used, quota_gpus=quota):
+            return (
+                f"group {_q(group)} has used up its quota ({number(used)}/{number(quota)} GPUs) and takes no surplus: "
+                "the negotiator would match no more of its jobs"
+            )
+        case r.OwnerRisk(site=site, typical_s=typical, waited_s=waited, tolerated=tolerated):
+            return (
+                f"the owner of {_q(site)} comes back too often for jobs of typically {seconds(typical)}: more than "
+                f"{tolerated:.1%} of their work would be lost, which is what jobs accept that have waited for "
+                f"{seconds(waited)}"
+            )
+        case r.CheaperStart(type=kind, waited_s=waited, more_s=more):
+            return (
+                f"a drone of {_q(kind)} holds its GPUs for long before its first job: one is started if nothing "
+                f"cheaper comes before the jobs have waited for {seconds(more)} together ({seconds(waited)} so far)"
+            )
+        case r.SoonServed(mean_s=mean, running=running):
+            return f"such jobs run for {seconds(mean)}: drones that are there take them soon ({running} run now)"
+        case r.JobsFirst(name=name, wanted=wanted):
+            return f"headroom {_q(name)} (room for {count(wanted, 'job')}) waits: real jobs or the owner come first"
         case r.BackingOff(scope=scope, until=until, fault=fault, message=message):
             return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
         case r.SiteFull(type=kind):
             return f"the site shows no free place for {_q(kind)} or any other type that fits"
+        case r.GpusStranded():
+            return _stranded(reason)
         case r.SiteQuota(type=kind):
             return f"the site's quota leaves no place for {_q(kind)} or any other type that fits"
         case r.SiteBlocks(type=kind, fault=fault, message=message):
@@ -372,6 +404,15 @@ def _owner_claim(reason: r.OwnerClaim) -> str:
     return f"the owner of the hardware needs it{where}: {waits}{cost}"
 
 
+def _stranded(reason: r.GpusStranded) -> str:
+    show = number if reason.dimension == "cpus" else size
+    where = f"{number(reason.free_gpus)} GPUs are free on {count(reason.nodes, 'node')}"
+    return (
+        f"{where}, but others hold the {_q(reason.dimension)} there: {_q(reason.type)} wants {show(reason.wanted)}, "
+        f"at most {show(reason.free)} left"
+    )
+
+
 def _taken_back(reason: r.TakenBack) -> str:
     grace = f" {seconds(reason.notice_s)} after the notice (of {seconds(reason.grace_s)})" if reason.notice_s else ""
     jobs = count(reason.lost_jobs, "job")
@@ -408,24 +449,25 @@ def tier(reason: Reason) -> Tier:
             | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain() | r.TakenBack() | r.Notice()
         ):  # fmt: skip
             return Tier.STEP
-        case r.JobsWait():
+        case r.JobsWait() | r.WarmHeadroom():
             return Tier.START
         case (
-            r.IdleTooLong() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked() | r.OwnerClaim()
-            | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
+            r.IdleTooLong() | r.Exposed() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked()
+            | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
         ):  # fmt: skip
             return Tier.LEAVE
         case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone():
             return Tier.CONFIGURATION
         case r.NothingFits():
             return Tier.NOTHING_FITS
-        case r.LimitReached() | r.SiteQuota():
+        case r.LimitReached() | r.SiteQuota() | r.GroupQuota():
             return Tier.LIMIT
         case r.BackingOff() | r.Probing() | r.TooManyUnhealthy():
             return Tier.BACK_OFF
         case (
             r.SiteFull() | r.SiteBlocks() | r.Downtime() | r.OwnerWaits() | r.ReserveKept() | r.OnTheirWay()
-            | r.ViewStale() | r.AllVanished()
+            | r.ViewStale() | r.AllVanished() | r.GpusStranded() | r.JobsFirst() | r.OwnerRisk() | r.CheaperStart()
+            | r.SoonServed()
         ):  # fmt: skip
             return Tier.WAITING_SITE
         case r.AwaitsNegotiation():

@@ -26,10 +26,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes on a host that others use: what fails once is tried once more, and the summary tells of it."""
+    """Real processes on a host that others use: what fails is tried twice more (a host may stand still for
+    longer than one try takes), and the summary tells of it."""
     for item in items:
         if item.get_closest_marker("slow") or item.get_closest_marker("live"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
 
 
 @dataclass(frozen=True)

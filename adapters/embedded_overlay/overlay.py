@@ -20,6 +20,7 @@ from adapters.embedded_overlay.queue import Job, JobState
 from provisioner.model import (
     Admission,
     Answer,
+    Completion,
     DrainMode,
     DroneId,
     DroneType,
@@ -40,6 +41,9 @@ _PACKAGES = Path(__file__).resolve().parents[2]
 _RANGES = 8
 """Ranges of job ids told per class; the rest is `...`."""
 _PRUNE_EVERY_S = 600.0
+_TOLD_S = 900.0
+"""A job that is done is told for this long."""
+_MOST_TOLD = 10_000
 _SLOT_LEASES = 10
 _SLOT_LEAST_S = 60.0
 """A slot without a sign of life for ten leases, and this long, is forgotten."""
@@ -145,8 +149,9 @@ class EmbeddedOverlay:
         connection.execute("BEGIN")  # jobs and slots of one moment
         classes = tuple(_classes(connection, types, negotiated_at if period_s else float("inf")))
         slots = tuple(_slots(connection, now))
+        done = tuple(_completions(connection, now - _TOLD_S))
         connection.execute("COMMIT")
-        return OverlayView(taken_at=now, classes=classes, slots=slots, negotiated_at=negotiated_at)
+        return OverlayView(taken_at=now, classes=classes, slots=slots, negotiated_at=negotiated_at, completions=done)
 
     def _tidy(self, connection: sqlite3.Connection) -> None:
         """Free the jobs of lost drones, forget silent slots and, now and then, jobs that finished long ago."""
@@ -266,8 +271,10 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Misfi
 
 # A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
 _WORK = """
-SELECT drone_id, sum(milli) AS milli, sum(milli * started_at) / sum(milli) AS at FROM (
-    SELECT drone_id, started_at, CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000)
+SELECT drone_id, sum(milli) AS milli, sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
+    CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner
+FROM (
+    SELECT drone_id, owner, started_at, CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000)
         ELSE 1000 * min(cpus, 4096) END AS milli
     FROM job WHERE state = 'running')
 WHERE milli > 0 GROUP BY drone_id
@@ -297,4 +304,33 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
             capability=row["capability"],
             work_gpu_milli=at_stake["milli"] if at_stake else 0,
             work_at=at_stake["at"] if at_stake else 0.0,
+            owner=at_stake["owner"] if at_stake else "",
+            begun_at=at_stake["begun_at"] if at_stake else 0.0,
+        )
+
+
+# What failed by itself is done as well: it held its GPU, and nobody runs it again. The plus keeps SQLite from going
+# through all that were ever done by their state.
+_DONE = """
+SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? AND +state IN ('done', 'failed') ORDER BY ended_at DESC LIMIT ?
+"""
+
+
+def _completions(connection: sqlite3.Connection, since: float) -> Iterator[Completion]:
+    """The newest first."""
+    for row in connection.execute(_DONE, (since, _MOST_TOLD)):
+        yield Completion(
+            job_id=str(row["id"]),
+            ended_at=row["ended_at"],
+            submitted_at=row["submitted_at"],
+            run_s=max(0.0, row["ended_at"] - row["started_at"]),
+            gpu_milli=row["gpu_milli"],
+            cpus=row["cpus"],
+            memory_mib=row["memory_mib"],
+            disk_mib=row["disk_mib"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+            owner=row["owner"],
+            walltime_s=row["walltime_s"],
+            drone_id=DroneId(row["drone_id"]) if row["drone_id"] else None,
         )

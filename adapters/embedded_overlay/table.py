@@ -60,6 +60,7 @@ CREATE TABLE slot (
 );
 CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);
 """
+DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_at > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Offer:
     memory_mib: int
     disk_mib: int
     vram_mib: int
+    """Of a GPU, or of a share."""
     capability: int
     gpu_model: str
     life_s: float
@@ -82,6 +84,8 @@ class Offer:
     """Jobs submitted later have not been through a negotiation yet."""
     for_gpus: bool
     """It has GPUs: what is beside them is for jobs that want some. Without, it takes only those that want none."""
+    each_milli: int = 1000
+    """Where its GPUs are offered in shares: what each is of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ def create(path: Path) -> None:
                 for statement in SCHEMA.split(";"):
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute(DONE_INDEX)  # queues made before it get it too
 
 
 def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
@@ -180,7 +185,9 @@ _FITS = """
     AND (gpu_milli = 0 AND NOT :for_gpus
          OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli
          OR gpu_milli >= 1000 AND gpu_milli % 1000 = 0 AND gpu_milli / 1000 <= :whole_gpus)
-    AND vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+    AND vram_mib <= :vram_mib
+        * CASE WHEN :each_milli < 1000 THEN max(1, (gpu_milli + :each_milli - 1) / :each_milli) ELSE 1 END
+    AND capability <= :capability AND gpu_model IN ('', :gpu_model)
     AND walltime_s <= :life_s
 """
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+_MOST_SHARES = 32
+
 
 class BadTerms(ValueError):
     """A variable is missing or makes no sense."""
@@ -25,6 +27,10 @@ class Terms:
     memory_mib: int
     disk_mib: int
     vram_mib: int
+    shares: int
+    """As how many GPUs each of its GPUs is offered to small jobs."""
+    joins: bool
+    """Whether a job may have several shares of a GPU: not slices of MIG."""
     capability: int
     gpu_model: str
     idle_s: float
@@ -52,6 +58,8 @@ class Terms:
                 memory_mib=int(env["DRONE_MEMORY_MIB"]),
                 disk_mib=int(env["DRONE_DISK_MIB"]),
                 vram_mib=int(env["DRONE_VRAM_MIB"]),
+                shares=_shares(env["DRONE_SHARES"]),
+                joins=env["DRONE_SHARING"] != "mig",
                 capability=int(env["EMBEDDED_CAPABILITY"]),
                 gpu_model=env["EMBEDDED_GPU_MODEL"],
                 idle_s=float(env["DRONE_IDLE_S"]),
@@ -68,3 +76,10 @@ class Terms:
             raise BadTerms(f"{error.args[0]} is not set") from None
         except ValueError as error:
             raise BadTerms(str(error)) from None
+
+
+def _shares(written: str) -> int:
+    shares = int(written)
+    if not 1 <= shares <= _MOST_SHARES:
+        raise ValueError(f"DRONE_SHARES is {shares}: 1 to {_MOST_SHARES}")
+    return shares

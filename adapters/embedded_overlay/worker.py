@@ -63,7 +63,7 @@ class Worker:
         self._guard = guard
         self._table = connection
         self._inode = os.stat(terms.queue).st_ino
-        self._devices = Devices(terms.devices, terms.gpu_milli)
+        self._devices = Devices(terms.devices, terms.gpu_milli, terms.shares, terms.joins)
         self._running: list[Attempt] = []
         self._over: list[Attempt] = []
         """Ended, and not reported yet."""
@@ -188,12 +188,13 @@ class Worker:
             cpus=terms.cpus - sum(claim.cpus for claim in used),
             memory_mib=terms.memory_mib - sum(claim.memory_mib for claim in used),
             disk_mib=terms.disk_mib - sum(claim.disk_mib for claim in used),
-            vram_mib=terms.vram_mib,
+            vram_mib=terms.vram_mib // terms.shares,
             capability=terms.capability,
             gpu_model=terms.gpu_model,
             life_s=self._retires_at - time.monotonic() if terms.walltime_s else _FOREVER_S,
             submitted_before=_last_negotiation(time.time(), terms.negotiation_s),
             for_gpus=terms.gpu_milli > 0,
+            each_milli=1000 // terms.shares,
         )
 
     def _reap(self) -> None:

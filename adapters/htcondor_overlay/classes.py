@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import classad2
 
@@ -20,6 +21,9 @@ GROUPED = (
     "RequestCpus",
     "RequestMemory",
     "RequestDisk",
+    "GpuMilli",
+    "GpuDuty",
+    "GpuWidth",
     "RequireGPUs",
     "Requirements",
     "GPUsMinMemory",
@@ -70,8 +74,12 @@ class Group:
     count: int
     first: str
     """Id of its first job, ``204.0``."""
+    last: str
+    """Id of its last one."""
     job_ids: str
     owner: str
+    accounting: str
+    """Its accounting group; empty if it has none."""
     priority: int
     ad: Ad = field(repr=False, compare=False)
 
@@ -94,8 +102,10 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
         status=status,
         count=count,
         first=ids.split(" ", 1)[0],
+        last=ids.rsplit(" ", 1)[-1],
         job_ids=ids.replace(" ... ", "-").replace(" ", ", "),
-        owner=text(ad, owner_attribute, 80) or text(ad, "Owner", 80),
+        owner=text(ad, "Owner", 80),
+        accounting=text(ad, owner_attribute, 80),
         priority=int(max(-(2**31), min(2**31, number(ad, "JobPrio") or 0))),
         ad=ad,
     )
@@ -122,7 +132,34 @@ def representative(groups: list[Group]) -> Ad:
     return min(groups, key=lambda g: (g.status != IDLE, g.schedd, g.first)).ad
 
 
-def job_class(class_id: str, groups: list[Group], fresh: int, oldest_at: float) -> JobClass:
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long idle jobs wait, by this host's clock."""
+
+    oldest_at: float = 0.0
+    """When the oldest of them was submitted."""
+    idle_at: float = 0.0
+    """When the longest wait that goes on began: a job that was evicted began anew."""
+
+    PROJECTION: ClassVar = ("QDate", "EnteredCurrentStatus", "ServerTime")
+
+    @classmethod
+    def of(cls, ad: Ad, received_at: float) -> Waits:
+        """Of one job's ad."""
+        submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
+        skew = (moment(ad, "ServerTime") or received_at) - received_at
+        skew = skew if abs(skew) > 2 else 0.0  # less is rounding
+        return cls(submitted - skew, max(submitted, idle) - skew)
+
+    def earlier(self, other: Waits) -> Waits:
+        """Of the jobs of both."""
+        return Waits(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
+
+
+NO_WAITS = Waits()
+
+
+def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> JobClass:
     """A class without the verdicts of its requirements."""
     ad = representative(groups)
     idle = [g for g in groups if g.status == IDLE]
@@ -143,14 +180,17 @@ def job_class(class_id: str, groups: list[Group], fresh: int, oldest_at: float) 
         fresh=fresh,
         running=sum(g.count for g in groups if g.status in RUNNING),
         held=sum(g.count for g in groups if g.status == HELD),
-        oldest_at=oldest_at if idle else 0.0,
+        oldest_at=waits.oldest_at if idle else 0.0,
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
-        walltime_s=float(
-            whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
-        ),
+        walltime_s=walltime(ad),
         invalid=invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
+        group=groups[0].accounting,
+        duty_milli=thousandths(ad, "GpuDuty") or 0,
+        width_milli=thousandths(ad, "GpuWidth") or 0,
+        splits=False,
+        idle_at=waits.idle_at if idle else 0.0,
     )
 
 
@@ -169,7 +209,50 @@ def gpus_asked(ad: Ad) -> tuple[int, str]:
             f"request_gpus = {asked:g}: HTCondor hands out whole GPUs; write request_gpus = 1{more}, and offer a drone"
             " type that shares its GPU"
         )
-    return int(asked) * WHOLE_GPU, ""
+    return _share(ad, int(asked)) if source(ad, "GpuMilli") not in ("", "undefined") else (int(asked) * WHOLE_GPU, "")
+
+
+def _share(ad: Ad, gpus: int) -> tuple[int, str]:
+    """HTCondor hands out whole GPUs, and a drone may offer shares of one as such: what a job wants of one is its
+    GpuMilli."""
+    asked = number(ad, "GpuMilli")
+    written = printable(source(ad, "GpuMilli"), 60) if asked is None else f"{asked:g}"
+    if asked is None or not 1 <= asked <= WHOLE_GPU or asked != int(asked):
+        return gpus * WHOLE_GPU, (
+            f"GpuMilli = {written}: the share of a GPU is a whole number of thousandths from 1 to {WHOLE_GPU}; write"
+            " +GpuMilli = 200 for a fifth of one, or leave it out for a whole one"
+        )
+    if gpus != 1:
+        return gpus * WHOLE_GPU, (
+            f"GpuMilli = {written} with request_gpus = {gpus}: a share is of one GPU; write request_gpus = 1, or leave"
+            " GpuMilli out"
+        )
+    return int(asked), ""
+
+
+def thousandths(ad: Ad, name: str) -> int | None:
+    """A share from 0 to 1 in thousandths; 0 where it is missing, None where it is something else."""
+    if source(ad, name) in ("", "undefined"):
+        return 0
+    share = number(ad, name)
+    return round(share * 1000) if share is not None and 0 <= share <= 1 else None
+
+
+def doubts(class_id: str, ad: Ad) -> list[str]:
+    """What a class says of itself that cannot be and is left out of account: a line each."""
+    return [
+        f"job class {class_id}: {name} = {printable(source(ad, name), 60)} is not counted: write a share from 0 to 1,"
+        f" as in +{name} = 0.25"
+        for name in ("GpuDuty", "GpuWidth")
+        if thousandths(ad, name) is None
+    ]
+
+
+def walltime(ad: Ad) -> float:
+    """How long a job says that it needs, in seconds; 0 if it does not say."""
+    return float(
+        whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
+    )
 
 
 def _undefined(ad: Ad) -> str:
@@ -195,14 +278,6 @@ def bounds(ad: Ad) -> dict[str, float]:
                 attribute = found[0].lower()
                 least[attribute] = max(least.get(attribute, 0), found[1])
     return least
-
-
-def oldest(ad: Ad, received_at: float) -> tuple[float, float]:
-    """(when a job was submitted, by this host's clock; the same by its schedd's)."""
-    submitted = moment(ad, "QDate")
-    there_now = moment(ad, "ServerTime") or received_at
-    skew = there_now - received_at
-    return submitted - (skew if abs(skew) > 2 else 0), submitted
 
 
 def as_job(ad: Ad) -> Ad:

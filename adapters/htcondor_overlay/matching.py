@@ -25,7 +25,8 @@ from adapters.shared.htcondor.ads import (
     value,
 )
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneType, Misfit
+from provisioner.model import WHOLE_GPU, DroneType, Misfit, Sharing
+from provisioner.sharing import share_milli
 
 ORDER = (
     "gpus",
@@ -70,6 +71,7 @@ WITHIN_LIMITS = (
 STATED_WALLTIME = (
     "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))"
 )
+ASKED_SHARE = "(TARGET.GpuMilli ?: 1000)"
 _LAST_MINUTE_S = 60
 """Of a drone's life no job gets: it starts and leaves in it."""
 _COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
@@ -91,19 +93,28 @@ def start(kind: DroneType) -> str:
     """What a drone takes, as ``provisioner/drone/condor_drone.sh`` writes it; its health and its end left out."""
     if not kind.gpu_milli:
         return "(TARGET.RequestGPUs ?: 0) == 0"
-    left = "(MY.GPUs - TARGET.RequestGPUs)"
-    shares = (
-        (kind.kept_cpus, "MY.Cpus - (TARGET.RequestCpus ?: 1)"),
-        (kind.kept_memory_mib, "MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)"),
-        (kind.kept_disk_mib * 1024, "MY.Disk - (TARGET.RequestDisk ?: 0)"),
+    rests = (
+        ("MY.Cpus - (TARGET.RequestCpus ?: 1)", kind.kept_cpus),
+        ("MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)", kind.kept_memory_mib),
+        ("MY.Disk - (TARGET.RequestDisk ?: 0)", kind.kept_disk_mib * 1024),
     )
-    kept = [f"{rest} >= {share} * {left}" for share, rest in shares if share]
-    return " && ".join(["(TARGET.RequestGPUs ?: 0) >= 1", *kept])
+    left = "(MY.GPUs - TARGET.RequestGPUs)"
+    if kind.shares == 1:
+        return " && ".join(
+            ["(TARGET.RequestGPUs ?: 0) >= 1", *(f"{rest} >= {kept} * {left}" for rest, kept in rests if kept)]
+        )
+    share = share_milli(kind.shares)
+    return " && ".join(
+        [
+            f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}",
+            *(f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept),
+        ]
+    )
 
 
 def template(kind: DroneType, received: Received | None = None) -> Ad:
     """The ad of an empty drone of this type: its partitionable slot."""
-    devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU), _MOST_GPUS)
+    devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU) * kind.shares, _MOST_GPUS)
     ad = classad2.ClassAd(
         {
             "MyType": "Machine",
@@ -125,6 +136,7 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
             "DroneSite": kind.site,
             "DroneType": kind.name,
             "DroneReady": True,
+            "DroneShares": kind.shares,
             "Cpus": kind.cpus,
             "Memory": kind.memory_mib,
             "Disk": kind.disk_mib * 1024,
@@ -136,7 +148,8 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
     if received is not None:
         _put(ad, received.ad)
-        gpus = received.gpus or gpus
+        # a slice of MIG is a device; a GPU that is shared otherwise is one, listed several times
+        gpus = received.gpus * (1 if kind.sharing is Sharing.MIG else kind.shares) or gpus
     _put_gpus(ad, gpus)
     for name, total in (("Cpus", "Cpus"), ("Memory", "Memory"), ("Disk", "Disk"), ("GPUs", "GPUs")):
         _put(ad, {f"Total{total}": source(ad, name), f"TotalSlot{total}": source(ad, name)})
@@ -148,10 +161,10 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
 
 
 def _gpu_template(kind: DroneType) -> dict[str, str]:
-    """Properties of one GPU, as far as the type tells them."""
+    """Properties of one GPU, or share of one, as far as the type tells them."""
     told: dict[str, str] = {"ECCEnabled": "true"}
     if kind.vram_mib:
-        told["GlobalMemoryMb"] = str(kind.vram_mib)
+        told["GlobalMemoryMb"] = str(kind.vram_mib // kind.shares)
     if kind.capability:
         told["Capability"] = f"{kind.capability / 10:.1f}"
     if kind.gpu_model:
@@ -251,6 +264,10 @@ def _start_clauses(job: Ad, slot: Ad) -> Iterator[Misfit]:
             if STATED_WALLTIME in clause:
                 asked = as_number(evaluated(expression(STATED_WALLTIME), slot, job)) or 0
                 yield Misfit("walltime", f"{asked:.0f} s", clause.rpartition("<= ")[2] + " s")
+            elif clause.startswith(ASKED_SHARE):
+                asked = as_number(evaluated(expression(ASKED_SHARE), slot, job)) or 0
+                share = as_number(evaluated(expression(clause.rpartition("<= ")[2]), slot, job)) or 0
+                yield Misfit("gpus", f"{asked / WHOLE_GPU:g}", f"shares of {share / WHOLE_GPU:g}, one to a job")
             else:
                 yield Misfit("start", printable(clause), "false for this job")
 

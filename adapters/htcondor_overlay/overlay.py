@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
+from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor.client_directory import ClientDirectory
@@ -24,7 +26,7 @@ from provisioner.model import (
     Receipt,
     StartOrder,
 )
-from provisioner.sites import SiteDenied, SiteDown
+from provisioner.sites import SiteDenied, SiteDown, SiteError
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
@@ -41,6 +43,7 @@ class HTCondorOverlay:
         self._config, self._controller = config, controller
         self._directory: ClientDirectory | None = None
         self._pool: Child | None = None
+        self._completions: Completions | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
 
@@ -56,27 +59,40 @@ class HTCondorOverlay:
             config.owner_attribute,
             config.negotiation_period,
             config.collector_memory,
+            config.slot_weight,
             env=self._directory.env,
         )
+        self._completions = Completions(config, self._controller, self._directory)
         self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         if self._pool is not None:
             await self._pool.close()
+        if self._completions is not None:
+            await self._completions.close()
         if self._directory is not None:
             self._directory.close()
-        self._pool = self._directory = self._drainer = None
+        self._pool = self._completions = self._directory = self._drainer = None
 
     async def look(self, types: Sequence[DroneType]) -> OverlayView:
         """SiteDown if the collector or any of the schedds did not answer in time: all or nothing. Or SiteDenied."""
-        if self._pool is None or self._directory is None:
+        if self._pool is None or self._completions is None or self._directory is None:
             raise SiteDown("the overlay is not connected")
         self._directory.refresh()
-        view = await self._pool.call("look", tuple(types), deadline_s=self._config.deadline)
-        assert isinstance(view, OverlayView)
-        self._view = view
-        return view
+        gpus_only = all(kind.gpu_milli for kind in types)
+        looked: OverlayView | SiteError
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(self._completions.newest(gpus_only))
+            try:
+                looked = await self._pool.call("look", tuple(types), deadline_s=self._config.deadline)
+            except SiteError as error:
+                looked = error
+        if isinstance(looked, SiteError):
+            raise looked
+        told = asked.result()
+        self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
+        return self._view
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
         """By the slot names of the last look. A drone that was not in it has left already: that is success."""

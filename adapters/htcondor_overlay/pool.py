@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import classad2
 import htcondor2
 
+from adapters.htcondor_overlay import groups as accounting
 from adapters.htcondor_overlay import matching, work
 from adapters.htcondor_overlay.classes import (
     GPU_JOBS,
     IDLE,
     JOBS,
+    NO_WAITS,
     Group,
+    Waits,
     as_job,
+    doubts,
     group,
     group_attributes,
     job_class,
     merged,
-    oldest,
     referenced,
     representative,
 )
+from adapters.htcondor_overlay.settings import SlotWeight
 from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, sightings
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, text
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.printing import printable
-from provisioner.model import DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
+from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
 from provisioner.sites import SiteDown
 
-_OLDEST_PER_LOOK = 100
-"""Classes whose oldest job is looked up in one look: a query each, of a millisecond or two."""
+_LOOKED_UP_PER_LOOK = 100
+"""Jobs whose waits are looked up in one look: a query each, of a millisecond or two."""
 _JUDGING_S = 5.0
 """Of one look goes into new verdicts: some ten thousand."""
 _NOT_YET = Misfit("requirements", "judged at one of the next looks", "too many new classes and types at once")
 _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
+_MOST_DOUBTS = 10
+"""Classes of which a note says what they say wrongly."""
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
 
@@ -59,10 +66,12 @@ class Cycle:
 
     began_at: float
     ended_at: float
+    accounting: Sequence[Ad] = ()
+    """What the negotiator said of users and groups at its end."""
 
 
 class Pool:
-    """Serves ``look``. Remembers what does not change from look to look: verdicts, received slots, oldest jobs."""
+    """Serves ``look``. Remembers what does not change from look to look: verdicts, received slots, jobs' waits."""
 
     def __init__(
         self,
@@ -73,9 +82,11 @@ class Pool:
         owner_attribute: str,
         negotiation_period_s: float,
         collector_memory_s: float,
+        slot_weight: SlotWeight = SlotWeight.CPUS,
     ) -> None:
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
+        self._slot_weight = slot_weight
         self._constraint = constraint
         self._attributes = group_attributes(owner_attribute, referenced(constraint))
         self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
@@ -83,11 +94,13 @@ class Pool:
         self._collector = htcondor2.Collector(collector)
         self._skew_s = 0
         self._schedds_seen: dict[str, float] = {}
-        self._oldest: dict[tuple[str, str], tuple[float, float]] = {}
+        self._waits: dict[tuple[str, str], Waits] = {}
+        """By schedd and job id."""
         self._verdicts: dict[tuple[str, TypeKey], Misfit | None] = {}
         self._types: dict[TypeKey, DroneType] = {}
         self._templates: dict[TypeKey, Ad] = {}
         self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
+        self._devices: dict[DroneId, tuple[float, int]] = {}
         self._collector_started = self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
 
@@ -103,19 +116,21 @@ class Pool:
             queues = self._queues()
             cycle = self._cycle()
             notices = [*seen.notices, *self._learn(seen, types, taken_at)]
+            notices += accounting.doubts(cycle.accounting, self._slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
-        at_work = work.together(self._at_work(queue, taken_at) for queue in queues)
+        device_milli = self._devices_of(seen, taken_at)
+        at_work = work.together(self._at_work(queue, taken_at, device_milli) for queue in queues)
         # jobs that want no GPU are demand only where something could be started for them
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
         constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
         groups = [each for queue in queues for each in self._groups(queue, constraint)]
         by_class = merged(groups)
         fresh = self._fresh(queues, cycle, by_class, constraint)
-        oldest_at = self._oldest_of(by_class, queues, taken_at)
+        waits = self._waits_of(by_class, queues, taken_at)
         self._forget(by_class, types)
         until = time.monotonic() + _JUDGING_S
         classes = [
-            self._judged(job_class(each, parts, fresh.get(each, 0), oldest_at.get(each, 0.0)), parts, types, until)
+            self._judged(job_class(each, parts, fresh.get(each, 0), waits.get(each, NO_WAITS)), parts, types, until)
             for each, parts in sorted(by_class.items())
         ]
         return OverlayView(
@@ -123,8 +138,9 @@ class Pool:
             classes=tuple(classes),
             slots=at_work.on(slots),
             negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
-            notices=tuple([*notices, *restarted]),
+            notices=tuple([*notices, *restarted, *_doubts(by_class)]),
             evictions=at_work.evictions,
+            groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
         )
 
     # ---------------------------------------------------------------------------------------------- collector's side
@@ -155,7 +171,7 @@ class Pool:
             which = ", ".join(printable(name, 80) for name in missing) or "any schedd"
             raise SiteDown(f"collector {self._address} does not list {which}")
         return [
-            Queue(name, htcondor2.Schedd(ad), _ahead(ad))
+            Queue(name, htcondor2.Schedd(ad), ahead(ad))
             for name, ad in sorted(ads.items())
             if not self._wanted_schedds or name in self._wanted_schedds
         ]
@@ -170,14 +186,14 @@ class Pool:
             htcondor2.AdType.Negotiator,
             projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
         )
-        accounting = self._collector.query(htcondor2.AdType.Accounting, projection=["LastHeardFrom"])
+        told_of = self._collector.query(htcondor2.AdType.Accounting, projection=list(accounting.PROJECTION))
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
-        ends = [moment(ad, "LastHeardFrom") for ad in accounting]
-        told = [end - _ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
+        ends = [moment(ad, "LastHeardFrom") for ad in told_of]
+        told = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and told:
             ends = [time.time() + self._skew_s - self._negotiation_period_s]
         ended_at = max([*ends, *told], default=0.0)
-        return Cycle(ended_at - min(max(took, 0.0), 3600.0), ended_at)
+        return Cycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, told_of)
 
     def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
         """A collector that has just started knows only the startds that have called since: the others keep the slot,
@@ -211,14 +227,21 @@ class Pool:
                 self._received[key] = (now, got)
         return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
 
+    def _devices_of(self, seen: Sightings, now: float) -> Mapping[DroneId, int]:
+        """What a GPU that a drone gives to a job is of a real one. Of drones that have left too, while evictions of
+        their jobs are told."""
+        self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
+        self._devices = {each: known for each, known in self._devices.items() if now - known[0] <= work.TOLD_S}
+        return {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
+
     # ------------------------------------------------------------------------------------------------ schedds' side
 
-    def _at_work(self, queue: Queue, now: float) -> work.Work:
+    def _at_work(self, queue: Queue, now: float, device_milli: Mapping[DroneId, int]) -> work.Work:
         ahead_s = self._skew_s + queue.ahead_s
         since = now + ahead_s - work.TOLD_S
         with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
             ads = queue.schedd.query(work.constraint(self._controller, since), projection=work.PROJECTION)
-        return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s)
+        return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
     def _groups(self, queue: Queue, constraint: str) -> Iterator[Group]:
         for ad in self._grouped(queue, constraint, self._attributes):
@@ -257,33 +280,33 @@ class Pool:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
-    def _oldest_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, float]:
-        """When the oldest idle job of each class was submitted: the first of its ids, looked up once."""
+    def _waits_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, Waits]:
+        """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
+        first was submitted first, and where that one was evicted lately the last has waited longer. First ones go
+        first: the last one changes with every submission."""
         by_name = {queue.name: queue for queue in queues}
-        left = _OLDEST_PER_LOOK
-        found: dict[str, float] = {}
-        for class_id, groups in by_class.items():
-            for each in groups:
-                if each.status != IDLE:
-                    continue
-                known = self._oldest.get((each.schedd, each.first))
-                if known is None and left > 0:
-                    left -= 1
-                    known = self._submitted(by_name[each.schedd], each.first)
-                    if known:
-                        self._oldest[each.schedd, each.first] = known
-                found[class_id] = min(found.get(class_id, now), known[0] if known else now)
+        idle = [(class_id, g) for class_id, groups in by_class.items() for g in groups if g.status == IDLE]
+        wanted = dict.fromkeys([*((g.schedd, g.first) for _, g in idle), *((g.schedd, g.last) for _, g in idle)])
+        for schedd, job_id in islice((key for key in wanted if key not in self._waits), _LOOKED_UP_PER_LOOK):
+            waits = self._waiting(by_name[schedd], job_id)
+            if waits is not None:
+                self._waits[schedd, job_id] = waits
+        found: dict[str, Waits] = {}
+        for class_id, each in idle:
+            for job_id in (each.first, each.last):
+                waits = self._waits.get((each.schedd, job_id), Waits(now, now))
+                found[class_id] = waits.earlier(found.get(class_id, waits))
         return found
 
-    def _submitted(self, queue: Queue, job_id: str) -> tuple[float, float] | None:
+    def _waiting(self, queue: Queue, job_id: str) -> Waits | None:
         cluster, _, proc = job_id.partition(".")
         if not (cluster.isdigit() and proc.isdigit()):
             return None
         with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
             ads = queue.schedd.query(
-                f"ClusterId == {cluster} && ProcId == {proc}", projection=["QDate", "ServerTime"], limit=1
+                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(Waits.PROJECTION), limit=1
             )
-        return oldest(ads[0], time.time()) if ads else None
+        return Waits.of(ads[0], time.time()) if ads else None
 
     # ---------------------------------------------------------------------------------------------------- verdicts
 
@@ -321,8 +344,9 @@ class Pool:
             if self._types.get(kind.key) != kind:
                 self._forget_type(kind.key)
         self._types = {kind.key: kind for kind in types}
-        firsts = {(g.schedd, g.first) for groups in by_class.values() for g in groups}
-        self._oldest = {key: at for key, at in self._oldest.items() if key in firsts}
+        idle = [g for groups in by_class.values() for g in groups if g.status == IDLE]
+        told = {(g.schedd, job_id) for g in idle for job_id in (g.first, g.last)}
+        self._waits = {key: waits for key, waits in self._waits.items() if key in told}
         shapes = {g.shape for groups in by_class.values() for g in groups}
         self._verdicts = {
             key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
@@ -346,7 +370,13 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     )
 
 
-def _ahead(ad: Ad) -> float:
+def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
+    """A few of them: each comes from a submit file, and there may be thousands of the same."""
+    found = (line for class_id, groups in sorted(by_class.items()) for line in doubts(class_id, representative(groups)))
+    return list(islice(found, _MOST_DOUBTS))
+
+
+def ahead(ad: Ad) -> float:
     """How far the clock of the daemon that sent an ad is ahead of the collector's."""
     theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
     ahead = theirs - heard if theirs and heard else 0.0

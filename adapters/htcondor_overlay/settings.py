@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapters.shared.htcondor.expression import Expression
 from provisioner.config.units import Address, ConfigPath, PositiveDuration, Secret
+
+
+class SlotWeight(StrEnum):
+    """What SLOT_WEIGHT of the pool's slots is: the unit of its quotas."""
+
+    CPUS = "cpus"
+    GPUS = "gpus"
 
 
 class HTCondorConfig(BaseModel):
@@ -49,12 +57,17 @@ class HTCondorConfig(BaseModel):
     owner_attribute: str = Field(
         default="AcctGroup",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Job attribute that names the group a job belongs to; `Owner` where a job lacks it.",
+        description="Job attribute that names the accounting group a job belongs to; its user is its `Owner`.",
     )
     negotiation_period: PositiveDuration = Field(
         default=300.0,
         description="After this long an idle job counts as seen by the negotiator, where the pool does not advertise"
         " its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.",
+    )
+    slot_weight: SlotWeight = Field(
+        default=SlotWeight.CPUS,
+        description="What SLOT_WEIGHT of the pool is, the unit of its group quotas: `cpus` (HTCondor's default) or"
+        " `gpus`.",
     )
     collector_memory: PositiveDuration = Field(
         default=900.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import classad2
@@ -11,6 +11,7 @@ import classad2
 from adapters.shared.htcondor.ads import Ad, as_number, expression, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
+from provisioner.sharing import MOST_SHARES, share_milli
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
@@ -19,7 +20,7 @@ PROJECTION = [
     "Name", "DroneId", "SiteName", "DroneType", "SlotType", "SlotID", "State", "Activity", "ChildState",
     "NumDynamicSlots", "NumDynamicSlotsTime", "Cpus", "Memory", "Disk", "GPUs", "LastHeardFrom", "MyCurrentTime",
     "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneRetiresAt",
-    "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability",
+    "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability", "TotalSlotGPUs", "DroneShares",
 ]  # fmt: skip
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -38,6 +39,7 @@ class Sighting:
     started: float
     """When its startd started, by its own clock: tells two startds with one drone id apart."""
     slot_id: int
+    device_milli: int
     ad_name: str = field(repr=False)
 
 
@@ -47,6 +49,8 @@ class Sightings:
     types: tuple[tuple[DroneId, TypeKey, str], ...]
     """Drone, its type and the name of its (first) slot."""
     notices: tuple[str, ...]
+    device_milli: Mapping[DroneId, int]
+    """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
 
 
 def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> Sightings:
@@ -68,7 +72,7 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
             found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
     if strangers:
         notices.append(f"{strangers} slots belong to drones of other controllers")
-    slots, types = [], []
+    slots, types, device_milli = [], [], {}
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
         same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MOST_SLOTS]
@@ -76,9 +80,10 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
             notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
         slots.append(_together(same))
         types.append((drone_id, same[0].type, same[0].ad_name))
+        device_milli[drone_id] = same[0].device_milli
     if len(notices) > _MOST_NOTICES:
         notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
-    return Sightings(tuple(slots), tuple(types), tuple(notices))
+    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli)
 
 
 def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
@@ -93,7 +98,7 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         drone_id=drone_id,
         state=state,
         heard_at=heard_at,
-        free_gpu_milli=whole(ad, "GPUs") * WHOLE_GPU,
+        free_gpu_milli=_free_gpu_milli(ad),
         free_cpus=whole(ad, "Cpus"),
         free_memory_mib=whole(ad, "Memory"),
         free_disk_mib=whole(ad, "Disk") // 1024,
@@ -111,8 +116,22 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
         started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
+        device_milli=_device_milli(ad),
         ad_name=text(ad, "Name", 600),
     )
+
+
+def _device_milli(ad: Ad) -> int:
+    return share_milli(min(max(1, whole(ad, "DroneShares")), MOST_SHARES))
+
+
+def _free_gpu_milli(ad: Ad) -> int:
+    """All of its GPUs, less the shares that jobs have: what rounding leaves of a GPU is nobody's."""
+    each, free = _device_milli(ad), whole(ad, "GPUs")
+    if each == WHOLE_GPU:
+        return free * WHOLE_GPU
+    there = max(free, whole(ad, "TotalSlotGPUs"))
+    return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
 def _idle_from(ad: Ad, heard: float) -> float:

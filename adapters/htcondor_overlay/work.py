@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import classad2
 
 from adapters.htcondor_overlay.slots import DRONE_ID
-from adapters.shared.htcondor.ads import Ad, moment, number, value, whole
+from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, Slot
 
 TOLD_S = 900.0
@@ -19,7 +19,7 @@ PROJECTION = [
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "RemoteHost", "LastRemoteHost", "JobCurrentStartDate",
     "JobCurrentStartExecutingDate", "JobLastStartDate", "LastVacateTime", "JobDisconnectedDate", "LastJobLeaseRenewal",
     "LastCkptTime", "TransferOutStarted", "TransferOutFinished", "LastHoldReasonCode", "RequestGPUs",
-    "GPUsProvisioned", "RequestCpus", "CpusProvisioned",
+    "GPUsProvisioned", "RequestCpus", "CpusProvisioned", "GpuMilli", "Owner",
 ]  # fmt: skip
 
 IDLE = 1
@@ -49,6 +49,9 @@ class Run:
     gpu_milli: int
     since: float
     """Its start there or its last checkpoint, by our clock: what was done after it is at stake."""
+    begun_at: float = 0.0
+    """Its start there, by our clock."""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,23 @@ class Work:
     evictions: tuple[Eviction, ...] = ()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
-        """Slots with the work that is at stake in them."""
-        milli: dict[DroneId, int] = {}
-        weighed: dict[DroneId, float] = {}
+        """Slots with the work that is at stake in them, whose it is, and since when it goes on."""
+        runs: dict[DroneId, list[Run]] = {}
         for run in self.runs:
-            milli[run.drone_id] = milli.get(run.drone_id, 0) + run.gpu_milli
-            weighed[run.drone_id] = weighed.get(run.drone_id, 0.0) + run.gpu_milli * run.since
-        return tuple(
-            replace(slot, work_gpu_milli=total, work_at=weighed[slot.drone_id] / total)
-            if (total := milli.get(slot.drone_id, 0))
-            else slot
-            for slot in slots
-        )
+            runs.setdefault(run.drone_id, []).append(run)
+        return tuple(_at_work(slot, runs[slot.drone_id]) if slot.drone_id in runs else slot for slot in slots)
+
+
+def _at_work(slot: Slot, runs: list[Run]) -> Slot:
+    total = sum(run.gpu_milli for run in runs)
+    owners = {run.owner for run in runs}
+    return replace(
+        slot,
+        work_gpu_milli=total,
+        work_at=sum(run.gpu_milli * run.since for run in runs) / total,
+        owner=owners.pop() if len(owners) == 1 else "",
+        begun_at=min(run.begun_at for run in runs),
+    )
 
 
 def together(parts: Iterable[Work]) -> Work:
@@ -78,20 +86,31 @@ def together(parts: Iterable[Work]) -> Work:
     return Work(tuple(run for part in each for run in part.runs), tuple(evictions))
 
 
-def work(ads: Iterable[Ad], controller: str, now: float, to_our_clock: Callable[[float], float]) -> Work:
-    """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock."""
+def work(
+    ads: Iterable[Ad],
+    controller: str,
+    now: float,
+    to_our_clock: Callable[[float], float],
+    device_milli: Mapping[DroneId, int],
+) -> Work:
+    """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock.
+    ``device_milli``: what a GPU that a drone gives to a job is of a real one, as far as known."""
     runs: list[Run] = []
     evictions: list[Eviction] = []
     for ad in ads:
-        if whole(ad, "JobStatus") in RUNS and (drone_id := _drone(ad, "RemoteHost", controller)):
-            since = _at_stake_since(ad)
-            runs.append(Run(drone_id, _milli(ad), min(to_our_clock(since), now) if since else now))
-        if evicted := _eviction(ad, controller, to_our_clock):
+        if whole(ad, "JobStatus") in RUNS and (drone_id := drone_named(ad, "RemoteHost", controller)):
+            began = _began(ad)
+            since, begun_at = (
+                min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
+            )
+            runs.append(Run(drone_id, _milli(ad, device_milli.get(drone_id)), since, begun_at, text(ad, "Owner", 80)))
+        if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
     return Work(tuple(runs), tuple(evictions))
 
 
-def _drone(ad: Ad, name: str, controller: str) -> DroneId | None:
+def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
+    """The drone of this controller in whose slot a job runs or ran, by the attribute that names the slot."""
     found = value(ad, name)
     parts = _HOST.fullmatch(found[:_LONGEST]) if isinstance(found, str) else None
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
@@ -99,21 +118,27 @@ def _drone(ad: Ad, name: str, controller: str) -> DroneId | None:
     return None
 
 
-def _milli(ad: Ad) -> int:
-    """GPUs that a job uses, in thousandths; of one that uses none, CPUs."""
+def _milli(ad: Ad, device_milli: int | None) -> int:
+    """GPUs that a job holds, in thousandths: whole ones, or a share. Of one without, CPUs. In a drone that is not known
+    any more it is taken to have held what it asked for."""
     gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
-    return (gpus or _amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+    if not gpus:
+        return (_amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+    share = number(ad, "GpuMilli")
+    if device_milli is None and gpus == 1 and share is not None and 1 <= share <= WHOLE_GPU:
+        return int(share)
+    return gpus * (device_milli or WHOLE_GPU)
 
 
 def _amount(ad: Ad, given: str, asked: str) -> int:
     return min(whole(ad, given) or whole(ad, asked), _MOST)
 
 
-def _at_stake_since(ad: Ad) -> float:
-    """Of the run that goes on now, by the schedd's clock; 0 while its input is still on the way."""
+def _began(ad: Ad) -> float:
+    """When the run that goes on now began, by the schedd's clock; 0 while its input is still on the way."""
     # after a restart the schedd keeps the old time until the new run has begun
     began = moment(ad, "JobCurrentStartExecutingDate")
-    return max(began, _saved(ad)) if began and began >= moment(ad, "JobCurrentStartDate") else 0.0
+    return began if began >= moment(ad, "JobCurrentStartDate") else 0.0
 
 
 def _saved(ad: Ad) -> float:
@@ -126,10 +151,12 @@ def _saved(ad: Ad) -> float:
     return max(home, moment(ad, "LastCkptTime"))
 
 
-def _eviction(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> Eviction | None:
+def _eviction(
+    ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
+) -> Eviction | None:
     """The end of a job's last run, if that was in a drone of ours and neither the job's own nor its owner's wish."""
     left = moment(ad, "LastVacateTime")
-    drone_id = _drone(ad, "LastRemoteHost", controller)
+    drone_id = drone_named(ad, "LastRemoteHost", controller)
     if not left or drone_id is None:
         return None
     began = _last_run(ad)
@@ -143,7 +170,7 @@ def _eviction(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -
         drone_id=drone_id,
         job_id=f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
         at=to_our_clock(left),
-        gpu_milli=_milli(ad),
+        gpu_milli=_milli(ad, device_milli.get(drone_id)),
         lost_s=max(0.0, end - since) if executing else 0.0,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -37,9 +38,7 @@ class Shelves:
 
     def _write(self, batch: Submission, target: Path) -> None:
         """Complete or not there: made aside, then named."""
-        aside = self.inputs / f".{batch.digest}.{os.getpid()}"
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(mode=0o700)
+        aside = Path(tempfile.mkdtemp(prefix=f".{batch.digest}.", dir=self.inputs))
         for name, content in batch.files.items():
             file = aside / name
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

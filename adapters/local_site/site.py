@@ -41,6 +41,7 @@ from provisioner.model import (
     FaultKind,
     Receipt,
     RemoteDrone,
+    RemoteState,
     SiteView,
     StartOrder,
     StopOrder,
@@ -124,10 +125,10 @@ class LocalSite:
                 continue
             drone = self._roll.settle(seen, tags)
             drones[drone.drone_id] = drone
-            if drone.end is None:
-                held.append(seen.known.record.allotment)
-            else:
+            if drone.end is not None:
                 over.append(seen)
+            elif drone.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
+                held.append(seen.known.record.allotment)
         room = Room.of(host, held)
         view = SiteView(
             site=self._name,

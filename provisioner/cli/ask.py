@@ -102,13 +102,14 @@ def _confirm(demand: Demand, chosen: list[DroneId], yes: bool) -> None:
 
 
 def _record(reader: Reader, demand: Demand, chosen: list[DroneId]) -> None:
-    number = reader.ask(demand.kind, chosen, reason=demand.reason, by=_operator(), at=time.time(), mode=demand.mode)
+    number = reader.ask(demand.kind, chosen, reason=demand.reason, by=operator(), at=time.time(), mode=demand.mode)
     note(f"request {number} recorded: {demand.verb} {say.count(len(chosen), 'drone')}")
     if reader.holder() is None:
         note("no controller runs: it will be carried out when one does")
 
 
-def _operator() -> str:
+def operator() -> str:
+    """Who asks: the user, and behind `sudo` the one who called it."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

@@ -9,7 +9,7 @@ from provisioner import say
 from provisioner.cli.cells import amount, span_s, text, time_at, whole, words
 from provisioner.cli.listing import Column
 from provisioner.model import Drone, DroneType, JobClass, Plan, Start
-from provisioner.reasons import JobsWait, NothingFits, Reason
+from provisioner.reasons import JobsWait, NothingFits, Reason, WarmHeadroom
 from provisioner.store import Views
 
 SCHEMA = "provisioner.demand/1"
@@ -70,7 +70,7 @@ def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
             found.setdefault(name, []).append(refusal.reason)
     for name, reason in _starts(plan.starts):
         found.setdefault(name, []).append(reason)
-    return {name: tuple(sorted(reasons, key=weight)) for name, reasons in found.items()}
+    return {name: tuple(sorted(dict.fromkeys(reasons), key=weight)) for name, reasons in found.items()}
 
 
 def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
@@ -82,8 +82,8 @@ def _starts(starts: Sequence[Start]) -> list[tuple[str, Reason]]:
     """One reason per class and drone type, however many drones."""
     unique: dict[tuple[str, str], Reason] = {}
     for start in starts:
-        if isinstance(start.reason, JobsWait):
-            unique.setdefault((start.reason.class_id, start.drone.type), start.reason)
+        if isinstance(start.reason, JobsWait | WarmHeadroom):
+            unique.setdefault((start.drone.for_class, start.drone.type), start.reason)
     return [(name, reason) for (name, _), reason in unique.items()]
 
 

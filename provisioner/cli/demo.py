@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -37,11 +38,11 @@ def demo(
     from provisioner.cli.demo_play import play, stage
     from provisioner.cli.demo_show import for_terminal
 
-    _end_on_signals()
+    asked = _asked_to_end()
     show = for_terminal(plain=plain)
     try:
         with stage(directory) as there, asyncio.Runner() as turn:
-            outcome = play(there, show, turn)
+            outcome = play(there, show, turn, asked)
             show.summary(outcome)
     except KeyboardInterrupt:
         raise Failure("stopped; the controller, its drones and their jobs are gone", code=Exit.INTERRUPTED) from None
@@ -49,11 +50,20 @@ def demo(
         raise Failure(*outcome.faults)
 
 
-def _end_on_signals() -> None:
-    """A closed terminal or a polite kill ends the demo just as Ctrl-C does, whatever the shell has made of SIGINT."""
+def _asked_to_end() -> threading.Event:
+    """Set once a closed terminal, a polite kill or Ctrl-C asks the demo to end, whatever the shell has made of SIGINT.
 
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
+    The play looks at it between two scenes. An exception raised here could come up inside anything, and where that is
+    an ``exec`` of a text (a dataclass being made), CPython 3.11 ends by the signal though the exception was handled.
+    Who asks twice will not wait for the next scene.
+    """
+    asked = threading.Event()
+
+    def end(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+        signal.signal(number, end)
+    return asked

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
@@ -173,8 +174,11 @@ class Show(Protocol):
     def close(self) -> None: ...
 
 
-def play(there: Stage, show: Show, turn: asyncio.Runner) -> Outcome:
-    """Submit, watch until all is over, take away what could never run, and look for anything left behind."""
+def play(there: Stage, show: Show, turn: asyncio.Runner, asked_to_end: threading.Event) -> Outcome:
+    """Submit, watch until all is over, take away what could never run, and look for anything left behind.
+
+    Raises KeyboardInterrupt where it was asked to end before all was over.
+    """
     from provisioner.store.sql import SqlReader
 
     queue = Queue(cast(JobQueue, open_queue(Where(config=there.config))), turn)
@@ -187,6 +191,8 @@ def play(there: Stage, show: Show, turn: asyncio.Runner) -> Outcome:
             try:
                 scene = watcher.scene()
                 while not scene.over:
+                    if asked_to_end.is_set():
+                        raise KeyboardInterrupt
                     if process.poll() is not None:
                         raise Failure(f"the controller ended, status {process.returncode}:", *_last_lines(there.log))
                     if scene.at_s > LIMIT_S:
@@ -194,7 +200,7 @@ def play(there: Stage, show: Show, turn: asyncio.Runner) -> Outcome:
                         faults += _last_lines(there.log)
                         break
                     show.scene(scene)
-                    time.sleep(LOOK_S)
+                    asked_to_end.wait(LOOK_S)
                     scene = watcher.scene()
                 show.scene(scene)
                 queue.remove([job for shape, ids in jobs.items() if not shape.fits for job in ids])

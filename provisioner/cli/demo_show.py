@@ -14,7 +14,7 @@ from rich.text import Text
 
 from provisioner import say
 from provisioner.cli.demo_play import Outcome, Scene, ShapeNow, Show
-from provisioner.model import Drone, DroneState
+from provisioner.model import WAITING, Drone, DroneState
 from provisioner.store import Transition
 
 STYLES = {
@@ -206,11 +206,10 @@ def _drone_summary(outcome: Outcome) -> Table:
 
 def gpu_seconds(history: Sequence[Transition], drone: Drone) -> tuple[float, float]:
     """GPU-seconds of a drone with work and at all, from the first sign of it at the site to its end, by its history."""
-    waits = {DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED}
     busy = held = 0.0
     for step, after in pairwise(history):
         span_s = after.at - step.at
-        held += 0.0 if step.state in waits else span_s
+        held += 0.0 if step.state in WAITING else span_s
         busy += span_s if step.state is DroneState.BUSY else 0.0
     share = drone.gpu_milli / 1000
     return busy * share, held * share

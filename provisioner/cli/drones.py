@@ -11,9 +11,9 @@ from provisioner import say
 from provisioner.cli.cells import words
 from provisioner.cli.drone_list import Which, list_drones
 from provisioner.cli.drone_rows import HISTORY_SCHEMA, Step, history_columns, steps
-from provisioner.cli.exits import Exit, Failure
+from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Document, Listing
-from provisioner.cli.options import Pick, Show, Where, shared
+from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
 from provisioner.cli.output import present
 from provisioner.cli.resolve import the_drone
 from provisioner.cli.where import open_record
@@ -68,17 +68,9 @@ def drones(
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
     if ctx.invoked_subcommand is not None:
-        _nothing_before(ctx)
+        nothing_before(ctx)
         return
     list_drones(where, show, pick, Which(ended, all_, site or (), state or (), type_ or (), node or ()))
-
-
-def _nothing_before(ctx: typer.Context) -> None:
-    """Options of the list that stand before another verb would be ignored: better refused."""
-    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if given:
-        option = given[0].rstrip("_").replace("_", "-")
-        raise Failure(f"put --{option} after `drones {ctx.invoked_subcommand}`", code=Exit.USAGE)
 
 
 # ---------------------------------------------------------------------------------------------------------------- show
@@ -213,4 +205,3 @@ def kill(
     demand = Demand(RequestKind.KILL, DrainMode.PEACEFUL, reason, tuple(ids or ()), tuple(site or ()),
                     tuple(state or ()), tuple(type_ or ()), tuple(node or ()))  # fmt: skip
     ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
-

@@ -135,7 +135,10 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
 
 
 def _class(reader: Reader, class_id: str) -> Document:
+    from provisioner.decide.headroom import virtual_classes
+
     views, classes = _classes(reader)
+    classes += virtual_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
             return _explained(reader, views, job, f"class {say.clean(job.id, 80)}")

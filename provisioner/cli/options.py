@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
+from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show, Where
 
-__all__ = ["ConfigPath", "Format", "Pick", "Show", "Where", "shared"]
+__all__ = ["ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared"]
 
 ConfigPath = Annotated[
     Path | None,
@@ -90,3 +92,15 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def nothing_before(ctx: typer.Context) -> None:
+    """Options of a list that stand before another verb (``sites -o json show``) would be ignored: better refused."""
+    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if not given:
+        return
+    assert isinstance(ctx.command, TyperGroup) and ctx.invoked_subcommand is not None
+    option, verb = "--" + given[0].rstrip("_").replace("_", "-"), f"{ctx.info_name} {ctx.invoked_subcommand}"
+    takes = any(each.name == given[0] for each in ctx.command.commands[ctx.invoked_subcommand].params)
+    repair = f"put {option} after `{verb}`" if takes else f"leave {option} away: `{verb}` has none"
+    raise Failure(repair, code=Exit.USAGE)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from provisioner.cli.exits import Exit, failure_of
 from provisioner.cli.quick import quick
@@ -22,6 +23,12 @@ def run_process(argv: Sequence[str] | None = None) -> int:
         sys.stderr.flush()
     except OSError:  # a log on a full disk: what could not be written must not become the exit code
         os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    if code == Exit.INTERRUPTED:
+        # A KeyboardInterrupt that came up inside an `exec` of a text (a dataclass being made) is remembered by CPython
+        # 3.11, handled or not: as `python -m` it would end by SIGINT instead of with our code.
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
     return code
 
 

@@ -1,4 +1,4 @@
-"""``provisioner replay``: decide again on a saved snapshot and compare: same snapshot, same plan."""
+"""``provisioner replay``: decide again on a saved snapshot, as it is or as it would be, and compare."""
 
 from __future__ import annotations
 
@@ -35,26 +35,77 @@ def replay(
         int | None,
         typer.Option("--tick", metavar="N", help="Replay this recorded tick and compare with its recorded plan."),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="CONFIG", help="Decide by this configuration file, and show what differs."),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option("--what-if", metavar="QUESTION", help="Decide as if this were so ('horeka down', 'topas price=2', "
+                     "'topas gpus=20'), and show what differs; may be given again."),
+    ] = None,
 ) -> None:
     """Decide again on a saved snapshot.
 
     Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the expected or recorded one.
+    With --policy or --what-if the plan is compared with the one that would be made then: nothing is asked or changed.
 
     \b
     Examples:
       provisioner replay snapshot.json
       provisioner replay snapshot.json --expect plan.json
       provisioner replay --tick 1742
+      provisioner replay snapshot.json --policy new.yaml
+      provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
     from provisioner.decide import decide
 
+    if (policy or what_if) and expect is not None:
+        raise Failure("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
     snapshot, expected, origin = _inputs(where, file, expect, tick)
+    if policy or what_if:
+        _otherwise(show, snapshot, origin, policy, what_if or [])
+        return
     again = decide(snapshot)
     from provisioner.cli.plan_rows import plan_document
 
     present(show, lambda: plan_document(again, f"replay of {origin} at {say.iso(snapshot.now)}"))
     if expected is not None:
         compare(expected, again if expect is not None else _as_recorded(again))
+
+
+def _otherwise(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
+    """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
+    from provisioner.cli.plan_diff import plan_diff_document
+    from provisioner.decide import decide
+    from provisioner.sim.changed_snapshot import on_snapshot
+    from provisioner.sim.what_if import QuestionError, read
+
+    changed, notes = _under(snapshot, policy) if policy else (snapshot, [])
+    try:
+        otherwise = on_snapshot(changed, [read(each, sorted(changed.policy.sites)) for each in what_if])
+    except QuestionError as error:
+        raise Failure(str(error), code=Exit.USAGE) from None
+    asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
+    before, after = decide(snapshot), decide(otherwise.snapshot)
+    present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
+    for line in (*notes, *otherwise.notes):
+        note(line)
+
+
+def _under(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
+    """``snapshot`` under the policy and with the drone types of a configuration, and what it cannot know of them."""
+    from dataclasses import replace
+
+    from provisioner.config import load
+
+    settings = load(config, connects=False)
+    notes = [f"{name}: no look at it is in the snapshot, so nothing starts there" for name in settings.policy.sites
+             if name not in snapshot.sites]  # fmt: skip
+    known = {kind.key for kind in snapshot.types}
+    notes += [f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
+              for kind in settings.types if kind.key not in known]  # fmt: skip
+    return replace(snapshot, policy=settings.policy, types=settings.types), notes
 
 
 def _inputs(

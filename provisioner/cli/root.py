@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 from provisioner.cli.exits import EXIT_HELP, Exit, Failure
 
 VERBS = (
-    "run", "check", "render", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "snapshot",
-    "replay", "jobs", "submit", "demo", "import", "schema", "version",
+    "run", "check", "render", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "learned",
+    "snapshot", "replay", "simulate", "jobs", "submit", "demo", "import", "schema", "version",
 )  # fmt: skip
 """In the order of the help. Each is the ``app`` of the module of that name: start-up imports only the one that runs."""
 
@@ -71,9 +71,9 @@ def provisioner(
 ) -> None:
     """Turn idle GPU jobs of a pool into drones at sites, and let the drones go again.
 
-    All verbs but run, check --live, submit, jobs and demo read the record alone: they work while the controller is
-    down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC; in JSON, YAML and CSV they are
-    seconds since the epoch in keys that end in _at, and null means never.
+    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
+    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC; in JSON, YAML and
+    CSV they are seconds since the epoch in keys that end in _at, and null means never.
 
     \b
     Examples:

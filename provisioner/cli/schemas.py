@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from provisioner.cli.listing import Document, Listing, json_schema
 from provisioner.cli.site_rows import SiteRow
 from provisioner.model import Breaker, Drone, DroneId, DroneState, JobClass, OverlayReading, Plan, Policy, TypeKey
+from provisioner.sim.traces import Trace
 from provisioner.store import Event, Hazard, Holder, Transition, Views
 
 if TYPE_CHECKING:
@@ -37,12 +38,15 @@ def _answers() -> list[Listing[Any] | Document]:
         events,
         import_tardis,
         queue_rows,
+        simulate_rows,
         site_rows,
         site_show,
         status,
     )
     from provisioner.cli.explain_class import explained_class
     from provisioner.cli.explain_drone import explained_drone
+    from provisioner.cli.learned_rows import Known, learned_document
+    from provisioner.cli.plan_diff import plan_diff_document
     from provisioner.cli.plan_rows import plan_document
 
     reader = cast("Reader", _AlmostNothing())
@@ -60,11 +64,14 @@ def _answers() -> list[Listing[Any] | Document]:
         explained_class(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
         explained_drone(reader, _DRONE.id, 2.0),
         plan_document(Plan(1, 1.0), ""),
+        plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
         blank(events.SCHEMA, events.columns()),
         blank(check.SCHEMA, check.columns()),
         blank(check.LIVE_SCHEMA, check.look_columns()),
         blank(queue_rows.SCHEMA, queue_rows.columns(0.0)),
         blank(import_tardis.SCHEMA, import_tardis.columns()),
+        learned_document(Known(None, None), 2.0),
+        simulate_rows.simulation(Trace("", ()), (), {}),
     ]
 
 

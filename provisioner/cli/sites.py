@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from provisioner import say
-from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Listing
-from provisioner.cli.options import Pick, Show, Where, shared
+from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
 from provisioner.cli.output import picked, present
 from provisioner.cli.site_rows import SCHEMA, WEEK_S, SiteRow, columns, site_note, site_rows
 from provisioner.cli.where import open_record
@@ -34,17 +33,10 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
     if ctx.invoked_subcommand is not None:
-        _nothing_before(ctx)
+        nothing_before(ctx)
         return
     reader = open_record(where)
     present(show, lambda: picked(site_listing(reader, time.time()), pick))
-
-
-def _nothing_before(ctx: typer.Context) -> None:
-    """Options of the list that stand before another verb would be ignored: better refused."""
-    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if given:
-        raise Failure(f"put --{given[0].replace('_', '-')} after `sites {ctx.invoked_subcommand}`", code=Exit.USAGE)
 
 
 @app.command("show")

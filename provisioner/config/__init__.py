@@ -15,7 +15,7 @@ class StoreSpec:
 
     path: Path
     keep_s: float = 30 * 86400.0
-    """Ended drones, plans and events older than this are forgotten."""
+    """Ended drones, plans, events and jobs that are done are forgotten when they are older than this."""
     snapshots: int = 50
     """Full snapshots kept, of the newest ticks that acted."""
 
@@ -52,6 +52,8 @@ class Settings:
     """Longest pause between two ticks."""
     tick_quick_s: float
     """Pause while something is on its way."""
+    carbon_g_per_kwh: float | None = None
+    """CO2 of the grid; None: not told."""
     warnings: tuple[Problem, ...] = ()
     """What is valid but probably not meant; for the log and for ``check``."""
 

@@ -24,6 +24,7 @@ from provisioner.config.units import (
     format_duration,
 )
 from provisioner.model import WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
+from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY = Policy()
 _SITE = SitePolicy(site="")
@@ -54,7 +55,7 @@ class StoreSection(Section):
     )
     keep: PositiveDuration = Field(
         default=30 * 86400.0,
-        description="Ended drones, plans and events older than this are forgotten.",
+        description="Ended drones, plans, events and jobs that are done are forgotten when they are older than this.",
         examples=["30d"],
     )
     snapshots: int = Field(
@@ -75,6 +76,42 @@ class OverlaySection(Section):
     )
 
 
+def _two_hours(hours: tuple[int, ...]) -> tuple[int, ...]:
+    if len(hours) != 2 or not all(0 <= hour <= 24 for hour in hours) or hours[0] == hours[1]:
+        raise ValueError("is not two different hours from 0 to 24: write `[7, 17]`, or leave `hours` out for always")
+    return hours
+
+
+class HeadroomSection(Section):
+    """Warm drones: room for so many jobs of one shape is kept free for those that have not come yet."""
+
+    name: Name = Field(description="Name of this headroom, for people.", examples=["day-shift"])
+    count: int = Field(ge=1, le=100_000, description="For how many jobs of this shape.", examples=[2])
+    gpus: Gpus = Field(default=WHOLE_GPU, description="GPUs of one of them.", examples=[1])
+    vram: Size = Field(default=0, description="Memory that it needs on each GPU.", examples=["40 GiB"])
+    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one of them.", examples=[8])
+    memory: Size = Field(default=1024, description="Memory of one of them.", examples=["20 GiB"])
+    disk: Size = Field(default=0, description="Scratch disk of one of them.", examples=["10 GiB"])
+    site: Name | None = Field(default=None, description="Only at this site; without it, at any.", examples=["topas"])
+    types: tuple[Name, ...] = Field(
+        default=(), description="Only drones of these types; without it, of any that fits.", examples=[["a100"]]
+    )
+    hours: Annotated[tuple[int, ...], AfterValidator(_two_hours)] | None = Field(
+        default=None,
+        description="From this full hour of the day (UTC) until before that one; over midnight if the second is "
+        "smaller. Without it, always.",
+        examples=[[7, 17]],
+    )
+
+
+def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection, ...]:
+    names = [entry.name for entry in entries]
+    for n, name in enumerate(names):
+        if name in names[:n]:
+            raise mistake_at(n, f"a second headroom named `{name}`: give it a name of its own")
+    return entries
+
+
 class PolicySection(Section):
     """What holds for all sites together."""
 
@@ -86,7 +123,8 @@ class PolicySection(Section):
     )
     idle_timeout: PositiveDuration = Field(
         default=_POLICY.idle_timeout_s,
-        description="A drone without a job for this long leaves; at least `tick`.",
+        description="A drone without a job for this long leaves, or sooner once gaps and starts are known; at least "
+        "`tick`.",
         examples=["10min"],
     )
     max_drones: int = Field(
@@ -126,6 +164,27 @@ class PolicySection(Section):
         ge=1,
         description="Fewer unhealthy drones than this never stop the controller.",
         examples=[5],
+    )
+    wait_worth: float = Field(
+        default=_POLICY.wait_worth,
+        ge=0,
+        le=1e6,
+        description="GPU-seconds that one second of one job's waiting is worth. The larger, the sooner a drone is "
+        "started where it holds its GPUs for long before its first job (a cloud that boots for minutes); 0: at once.",
+        examples=[0.3],
+    )
+    carbon: float | None = Field(
+        default=None,
+        ge=0,
+        le=10_000,
+        description="Grams of CO2 that the grid gives off for a kWh, for the CO2 of jobs where a type has `power`.",
+        examples=[380],
+    )
+
+    headroom: Annotated[tuple[HeadroomSection, ...], AfterValidator(_names_differ)] = Field(
+        default=(),
+        description="Room kept warm for jobs that have not come yet.",
+        examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]],
     )
 
     @model_validator(mode="after")
@@ -235,8 +294,9 @@ class TimeoutsSection(Section):
     )
     idle: PositiveDuration | None = Field(
         default=None,
-        description="A drone of this site without a job for this long leaves. Default: `policy.idle_timeout`. One that"
-        " took longer from its start to the pool is kept for as long as that, at most three times this.",
+        description="A drone of this site without a job for this long leaves, or sooner once gaps and starts are known."
+        " Default: `policy.idle_timeout`. For one that took longer from its start to the pool that is the most, up to"
+        " three times this.",
         examples=["10min"],
     )
     drain: PositiveDuration = Field(
@@ -388,6 +448,22 @@ class TypeSection(Section):
     sharing: Sharing = Field(
         default=Sharing.EXCLUSIVE, description="How the jobs of one drone share a GPU.", examples=["exclusive"]
     )
+    shares: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_SHARES,
+        description="As how many GPUs each GPU is offered to jobs that want a part of one: each gets one share, or as "
+        "many as it asks for, with their part of the VRAM. Jobs that want a whole GPU go elsewhere. Not with `sharing: "
+        f"exclusive`; with `mig` at most {MOST_SLICES}.",
+        examples=[4],
+    )
+    power: float = Field(
+        default=0.0,
+        ge=0,
+        le=100_000,
+        description="Watts of one GPU at work, with its part of the node, for the energy of jobs; `0`: not known.",
+        examples=[400],
+    )
     price: float = Field(
         default=1.0,
         ge=0,
@@ -412,12 +488,28 @@ class TypeSection(Section):
                     raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or give it a GPU")
             if self.sharing is not Sharing.EXCLUSIVE:
                 raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
+            if self.power:
+                raise mistake_at("power", "a CPU drone (`gpus: 0`) has no GPU: remove `power`")
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
             raise mistake_at("gpus", "more than one GPU is a whole number: write `1`, `2`, ... or a share below 1")
+        if self.shares > 1:
+            self._can_be_shared()
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
                 raise mistake_at(key, f"a drone needs some: write `{key}: 20 GiB`")
         return self
+
+
+    def _can_be_shared(self) -> None:
+        if self.sharing is Sharing.EXCLUSIVE:
+            raise mistake_at(
+                "shares",
+                "an exclusive GPU has no shares: add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`",
+            )
+        if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
+            raise mistake_at("shares", f"MIG makes at most {MOST_SLICES} slices of a GPU: write at most that")
+        if self.gpus < WHOLE_GPU:
+            raise mistake_at("shares", "a part of a GPU is not shared further: write `gpus: 1`, or remove `shares`")
 
 
 class SiteFile(Section):

@@ -15,26 +15,27 @@ from pydantic import BaseModel, ValidationError
 from provisioner.config import ConfigErrors, OverlaySpec, Problem, Settings, SiteSpec, StoreSpec, together
 from provisioner.config import strict_yaml as yaml
 from provisioner.config.explain import complain, missing_mapping
-from provisioner.config.models import BlockingSection, ControllerFile, SiteFile, TypeSection
+from provisioner.config.models import BlockingSection, ControllerFile, HeadroomSection, SiteFile, TypeSection
 from provisioner.config.nearest import choices
 from provisioner.config.strict_yaml import Document, Steps
 from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter, site_adapter
-from provisioner.model import WHOLE_GPU, DroneType, Policy, Reserve, SitePolicy
+from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
 from provisioner.sites import OverlayFactory, SiteFactory
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def load(path: Path, *, root: Path | None = None) -> Settings:
+def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Settings:
     """The configuration that begins at controller file ``path``.
 
     Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
-    taken from there instead (record, queue, drones and secrets of a trial run in a directory of its own).
+    taken from there instead (record, queue, drones and secrets of a trial run in a directory of its own). For one that
+    only thinks of its sites and never ``connects``, adapters need not be installed, nor their options be complete.
 
     Raises:
         ConfigErrors: with every mistake in every file, in order.
     """
-    reading = _Reading(root)
+    reading = _Reading(root, connects)
     settings = reading.controller(path, yaml.read(path))
     problems = reading.problems()
     if settings is None or problems:
@@ -71,6 +72,10 @@ def _is_site_file(document: Document) -> bool:
     return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
 
 
+class _Unread(BaseModel):
+    """Stands for options that nobody looks at."""
+
+
 @dataclass(slots=True)
 class _Site:
     """One site file as far as it could be understood."""
@@ -86,6 +91,7 @@ class _Reading:
     """One pass over a controller file and its site files."""
 
     root: Path | None
+    connects: bool = True
     documents: list[Document] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
@@ -117,6 +123,8 @@ class _Reading:
             return None
         if overlay is not None:
             together.apart(document, model.store.path, overlay)
+        if all(site.model is not None for site in sites):
+            together.headroom_has_a_place(document, model.policy, [site.model for site in sites if site.model])
         for site in sites:
             if site.model is not None:
                 together.types_fit_policy(site.document, site.model, model.policy)
@@ -177,6 +185,8 @@ class _Reading:
         path: Path,
     ) -> BaseModel | None:
         """The options beside the key ``adapter`` at ``at``, judged by the adapter's own model."""
+        if not self.connects:
+            return _Unread()
         section = document.tree if not at else document.tree.get(str(at[0]))
         name = section.get("adapter") if isinstance(section, dict) else None
         if not isinstance(section, dict) or not isinstance(name, str):
@@ -221,10 +231,13 @@ class _Reading:
                 young_s=written.young,
                 brake_fraction=written.brake_fraction,
                 brake_min=written.brake_min,
+                wait_worth=written.wait_worth,
                 sites={spec.name: spec.policy for spec in specs},
+                headroom=tuple(map(_headroom, written.headroom)),
             ),
             tick_s=written.tick,
             tick_quick_s=written.tick_quick,
+            carbon_g_per_kwh=written.carbon,
             warnings=tuple(self.warnings),
         )
 
@@ -277,6 +290,23 @@ def _site_spec(site: _Site) -> SiteSpec:
     )
 
 
+def _headroom(written: HeadroomSection) -> Headroom:
+    from_h, to_h = written.hours or (0, 24)
+    return Headroom(
+        name=written.name,
+        gpu_milli=written.gpus,
+        cpus=written.cpus,
+        memory_mib=written.memory,
+        disk_mib=written.disk,
+        vram_mib=written.vram,
+        count=written.count,
+        site=written.site or "",
+        types=written.types,
+        from_h=from_h,
+        to_h=to_h,
+    )
+
+
 def _reserve(written: BlockingSection) -> Reserve:
     return Reserve(
         nodes=written.nodes,
@@ -313,6 +343,8 @@ def _drone_type(site: SiteFile, name: str, written: TypeSection) -> DroneType:
         arch=written.arch,
         walltime_s=written.walltime or 0.0,
         sharing=written.sharing,
+        shares=written.shares,
+        power_w=written.power,
         price=written.price,
         max_drones=written.max_drones,
         ad=dict(written.ad),

@@ -120,6 +120,23 @@ def types_fit_policy(document: Document, site: SiteFile, policy: PolicySection) 
             )
 
 
+def headroom_has_a_place(document: Document, policy: PolicySection, sites: Sequence[SiteFile]) -> None:
+    """Headroom names sites and drone types that there are."""
+    types = {site.site: set(site.types) for site in sites}
+    for n, headroom in enumerate(policy.headroom):
+        at: Steps = ("policy", "headroom", n)
+        if headroom.site is not None and headroom.site not in types:
+            known = ", ".join(f"`{name}`" for name in sorted(types))
+            document.complain_at((*at, "site"), f"`{headroom.site}`: no site of this name; there are {known}")
+            continue
+        there = types[headroom.site] if headroom.site else set().union(*types.values())
+        for m, name in enumerate(headroom.types):
+            if name not in there:
+                where = f"site `{headroom.site}` has" if headroom.site else "there are"
+                known = ", ".join(f"`{each}`" for each in sorted(there))
+                document.complain_at((*at, "types", m), f"`{name}`: no drone type of this name; {where} {known}")
+
+
 def apart(document: Document, store: Path, overlay: BaseModel) -> None:
     """The record is a file of its own."""
     if os.path.isdir(store):  # false for what may not be looked at, where Path.is_dir raises

@@ -1,9 +1,11 @@
 """The pure core: a snapshot in, a plan with reasons out. No clock, no I/O, no randomness; an import contract checks it.
 
 First believe or doubt what was seen (:mod:`guard`), then say what became of each drone (:mod:`life`), what the owners
-of the hardware get (:mod:`owner`, :mod:`victims`), what waiting jobs lack (:mod:`demand`), what is started for them
-(:mod:`place`) within which limits (:mod:`room`), and who must leave (:mod:`restore`, :mod:`retire`). :mod:`check`
-judges the result and shares no code with any of them.
+of the hardware get (:mod:`owner`, :mod:`victims`), what waiting jobs lack (:mod:`demand`), which drones come
+late (:mod:`late`), what is started for them
+(:mod:`place`) in which order (:mod:`orders`) or taken back into service (:mod:`resume`), whose turn it is
+(:mod:`fairness`), what is kept warm (:mod:`headroom`, :mod:`warm`), within which limits (:mod:`room`), and who must
+leave (:mod:`restore`, :mod:`retire`). :mod:`check` judges the result and shares no code with any of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def decide(snapshot: Snapshot) -> Plan:
     """What should change now, and why. Same snapshot, same plan."""
     trust = guard.trust(snapshot)
     moves = life.observe_all(snapshot, trust)
-    breakers = guard.breakers(snapshot, moves)
+    breakers = guard.breakers(snapshot, moves, trust.sifted.others.values())
     scene = Scene.of(snapshot, trust, moves, breakers)
     plan = Plan(
         tick=snapshot.tick,
@@ -36,4 +38,4 @@ def decide(snapshot: Snapshot) -> Plan:
     placed = place.place(scene, ground, Ledger.of(scene))
     leavers = [*ground.leavers, *restore(scene, ground, placed.roomless)]
     plan = replace(plan, patience=tuple(ground.patience))
-    return scene.finished(plan, retire.retire(scene, leavers), placed)
+    return scene.finished(plan, retire.retire(scene, leavers, placed), placed)

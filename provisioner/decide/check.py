@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from provisioner.model import (
     BreakerState,
@@ -23,12 +24,15 @@ from provisioner.model import (
 _MAY_STOP_BUSY = frozenset(
     {"operator-asked", "owner-claim", "reserve-wanted", "stage-too-long", "out-of-pool", "seen-at-site"}
 )
+_counted = attrgetter("type", "gpu_milli", "state")
 _WAITS = (DroneState.SUBMITTED, DroneState.QUEUED)
-_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again"}
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again", "exposed"}
 
 
 def check(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
     """What is wrong with a plan, a line each; empty if nothing is."""
+    if not plan.acts:  # it asks nobody for anything
+        return ()
     return tuple(
         (
             *_identities(snapshot, plan),
@@ -68,34 +72,36 @@ def _identities(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
 
 
 def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
-    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
+    if not plan.starts:
+        return
     drones: Counter[str] = Counter()
     milli: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     pending: Counter[str] = Counter()
     waits = ("requested", "submitted", "queued", "booting")
-    after = {m.drone.id: m.drone for m in plan.moves}
-    for drone_id, old in snapshot.drones.items():
-        if drone_id not in ended:
-            drone = after.get(drone_id, old)
-            drones[drone.site] += 1
-            kinds[drone.type] += 1
-            milli[drone.site] += drone.gpu_milli
-            pending[drone.site] += drone.state.value in waits
+    live = {**snapshot.drones, **{m.drone.id: m.drone for m in plan.moves}}
+    for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
+        del live[drone_id]
+    for (key, gpu_milli, state), count in Counter(map(_counted, live.values())).items():
+        site = key.partition("/")[0]
+        drones[site] += count
+        kinds[key] += count
+        milli[site] += count * gpu_milli
+        pending[site] += count if state.value in waits else 0
     for site, reading in snapshot.sites.items():
         if reading.view is not None and reading.fault is None:
-            for drone_id, remote in reading.view.drones.items():
-                if remote.state is not RemoteState.ENDED and (drone_id not in snapshot.drones or drone_id in ended):
-                    drones[site] += 1
+            listed = reading.view.drones
+            unknown = [i for i in listed if i not in live]
+            drones[site] += sum(listed[i].state is not RemoteState.ENDED for i in unknown)
     starts = Counter(s.drone.site for s in plan.starts)
     for start in plan.starts:
         drones[start.drone.site] += 1
         kinds[start.drone.type] += 1
         milli[start.drone.site] += start.drone.gpu_milli
     policy = snapshot.policy
-    if plan.starts and drones.total() > policy.max_drones:
+    if drones.total() > policy.max_drones:
         yield f"{drones.total()} drones in all, {policy.max_drones} allowed"
-    if plan.starts and policy.max_gpu_milli is not None and milli.total() > policy.max_gpu_milli:
+    if policy.max_gpu_milli is not None and milli.total() > policy.max_gpu_milli:
         yield f"{milli.total() / 1000} GPUs in all, {policy.max_gpu_milli / 1000} allowed"
     for site, count in starts.items():
         limits = policy.sites.get(site)
@@ -213,13 +219,17 @@ def _amounts(claims: Sequence[Claim]) -> tuple[list[int], ...]:
 
 
 def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
-    """Every start is for jobs that wait; every step has a reason of the right kind."""
+    """Every start is for jobs that wait, or for headroom; every step has a reason of the right kind."""
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
+    warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
     types = {t.key: t for t in snapshot.types}
     starts: Counter[str] = Counter(s.drone.for_class for s in plan.starts)
     for class_id, count in starts.items():
         job = waiting.get(class_id)
-        if job is None or job.waiting <= 0:
+        if class_id in warm:
+            if count > warm[class_id]:
+                yield f"{count} drones are started for {class_id}, which wants {warm[class_id]}"
+        elif job is None or job.waiting <= 0:
             yield f"{count} drones are started for class {class_id}, of which nothing waits"
         elif count > job.waiting:
             yield f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
@@ -240,5 +250,5 @@ def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
         if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
             yield f"{start.drone.id} is started to live into the downtime of {start.drone.site}"
-        if start.reason.kind != "jobs-wait":
+        if start.reason.kind != ("warm-headroom" if start.drone.for_class in warm else "jobs-wait"):
             yield f"{start.drone.id} is started because {start.reason.kind}"

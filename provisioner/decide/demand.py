@@ -5,18 +5,16 @@ Supply is kept as *bins*: so many drones of one type with the same room left. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from provisioner.decide.fit import jobs_in, left, need_of, whole
 from provisioner.decide.lifetime import DOWNTIME_MARGIN_S, ENDLESS, downtime_at
 from provisioner.decide.scene import Scene
+from provisioner.decide.shapes import Suited
 from provisioner.decide.space import Space
-from provisioner.model import Drone, DroneState, DroneType, JobClass, TypeKey
-
-LATE_S = 600.0
-"""A drone that its site expects to start later than this, or that a limit holds there, is no reason not to start
-another where there is room now: about what a drone needs from its order to its first job."""
+from provisioner.model import ON_THE_WAY, Drone, DroneState, DroneType, JobClass, TypeKey
 
 
 @dataclass(slots=True)
@@ -30,18 +28,32 @@ class Bin:
     on_the_way: bool
     """Not in the pool yet."""
     late: bool = False
-    """Its site says that it starts only after a while."""
+    """They start only after a while (:mod:`provisioner.decide.late`)."""
+    held: dict[Suited, int] = field(default_factory=dict)
+    """What :meth:`holds` found, by shape."""
 
-    def holds(self, job: JobClass, now: float) -> int:
+    def holds(self, job: JobClass, suited: Suited, now: float) -> int:
         """Jobs of the class that one of these drones can still take. Remaining life counts: a drone about to leave is
         no supply for a long job (field notes, B 4)."""
-        if job.walltime_s and now + job.walltime_s > self.ends_at:
-            return 0
-        return jobs_in(job, self.room, self.kind)
+        found = self.held.get(suited)
+        if found is None:
+            too_long = job.walltime_s and now + job.walltime_s > self.ends_at
+            found = self.held[suited] = 0 if too_long else jobs_in(job, self.room, self.kind)
+        return found
+
+    def fill(self, job: JobClass, jobs: int, each: int) -> list[Bin]:
+        """They take ``jobs`` jobs of a class, ``each`` to a drone; what is left of them."""
+        full, partly = divmod(jobs, each)
+        touched = [self.less(job, each, full)] if full else []
+        if partly:
+            touched.append(self.less(job, partly, 1))
+        self.count -= -(-jobs // each)
+        return [part for part in (*touched, self) if part.count and not part.full]
 
     def less(self, job: JobClass, jobs: int, count: int) -> Bin:
         """``count`` of these drones with ``jobs`` more jobs in each."""
-        return Bin(self.kind, self.room.plus(need_of(job), -jobs), count, self.ends_at, self.on_the_way, self.late)
+        room = self.room.plus(need_of(job, self.kind), -jobs)
+        return Bin(self.kind, room, count, self.ends_at, self.on_the_way, self.late)
 
     @property
     def full(self) -> bool:
@@ -53,13 +65,19 @@ def empty(kind: DroneType, count: int, ends_at: float) -> Bin:
     return Bin(kind, whole(kind), count, ends_at, on_the_way=True)
 
 
-@dataclass(slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What existing supply takes of a class."""
 
     jobs: int = 0
     drones: int = 0
     """Of those, drones that are not in the pool yet."""
+
+    def plus(self, more: Taken) -> Taken:
+        """Both together."""
+        return Taken(self.jobs + more.jobs, self.drones + more.drones)
+
+
+NONE_TAKEN = Taken()
 
 
 @dataclass(slots=True)
@@ -68,17 +86,18 @@ class Ledger:
 
     now: float
     bins: dict[TypeKey, list[Bin]] = field(default_factory=dict)
-    any_late: bool = False
+    late: set[TypeKey] = field(default_factory=set)
+    """Types of which any is left that comes late."""
 
     @classmethod
     def of(cls, scene: Scene) -> Ledger:
         """What the drones on record can still take. Those asked to leave take nothing."""
         ledger = cls(scene.now)
         groups: dict[tuple[TypeKey, Space, float, bool, bool], int] = {}
-        for drone in scene.drones.values():
+        for drone in scene.unsettled.values():
             room = _room(scene, drone)
             if room is not None:
-                key = (drone.type, *room, is_late(scene, drone))
+                key = (drone.type, *room, drone.id in scene.late)
                 groups[key] = groups.get(key, 0) + 1
         for (key_of_type, space, ends_at, on_the_way, late), count in groups.items():
             ledger.add(key_of_type, Bin(scene.types[key_of_type], space, count, ends_at, on_the_way, late))
@@ -86,52 +105,47 @@ class Ledger:
 
     def add(self, kind: TypeKey, more: Bin) -> None:
         self.bins.setdefault(kind, []).append(more)
-        self.any_late = self.any_late or more.late
+        if more.late:
+            self.late.add(kind)
 
-    def take(self, job: JobClass, jobs: int, kinds: Iterator[TypeKey], *, late: bool = False) -> Taken:
-        """Book up to ``jobs`` jobs into drones of the given types; what was booked. ``late``: into those that come
-        late, and into no others."""
-        taken = Taken()
-        if late and not self.any_late:
-            return taken
-        for kind in kinds:
-            bins = self.bins.get(kind)
-            if not bins:
-                continue
+    def take(
+        self, job: JobClass, suited: Suited, jobs: int, key: TypeKey | None = None, *, late: bool = False
+    ) -> Taken:
+        """Book up to ``jobs`` jobs into drones of the types that suit them, or of one of these; what was booked.
+        ``late``: into those that come late, and into no others."""
+        booked, drones = 0, 0
+        for kind in (key,) if key else _among(self.late if late else self.bins.keys(), suited):
             rest: list[Bin] = []
-            for have in bins:
-                wanted = jobs - taken.jobs
-                each = have.holds(job, self.now) if wanted > 0 and have.late is late else 0
-                if each == 0:
+            for have in self.bins.get(kind, ()):
+                wanted = jobs - booked
+                each = have.holds(job, suited, self.now) if wanted > 0 and have.late is late else 0
+                if each:
+                    here = min(wanted, each * have.count)
+                    booked += here
+                    drones += -(-here // each) if have.on_the_way else 0
+                    rest += have.fill(job, here, each)
+                else:
                     rest.append(have)
-                    continue
-                full, partly = divmod(min(wanted, each * have.count), each)
-                used = full + (1 if partly else 0)
-                taken.jobs += full * each + partly
-                taken.drones += used if have.on_the_way else 0
-                for count, inside in ((full, each), (1 if partly else 0, partly), (have.count - used, 0)):
-                    less = have.less(job, inside, count)
-                    if count and not less.full:
-                        rest.append(less)
-            self.bins[kind] = rest
-            if taken.jobs >= jobs:
+            if rest:
+                self.bins[kind] = rest
+            else:
+                self.bins.pop(kind, None)
+            if late and not any(have.late for have in rest):
+                self.late.discard(kind)
+            if booked >= jobs:
                 break
-        return taken
+        return Taken(booked, drones) if booked else NONE_TAKEN
 
     def untouched(self, kind: DroneType) -> int:
         """Drones of a type on their way that nothing was booked into."""
         return sum(b.count for b in self.bins.get(kind.key, ()) if b.on_the_way and b.room == whole(kind))
 
 
-_ON_THE_WAY = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING, DroneState.JOINED)
-
-
-def is_late(scene: Scene, drone: Drone) -> bool:
-    """Whether a drone waits at its site, and for a while yet by what the site says: of its start, or of a limit."""
-    if drone.state not in (DroneState.SUBMITTED, DroneState.QUEUED):
-        return False
-    remote = scene.remote(drone)
-    return remote is not None and (remote.blocked is not None or remote.expected_start_at > scene.now + LATE_S)
+def _among(stocked: Set[TypeKey], suited: Suited) -> Sequence[TypeKey]:
+    """Those of the ``stocked`` types that suit, in the order of the configuration: often ten of five hundred, or
+    none."""
+    here = suited.places.keys() & stocked if stocked else ()
+    return sorted(here, key=suited.places.__getitem__) if here else ()
 
 
 def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
@@ -139,7 +153,7 @@ def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
     kind = scene.types.get(drone.type)
     if kind is None or drone.goes or drone.notice_at:
         return None
-    if drone.state in _ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in scene.slots):
+    if drone.state in ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in scene.slots):
         if drone.state is DroneState.QUEUED and drone.started_at:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from provisioner.decide.space import UNTOLD_MIB, Space, often, times
-from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, Slot, TypeKey
+from provisioner.decide.space import UNTOLD_MIB, Space, often, sparing, times
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, Sharing, Slot, TypeKey
+from provisioner.sharing import share_milli, shares_needed
 
 
 def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
@@ -15,7 +16,10 @@ def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
         return Misfit("gpus", gpus(job.gpu_milli), gpus(kind.gpu_milli))
-    if job.vram_mib > kind.vram_mib:
+    if kind.shares > 1:
+        if too_much := _more_than_shares(job, kind):
+            return too_much
+    elif job.vram_mib > kind.vram_mib:
         return Misfit("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
     if job.capability > kind.capability:
         return Misfit("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
@@ -29,11 +33,26 @@ def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
         return Misfit("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
     if job.arch and job.arch != kind.arch:
         return Misfit("arch", job.arch, kind.arch)
-    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and jobs_in_type(job, kind) < 1:
+    if _keeps(kind) and jobs_in_type(job, kind) < 1:
         return _greedy(job, kind)
     if kind.walltime_s and job.walltime_s > kind.walltime_s:
         return Misfit("walltime", f"{job.walltime_s:g} s", f"{kind.walltime_s:g} s")
     return job.refuses.get(kind.key)
+
+
+def _more_than_shares(job: JobClass, kind: DroneType) -> Misfit | None:
+    """Why a job cannot do with shares of one GPU: it wants all of it, more than one of MIG's slices (nothing can join
+    them), or more VRAM than its shares have."""
+    most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
+    if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
+        return Misfit("gpus", gpus(job.gpu_milli), f"shares of {gpus(most)}")
+    shares = shares_needed(job.gpu_milli, kind.shares)
+    if shares > kind.shares:
+        return Misfit("gpus", gpus(job.gpu_milli), f"{kind.shares} shares of {gpus(most)}")
+    if job.vram_mib > shares * each_mib:
+        told = f"{each_mib} MiB a share" if shares == 1 else f"{shares * each_mib} MiB in {shares} shares"
+        return Misfit("vram", f"{job.vram_mib} MiB", told)
+    return None
 
 
 def _greedy(job: JobClass, kind: DroneType) -> Misfit:
@@ -43,7 +62,7 @@ def _greedy(job: JobClass, kind: DroneType) -> Misfit:
         ("memory", job.memory_mib, kind.memory_mib, kind.kept_memory_mib, " MiB"),
         ("disk", job.disk_mib, kind.disk_mib, kind.kept_disk_mib, " MiB"),
     ):
-        if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - job.gpu_milli):
+        if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - _gpu_need(job, kind)):
             return Misfit(dimension, f"{asked}{unit}", f"{there}{unit}, of which each other GPU keeps {kept}{unit}")
     return Misfit("cpus", str(job.cpus), str(kind.cpus))
 
@@ -57,9 +76,24 @@ def _cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def need_of(job: JobClass) -> Space:
-    """What one job of a class takes."""
-    return Space(job.gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
+def _keeps(kind: DroneType) -> bool:
+    """Whether free GPUs of such drones keep anything."""
+    return bool(kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib)
+
+
+def _gpu_need(job: JobClass, kind: DroneType) -> int:
+    """What one job of a class takes of a GPU of ``kind``: whole shares, where it is offered in shares."""
+    if not 0 < job.gpu_milli < WHOLE_GPU:
+        return job.gpu_milli
+    if kind.shares == 1:
+        return job.gpu_milli if job.splits else min(WHOLE_GPU, kind.gpu_milli)
+    return shares_needed(job.gpu_milli, kind.shares) * share_milli(kind.shares)
+
+
+def need_of(job: JobClass, kind: DroneType | None = None) -> Space:
+    """What one job of a class takes: as it asks, or of a drone of ``kind``."""
+    gpu_milli = job.gpu_milli if kind is None else _gpu_need(job, kind)
+    return Space(gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
 
 
 def whole(kind: DroneType) -> Space:
@@ -75,17 +109,29 @@ def left(slot: Slot) -> Space:
 def jobs_in(job: JobClass, space: Space, kind: DroneType) -> int:
     """How many jobs of a class a drone of ``kind`` takes at once if ``space`` is left in it: each of its GPUs that is
     then still free keeps its share (as its START says)."""
-    return times(need_of(job), space, Space(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib))
+    if kind.shares == 1 and not _keeps(kind):  # as nearly always
+        return often(_gpu_need(job, kind), job.cpus, job.memory_mib, job.disk_mib, *space)
+    need, kept = need_of(job, kind), Space(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
+    if kind.shares == 1:
+        return times(need, space, kept)
+    share = share_milli(kind.shares)
+    # What rounding leaves of each GPU is no share, and nothing is kept for it.
+    free_shares = max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share) // share
+    space = space._replace(gpu_milli=free_shares * share)
+    most = min(often(0, *need[1:], *space), _jobs_in_shares(job, free_shares, kind))
+    return sparing(most, need, space, kept)
+
+
+def _jobs_in_shares(job: JobClass, free_shares: int, kind: DroneType) -> int:
+    """How many small jobs the shares take that are left: those of one job lie on one GPU."""
+    gpus_free, rest = divmod(free_shares, kind.shares)
+    each = shares_needed(job.gpu_milli, kind.shares)
+    return gpus_free * (kind.shares // each) + rest // each
 
 
 def jobs_in_type(job: JobClass, kind: DroneType) -> int:
     """How many jobs of a class an empty drone holds."""
-    if kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib:
-        return jobs_in(job, whole(kind), kind)
-    return often(
-        job.gpu_milli, job.cpus, job.memory_mib, job.disk_mib,
-        kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNTOLD_MIB,
-    )  # fmt: skip
+    return jobs_in(job, whole(kind), kind)
 
 
 def jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
@@ -100,21 +146,6 @@ _ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arc
 def _nearness(kind: DroneType, bad: Misfit) -> tuple[int, int, int, int, str]:
     rank = _ORDER.index(bad.dimension) if bad.dimension in _ORDER else len(_ORDER)
     return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
-
-
-def table(classes: Sequence[JobClass], types: Sequence[DroneType]) -> Mapping[str, Sequence[DroneType]]:
-    """Class id to the types that fit: worked out once for classes that differ only in owner, count or age."""
-    known: dict[object, tuple[DroneType, ...]] = {}
-    found: dict[str, Sequence[DroneType]] = {}
-    for job in classes:
-        key = (
-            *(job.gpu_milli, job.vram_mib, job.capability, job.driver, job.cpus, job.memory_mib, job.disk_mib),
-            *(job.arch, job.walltime_s, job.invalid, frozenset(job.refuses)),
-        )
-        if key not in known:
-            known[key] = () if job.invalid else tuple(t for t in types if misfit(job, t) is None)
-        found[job.id] = known[key]
-    return found
 
 
 def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, Misfit] | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from provisioner.decide.settled import Sifted, sift
 from provisioner.model import (
     Answer,
     Breaker,
@@ -15,6 +17,7 @@ from provisioner.model import (
     Fault,
     FaultKind,
     Move,
+    Policy,
     Receipt,
     SiteView,
     Slot,
@@ -69,13 +72,10 @@ class Trust:
     overlay: Reason | None
     sites: Mapping[str, Reason | None]
     vanished: frozenset[str]
-
-    def slots(self, snapshot: Snapshot) -> Mapping[DroneId, Slot]:
-        """Slots that are alive, by their last sign of life; none where the overlay is in doubt."""
-        if self.overlay is not None or snapshot.overlay.view is None:
-            return {}
-        oldest = snapshot.now - snapshot.policy.slot_max_age_s
-        return {s.drone_id: s for s in snapshot.overlay.view.slots if s.heard_at >= oldest}
+    slots: Mapping[DroneId, Slot]
+    """Those that are alive, by their last sign of life; none where the overlay is in doubt."""
+    sifted: Sifted
+    """The drones on record, by what the views that can be believed say of them."""
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """The view of a site, if it is fresh; a suspiciously empty one still is a view, but one to doubt."""
@@ -93,10 +93,9 @@ def trust(snapshot: Snapshot) -> Trust:
     overlay = _stale(
         "overlay", view.taken_at if view else None, snapshot.overlay.fault, now, policy.overlay_max_age_s
     )
-    by_site: dict[str, list[Drone]] = {}
-    for drone in snapshot.drones.values():
-        by_site.setdefault(drone.site, []).append(drone)
+    slots = _alive(snapshot) if overlay is None else {}
     sites: dict[str, Reason | None] = {}
+    views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
         reading = snapshot.sites.get(name)
         taken = reading.view.taken_at if reading and reading.view else None
@@ -107,9 +106,17 @@ def trust(snapshot: Snapshot) -> Trust:
             age = now - taken if taken is not None else -1.0
             doubt = ViewStale(f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way")
         if doubt is None and reading is not None and reading.view is not None:
-            doubt = _vanished(name, reading.view, by_site.get(name, ()), site_policy.gone_after_s * VANISH_FACTOR)
+            views[name] = reading.view
         sites[name] = doubt
-    return Trust(overlay, sites, frozenset(n for n, r in sites.items() if isinstance(r, AllVanished)))
+    sifted = sift(snapshot, slots, views)
+    vanished = _vanished(policy, views, sifted)
+    sites.update(vanished)
+    return Trust(overlay, sites, frozenset(vanished), slots, sifted)
+
+
+def _alive(snapshot: Snapshot) -> Mapping[DroneId, Slot]:
+    view, oldest = snapshot.overlay.view, snapshot.now - snapshot.policy.slot_max_age_s
+    return {s.drone_id: s for s in view.slots if s.heard_at >= oldest} if view else {}
 
 
 def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limit_s: float) -> ViewStale | None:
@@ -123,17 +130,25 @@ def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limi
     return None
 
 
-def _vanished(site: str, view: SiteView, drones: Iterable[Drone], patience_s: float) -> AllVanished | None:
-    known = missing = 0
-    for drone in drones:
-        if drone.goes or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
+def _vanished(policy: Policy, views: Mapping[str, SiteView], sifted: Sifted) -> Mapping[str, Reason]:
+    """Sites whose listing lacks so many of our drones at once that it is to be doubted."""
+    known: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
+    for drone in sifted.others.values():
+        view = views.get(drone.site)
+        if view is None or drone.goes or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
             continue
-        known += 1
+        known[drone.site] += 1
+        patience_s = policy.sites[drone.site].gone_after_s * VANISH_FACTOR
         if drone.id not in view.drones and (not drone.missing_at or view.taken_at - drone.missing_at < patience_s):
-            missing += 1
-    if missing >= VANISH_MIN and missing >= VANISH_FRACTION * known:
-        return AllVanished(site, missing)
-    return None
+            missing[drone.site] += 1
+    for key, count in sifted.settled.items() if missing else ():
+        known[key.partition("/")[0]] += count
+    return {
+        site: AllVanished(site, count)
+        for site, count in missing.items()
+        if count >= VANISH_MIN and count >= VANISH_FRACTION * known[site]
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- breakers
@@ -173,8 +188,9 @@ def overlay_back(breaker: Breaker, now: float, long_s: float) -> Breaker:
     )
 
 
-def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]:
-    """All breakers after what this snapshot shows: looks that failed or succeeded, drones that died young or joined."""
+def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone]) -> Mapping[str, Breaker]:
+    """All breakers after what this snapshot shows: looks that failed or succeeded, drones that died young or joined.
+    ``others``: drones on record that are not settled."""
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -185,18 +201,22 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Breaker]
         *((name, reading.view is not None, reading.fault) for name, reading in snapshot.sites.items()),
     ]
     for scope, seen, fault in looks:
+        if fault is None and scope not in known:
+            continue
         breaker = known.get(scope) or Breaker(scope, since=now)
         if fault is not None:
             # The same fault is told again every tick until somebody looks anew: count it once.
             known[scope] = breaker if breaker.fault == fault else failed(breaker, fault, now)
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
-        elif seen and scope in known and not (breaker.fault and breaker.fault.of_order):
+        elif seen and not (breaker.fault and breaker.fault.of_order):
             if scope == OVERLAY:
                 known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
             else:
                 known[scope] = recovered(breaker, now)
-    for scope, fault in {**_young_deaths(snapshot, moves), **_hopeless(snapshot, moves)}.items():
+    after = {move.drone.id: move.drone for move in moves}
+    now_known = (after.get(drone.id, drone) for drone in others)
+    for scope, fault in {**_young_deaths(snapshot, moves), **_hopeless(snapshot, now_known)}.items():
         known[scope] = failed(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
         key, site = str(move.drone.type), move.drone.site
@@ -215,16 +235,18 @@ def _by_order(breaker: Breaker) -> bool:
 
 
 def _cures(snapshot: Snapshot, move: Move, breaker: Breaker) -> bool:
-    """Whether a drone has come past what others met after their orders were accepted: room, by having started; all
-    else (what starts may fail as it boots) by being in the pool."""
+    """Whether a drone has come past what others met after their orders were accepted: room, by having started, if it
+    was asked for since (one of the same batch may have got the last of it); all else (what starts may fail as it boots)
+    by being in the pool."""
     fault, drone = breaker.fault, move.drone
     if fault is None or not fault.late or drone.state.ended:
         return False
     before = snapshot.drones.get(drone.id)
-    if drone.joined_at and not (before and before.joined_at):
-        return True
-    lacks_room = fault.kind in (FaultKind.CAPACITY, FaultKind.QUOTA)
-    return lacks_room and bool(drone.started_at) and not (before and before.started_at)
+    joined = bool(drone.joined_at) and not (before and before.joined_at)
+    if fault.kind not in (FaultKind.CAPACITY, FaultKind.QUOTA):
+        return joined
+    started = bool(drone.started_at) and not (before and before.started_at)
+    return drone.requested_at >= fault.at and (started or joined)
 
 
 def _had_work(snapshot: Snapshot, move: Move) -> bool:
@@ -258,21 +280,19 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
     return found
 
 
-def _hopeless(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
+def _hopeless(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
     """One fault for drones that their site will never start. They are asked to go in the same tick, so that each is
     counted once."""
-    after = {move.drone.id: move.drone for move in moves}
     found: dict[str, Fault] = {}
-    for drone_id, recorded in snapshot.drones.items():
-        drone = after.get(drone_id, recorded)
+    for drone in others:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
         if not waits or drone.goes:
             continue
         reading = snapshot.sites.get(drone.site)
-        remote = reading.view.drones.get(drone_id) if reading is not None and reading.view is not None else None
+        remote = reading.view.drones.get(drone.id) if reading is not None and reading.view is not None else None
         if remote is not None and remote.hopeless and remote.blocked:
             scope = str(drone.type) if BACKOFF[remote.blocked].per_type else drone.site
-            message = f"{drone_id} waits: {remote.reason}"
+            message = f"{drone.id} waits: {remote.reason}"
             found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, late=True)
     return found
 

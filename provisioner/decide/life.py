@@ -146,17 +146,16 @@ EXIT_NEVER_JOINED = 73
 
 
 def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
-    """What fresh views tell of every drone on record: only what is new."""
-    slots = trust.slots(snapshot)
+    """What fresh views tell of every drone on record: only what is new. Of settled ones nothing is."""
     lost = _lost(snapshot) if trust.overlay is None else None
     views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
-    for drone in snapshot.drones.values():
+    for drone in trust.sifted.others.values():
         site_policy = snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
         move = observe(
             drone,
             views.get(drone.site),
-            slots.get(drone.id),
+            trust.slots.get(drone.id),
             pool_fresh=trust.overlay is None,
             evictions=lost.get(drone.id, ()) if lost is not None else None,
             policy=site_policy,

@@ -7,7 +7,7 @@ set on one node that loses least work. A job that would not fit even if every dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from provisioner.decide.floor import Floor, Spot, space_of
@@ -16,6 +16,7 @@ from provisioner.decide.scene import Scene
 from provisioner.decide.space import NOTHING, Space, times
 from provisioner.decide.victims import Candidate, cheapest_set
 from provisioner.model import (
+    WAITING,
     WHOLE_GPU,
     Claim,
     Drone,
@@ -28,7 +29,6 @@ from provisioner.model import (
 )
 from provisioner.reasons import OwnerClaim, OwnerWaits, Reason
 
-WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
 """Hold nothing at their site yet."""
 _HOLDS = (RemoteState.RUNNING, RemoteState.OVER)
 """Have a place on a node."""
@@ -61,16 +61,19 @@ class Ground:
     def of(cls, scene: Scene) -> Ground:
         """For every site whose view can be believed."""
         ground = cls()
+        by_site: dict[str, list[Drone]] | None = None
         for name, policy in scene.snapshot.policy.sites.items():
             view = scene.trust.site_view(scene.snapshot, name)
             if view is not None and view.nodes and scene.trust.sites.get(name) is None:
-                ground._site(scene, policy, view)
+                if by_site is None:  # the first site that tells node by node; there may be none
+                    by_site = _by_site(scene)
+                ground._site(scene, policy, view, by_site.get(name, ()))
         return ground
 
-    def _site(self, scene: Scene, policy: SitePolicy, view: SiteView) -> None:
+    def _site(self, scene: Scene, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
         quiet_s = scene.now - scene.snapshot.gpu_wanted_at
         floor = self.floors[view.site] = Floor.of(view.nodes, policy.blocking, quiet_s)
-        crowd = self.crowds[view.site] = Crowd.of(scene, policy, view, floor)
+        crowd = self.crowds[view.site] = Crowd.of(scene, policy, view, floor, drones)
         known = scene.snapshot.patience.get(view.site)
         left = offer(known)
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
@@ -91,20 +94,21 @@ class Ground:
         if jobs:
             self.claimed[view.site] = waits
         self.held |= {k.key: waits for k in scene.types.values() if k.site == view.site and k.name in narrow}
-        self._queued(scene, view.site, waits)
+        self._queued(scene, view.site, waits, drones)
 
-    def _queued(self, scene: Scene, site: str, waits: OwnerWaits) -> None:
+    def _queued(self, scene: Scene, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
         """Drones that wait at the site have their room promised, unless they would take, one by one, what is being made
         free for a larger job."""
         roomless: set[TypeKey] = set()  # room only shrinks here: where one found none, the next thousand need not look
-        for drone in scene.drones.values():
-            if drone.site != site or drone.state not in WAITING:
+        for drone in drones:
+            if drone.state not in WAITING:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
                 why = OwnerClaim(waits.jobs, 0.0, gpus=waits.gpus)
                 self.leavers.append(Leaver(drone, why, DroneState.WITHDRAWN))
             elif (
-                drone.type in scene.types
+                drone.awaits_room
+                and drone.type in scene.types
                 and drone.type not in roomless
                 and self.floors[site].book(scene.types[drone.type], 1)
             ):
@@ -139,9 +143,13 @@ class Crowd:
     """By node: will be free within the grace."""
 
     @classmethod
-    def of(cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor) -> Crowd:
+    def of(
+        cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor, drones: Iterable[Drone]
+    ) -> Crowd:
         crowd = cls()
-        for drone in scene.drones.values():
+        if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
+            return crowd
+        for drone in drones:
             remote = view.drones.get(drone.id)
             kind = scene.types.get(drone.type)
             if remote is None or remote.node not in floor.spots or remote.state not in _HOLDS:
@@ -205,6 +213,13 @@ def _holes(claim: Claim, most: int, floor: Floor, crowd: Crowd, *, ask: bool) ->
         crowd.takes(spot, need)
         del sets[spot.name]
         yield Hole(spot, 1, victims)
+
+
+def _by_site(scene: Scene) -> dict[str, list[Drone]]:
+    drones: dict[str, list[Drone]] = {}
+    for drone in scene.drones.values():
+        drones.setdefault(drone.site, []).append(drone)
+    return drones
 
 
 def _left_over(need: Space, room: Space, whole: Space) -> float:

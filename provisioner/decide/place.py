@@ -2,244 +2,267 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from provisioner.decide import fit
-from provisioner.decide.demand import Ledger, Taken, empty, is_late
-from provisioner.decide.fit import jobs_in_slot, jobs_in_type
+from provisioner.decide import fit, warm
+from provisioner.decide.demand import NONE_TAKEN, Ledger, Taken, empty
+from provisioner.decide.exposed import Exposure
+from provisioner.decide.fairness import Shares
 from provisioner.decide.guard import OVERLAY
+from provisioner.decide.headroom import PREFIX, is_virtual
 from provisioner.decide.lifetime import cut_s, ends_at, too_short
+from provisioner.decide.orders import Orders
 from provisioner.decide.owner import Ground
+from provisioner.decide.resume import Returning
+from provisioner.decide.risk import Risk
 from provisioner.decide.room import Room
 from provisioner.decide.scene import Placed, Scene
-from provisioner.model import (
-    WHOLE_GPU,
-    Drain,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Fault,
-    FaultKind,
-    JobClass,
-    Refusal,
-    Start,
-    TypeKey,
-)
+from provisioner.decide.shapes import Suited
+from provisioner.decide.worth import Waiting, worthwhile
+from provisioner.model import Drone, DroneId, DroneState, Fault, FaultKind, JobClass, Refusal, Start, TypeKey
 from provisioner.reasons import (
     AwaitsNegotiation,
     BackingOff,
     BadRequest,
+    GpusStranded,
+    JobsFirst,
     JobsWait,
+    LimitReached,
     NothingFits,
     OnTheirWay,
+    OwnerWaits,
     Reason,
     SiteFull,
-    WantedAgain,
+    SiteQuota,
+    WarmHeadroom,
 )
+
+_ROOMLESS = (SiteFull, GpusStranded)
 
 
 def place(scene: Scene, ground: Ground, ledger: Ledger) -> Placed:
-    """Go through the classes, hardest to place first, and start what they lack."""
-    snapshot = scene.snapshot
+    """Go through the classes, hardest to place first, and start what they lack; headroom comes last."""
+    blind = _blind(scene)
+    if blind is not None:
+        return Placed(refusals=(blind,))
+    shares = Shares.of(scene)
+    turns = Turns(scene, ground, ledger, shares)
+    for job in shares.in_turn(scene):
+        turns.serve(job, scene.suited[job.id])
+    pressed = warm.pressed(scene, turns.refusals, ground.claimed)
+    for job in scene.headroom:
+        turns.warm_up(job, scene.suited[job.id], pressed)
+    doubts = (Refusal(f"site:{site}", 0, why) for site, why in scene.trust.sites.items() if why is not None)
+    refusals = (*turns.refusals, *doubts)
+    exposed = turns.exposure.most_exposed()
+    return Placed(tuple(turns.starts), tuple(turns.returning.asked), refusals, turns.roomless, pressed, exposed)
+
+
+def _blind(scene: Scene) -> Refusal | None:
+    """Why nothing at all is started."""
     if scene.brake is not None:
-        return Placed(refusals=(Refusal("all", len(scene.drones), scene.brake),))
+        return Refusal("all", len(scene.drones), scene.brake)
     if scene.trust.overlay is not None:
-        return Placed(refusals=(Refusal("all", 0, scene.trust.overlay),))
+        return Refusal("all", 0, scene.trust.overlay)
     outage = scene.breakers.get(OVERLAY)
     if outage is not None and scene.now < outage.until:
         fault = outage.fault or Fault(FaultKind.DOWN, "it was out of sight and settles first", outage.since)
-        return Placed(refusals=(Refusal("all", 0, BackingOff(OVERLAY, outage.until, fault.kind.value, fault.message)),))
-    room = Room.of(scene, ground)
-    rank = _rank(scene, room)
-    draining = _resumable(scene)
-    starts: list[Start] = []
-    resumes: list[Drain] = []
-    refusals: list[Refusal] = []
-    roomless: dict[TypeKey, int] = {}
-    for job in _hardest_first(scene):
+        return Refusal("all", 0, BackingOff(OVERLAY, outage.until, fault.kind.value, fault.message))
+    return None
+
+
+@dataclass
+class Turns:
+    """What the classes that had their turn have got. Mutable, local to one decision."""
+
+    scene: Scene
+    ground: Ground
+    ledger: Ledger
+    shares: Shares
+    starts: list[Start] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    roomless: dict[TypeKey, int] = field(default_factory=dict)
+
+    # Most ticks need not all of these: where nothing waits none, where nothing can start no more than the first two.
+
+    @cached_property
+    def returning(self) -> Returning:
+        return Returning.of(self.scene, self.exposure)
+
+    @cached_property
+    def exposure(self) -> Exposure:
+        return Exposure(self.scene, self._safer)
+
+    @cached_property
+    def room(self) -> Room:
+        return Room.of(self.scene, self.ground)
+
+    @cached_property
+    def orders(self) -> Orders:
+        return Orders.of(self.scene, self.room)
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        return Waiting.of(self.scene)
+
+    @cached_property
+    def risk(self) -> Risk:
+        return Risk.of(self.scene)
+
+    def serve(self, job: JobClass, suited: Suited) -> None:
+        """Give jobs of a class what their group is entitled to."""
         if job.fresh:
-            refusals.append(Refusal(f"class:{job.id}", job.fresh, AwaitsNegotiation(job.fresh)))
-        kinds = scene.fits[job.id]
-        if not kinds:
-            refusals.append(Refusal(f"class:{job.id}", job.waiting + job.fresh, _never(job, snapshot.types)))
-            continue
-        if not job.waiting:
-            continue
-        taken = ledger.take(job, job.waiting, iter([k.key for k in kinds]))
+            self._refuse(job, job.fresh, AwaitsNegotiation(job.fresh))
+        if not suited.kinds:
+            self._refuse(job, job.waiting + job.fresh, self._never(job, suited))
+            return
+        entitled, over = self.shares.entitled(job)
+        if over is not None:
+            self._refuse(job, job.waiting - entitled, over)
+            job = replace(job, waiting=entitled)
+        if job.waiting:
+            self._cover(job, suited)
+
+    def warm_up(self, job: JobClass, suited: Suited, pressed: Collection[str]) -> None:
+        """Give headroom what no job has taken, but nothing of a site that is ``pressed``."""
+        if suited.kinds and not (suited := suited.without(pressed)).kinds:
+            self._refuse(job, job.waiting, JobsFirst(job.id.removeprefix(PREFIX), job.waiting))
+        else:
+            self.serve(job, suited)
+
+    def _cover(self, job: JobClass, suited: Suited) -> None:
+        """With drones that are there, then with some taken back, then with new ones."""
+        taken = self.ledger.take(job, suited, job.waiting)
         covered = taken.jobs
-        if draining and covered < job.waiting:
-            back, room_back = _resume(scene, job, kinds, job.waiting - covered, draining)
-            resumes.extend(back)
-            covered += room_back
-        short: DroneType | None = None  # the best type of which fewer can be started than the jobs need
-        brief: Reason | None = None
-        late = None if ledger.any_late else Taken()
-        for kind in _cheapest_first(job, kinds, rank):
-            if late is None and not rank[kind.key].sure:
+        if covered < job.waiting and self.returning.draining:
+            covered += self.returning.take(job, suited, job.waiting - covered)
+        if covered < job.waiting:
+            covered, late = self._start(job, suited, covered)
+            taken = taken.plus(late) if late.jobs else taken
+        self.shares.book(job, min(covered, job.waiting))
+        if taken.jobs:
+            self._refuse(job, taken.jobs, OnTheirWay(taken.jobs, taken.drones))
+
+    def _start(self, job: JobClass, suited: Suited, covered: int) -> tuple[int, Taken]:
+        """Start drones for jobs that are not ``covered``, as far as that is worth it: how many are covered then, and
+        what of that drones take that come late."""
+        held_back: Reason | None
+        enough, held_back = worthwhile(self.scene, job, job.waiting - covered)
+        wanted, any_late, late = covered + enough, bool(self.ledger.late), NONE_TAKEN
+        for key in self._candidates(suited, any_late=any_late):
+            if any_late and key not in self.orders.sure:
                 # From here on a drone might wait as well: those that wait already will do.
-                late = ledger.take(job, job.waiting - covered, iter([k.key for k in kinds]), late=True)
-                covered += late.jobs
-            lack = job.waiting - covered
+                late = self.ledger.take(job, suited, job.waiting - covered, late=True)
+                covered, any_late = covered + late.jobs, False
+            lack = wanted - covered
             if lack <= 0:
                 break
-            if job.walltime_s and (soon := too_short(scene, kind, job.walltime_s)):
-                brief = brief or soon
-                continue
-            needed = -(-lack // jobs_in_type(job, kind))
-            count = min(needed, room.for_type(kind)[0])
-            if count < needed:
-                short = short or kind
-            if count <= 0:
-                continue
-            reason = JobsWait(job.id, job.waiting, covered, count)
-            starts.extend(_starts(scene, kind, job, count, len(starts), reason, uses_reserve=room.on_reserve(kind)))
-            room.start(kind, count)
-            ledger.add(kind.key, empty(kind, count, ends_at(scene, kind)))
-            covered += ledger.take(job, lack, iter([kind.key])).jobs
-        if covered < job.waiting and short is not None:
-            limit = room.for_type(short)[1]
-            if isinstance(limit, SiteFull):
-                lack = -(-(job.waiting - covered) // jobs_in_type(job, short))
-                roomless[short.key] = roomless.get(short.key, 0) + lack
-            if limit is not None:
-                refusals.append(Refusal(f"class:{job.id}", job.waiting - covered, limit))
-        elif covered < job.waiting and brief is not None:
-            refusals.append(Refusal(f"class:{job.id}", job.waiting - covered, brief))
-        jobs, drones = (taken.jobs + late.jobs, taken.drones + late.drones) if late else (taken.jobs, taken.drones)
-        if jobs:
-            refusals.append(Refusal(f"class:{job.id}", jobs, OnTheirWay(jobs, drones)))
-    refusals.extend(Refusal(f"site:{s}", 0, r) for s, r in scene.trust.sites.items() if r is not None)
-    return Placed(tuple(starts), tuple(resumes), tuple(refusals), roomless)
+            count, why = self._allowed(job, suited, key, lack)
+            held_back = held_back or why
+            if count:
+                self._order(job, key, count, covered)
+                covered += self.ledger.take(job, suited, lack, key).jobs
+        if covered < job.waiting:
+            self._fall_short(job, suited, job.waiting - covered, held_back)
+        return covered, late
 
+    def _candidates(self, suited: Suited, *, any_late: bool) -> Collection[TypeKey]:
+        """Types in the order in which they are asked for: open ones, and where those that come late have their turn."""
+        if not any_late and suited.places.keys().isdisjoint(self.room.open):  # as for most classes, once all is full
+            return ()
+        return self.orders.for_jobs(suited).open(self.room)
 
-def _hardest_first(scene: Scene) -> list[JobClass]:
-    """Few types fit, many GPUs, much VRAM: those first, or the easy ones take their place; then priority and age."""
-    return sorted(
-        scene.classes,
-        key=lambda c: (len(scene.fits[c.id]), -c.gpu_milli, -c.vram_mib, -c.priority, c.oldest_at, c.id),
-    )
+    def _allowed(self, job: JobClass, suited: Suited, key: TypeKey, lack: int) -> tuple[int, Reason | None]:
+        """How many drones of a type are started for so many jobs, and what keeps us from it that is no limit."""
+        kind = self.scene.types[key]
+        if job.walltime_s and too_short(self.scene, kind, job.walltime_s):
+            return 0, None
+        count = min(-(-lack // suited.jobs[key]), self.room.for_type(key)[0])
+        if count <= 0:
+            return 0, None
+        dear = self.waiting.too_dear(job, kind, suited.keys, lack)
+        if dear is not None:
+            return 0, dear
+        return self.risk.allowed(job, kind, count, safer=self._safer(suited))
 
+    def _safer(self, suited: Suited) -> bool:
+        """Whether drones for such jobs may also come, now or once there is room, to where nobody takes their place."""
+        safe = (key for key, kind in zip(suited.keys, suited.kinds, strict=True) if not self.risk.bears(kind))
+        return any(_passes(self.room.for_type(key)[1]) for key in safe)
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """What of a drone type's cost does not depend on the job."""
+    def _order(self, job: JobClass, key: TypeKey, count: int, covered: int) -> None:
+        """Start ``count`` drones of a type for a class of which ``covered`` jobs have theirs."""
+        kind = self.scene.types[key]
+        reason: Reason = JobsWait(job.id, job.waiting, covered, count)
+        vram_mib = job.vram_mib
+        if is_virtual(job.id):  # a warm drone is for whoever comes
+            reason, vram_mib = WarmHeadroom(job.id.removeprefix(PREFIX), job.waiting, covered, count), 0
+        life_s, on_reserve = cut_s(self.scene, kind), self.room.on_reserve(kind)
+        drones = self._requested(key, count, job.id)
+        self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
+        self.room.start(key, count)
+        self.risk.book(kind, count)
+        self.ledger.add(key, empty(kind, count, ends_at(self.scene, kind)))
 
-    sure: bool
-    """One would start now, by all that its site shows."""
-    full: bool
-    wait_h: int
-    """Within how many hours the last of ours that wait there is expected to start; 0 if none is late."""
-    price: float
-    """Of the whole drone for an hour, with the operator's preference between sites."""
-    waste: tuple[int, int, str]
-    """VRAM, capability: what a job that does not need them would leave unused; then the key, for a total order."""
-
-
-def _rank(scene: Scene, room: Room) -> Mapping[TypeKey, Rank]:
-    policy = scene.snapshot.policy.sites
-    waits = _waits_h(scene)
-    ranks = {}
-    for kind in scene.snapshot.types:
-        site, free = policy.get(kind.site), room.free_for(kind)
-        ranks[kind.key] = Rank(
-            # What looks free where one of ours waits all the same is kept for somebody else.
-            sure=free is not None and free > 0 and kind.key not in waits,
-            full=free is not None and free <= 0,
-            wait_h=waits.get(kind.key, 0),
-            price=kind.price * (site.price if site else 1.0) * (kind.gpu_milli or WHOLE_GPU),
-            waste=(kind.vram_mib, kind.capability, kind.key),
-        )
-    return ranks
-
-
-def _waits_h(scene: Scene) -> Mapping[TypeKey, int]:
-    """By type, within how many hours the site expects the last of ours to start; only where that is late."""
-    waits: dict[TypeKey, int] = {}
-    for drone in scene.drones.values():
-        remote = scene.remote(drone) if is_late(scene, drone) else None
-        if remote is not None:
-            hours = 1 + max(0, int((remote.expected_start_at - scene.now) // 3600))
-            waits[drone.type] = max(waits.get(drone.type, 0), hours)
-    return waits
-
-
-def _cheapest_first(job: JobClass, kinds: Sequence[DroneType], rank: Mapping[TypeKey, Rank]) -> list[DroneType]:
-    """By price for one job of the class, then by how little VRAM and capability is left unused. Sites that show free
-    GPUs (or do not tell) come before those where the drone would queue, and a short queue before a long one."""
-
-    def cost(kind: DroneType) -> tuple[bool, int, float, tuple[int, int, str]]:
-        fixed = rank[kind.key]
-        return fixed.full, fixed.wait_h, fixed.price / max(1, jobs_in_type(job, kind)), fixed.waste
-
-    return sorted(kinds, key=cost)
-
-
-def _never(job: JobClass, types: Sequence[DroneType]) -> Reason:
-    if job.invalid:
-        return BadRequest(job.invalid)
-    found = fit.nearest(job, types)
-    if found is None:
-        return NothingFits("", "type", "any", "no drone type is configured")
-    key, why = found
-    return NothingFits(key, why.dimension, why.wanted, why.offered)
-
-
-def _starts(
-    scene: Scene, kind: DroneType, job: JobClass, count: int, already: int, reason: JobsWait, *, uses_reserve: bool
-) -> list[Start]:
-    snapshot = scene.snapshot
-    first = snapshot.next_serial + already
-    return [
-        Start(
-            Drone(
+    def _requested(self, key: TypeKey, count: int, class_id: str) -> Iterator[Drone]:
+        snapshot, kind = self.scene.snapshot, self.scene.types[key]
+        first = snapshot.next_serial + len(self.starts)
+        for serial in range(first, first + count):
+            yield Drone(
                 id=DroneId(f"{snapshot.id_prefix}-{serial}"),
-                type=kind.key,
+                type=key,
                 state=DroneState.REQUESTED,
-                since=scene.now,
-                requested_at=scene.now,
+                since=snapshot.now,
+                requested_at=snapshot.now,
                 gpu_milli=kind.gpu_milli,
-                for_class=job.id,
-            ),
-            reason,
-            job.vram_mib,
-            cut_s(scene, kind),
-            uses_reserve,
-        )
-        for serial in range(first, first + count)
-    ]
+                for_class=class_id,
+            )
+
+    def _fall_short(self, job: JobClass, suited: Suited, lack: int, held_back: Reason | None) -> None:
+        """``lack`` jobs of a class get no drone. The limit that keeps them from it is told of the best type."""
+        key = self.orders.for_jobs(suited).keys[0]
+        if job.walltime_s:
+            key, limit = self._long_enough(job, suited)
+        else:
+            limit = self.room.for_type(key)[1]
+        why = held_back or limit
+        if why is not None:
+            self._refuse(job, lack, why)
+        if isinstance(why, _ROOMLESS) and not is_virtual(job.id):
+            self.roomless[key] = self.roomless.get(key, 0) - (-lack // suited.jobs[key])
+
+    def _long_enough(self, job: JobClass, suited: Suited) -> tuple[TypeKey, Reason | None]:
+        """The best type whose drones live long enough, and its limit; where none does, the best of all, and why not."""
+        keys = self.orders.for_jobs(suited).keys
+        brief: Reason | None = None
+        for key in keys:
+            soon = too_short(self.scene, self.scene.types[key], job.walltime_s)
+            if soon is None:
+                return key, self.room.for_type(key)[1]
+            brief = brief or soon
+        return keys[0], brief
+
+    def _never(self, job: JobClass, suited: Suited) -> Reason:
+        if job.invalid:
+            return BadRequest(job.invalid)
+        found = suited.nearest or fit.nearest(job, self.scene.snapshot.types)
+        if found is None:
+            return NothingFits("", "type", "any", "no drone type is configured")
+        key, why = found
+        return NothingFits(key, why.dimension, why.wanted, why.offered)
+
+    def _refuse(self, job: JobClass, count: int, why: Reason) -> None:
+        self.refusals.append(Refusal(f"class:{job.id}", count, why))
 
 
-def _resumable(scene: Scene) -> dict[DroneId, Drone]:
-    """Draining drones that still run something and leave only for want of work: never those that an operator or an
-    owner asked to go."""
-    return {
-        d.id: d
-        for d in scene.drones.values()
-        if d.state is DroneState.DRAINING
-        and d.leaving in (DroneState.DONE, DroneState.MATCHED_NOTHING)
-        and d.asked_at
-        and d.jobs
-        and d.id in scene.slots
-        and scene.touchable(d)
-    }
-
-
-def _resume(
-    scene: Scene, job: JobClass, kinds: Sequence[DroneType], lack: int, draining: dict[DroneId, Drone]
-) -> tuple[list[Drain], int]:
-    """Draining drones with room for the class go back into service (and out of ``draining``): cheaper than a start.
-    Also for how many jobs they have room."""
-    found: list[Drain] = []
-    covered = 0
-    keys = {k.key for k in kinds}
-    for drone in list(draining.values()):
-        room = jobs_in_slot(job, scene.slots[drone.id], scene.types[drone.type]) if drone.type in keys else 0
-        if covered < lack and room:
-            del draining[drone.id]
-            back = replace(drone, state=DroneState.BUSY, since=scene.now, leaving=None, asked_at=0.0, asked=0)
-            found.append(Drain(back, drone.state, DrainMode.RESUME, WantedAgain(job.id, job.waiting)))
-            covered += room
-    return found, covered
+def _passes(why: Reason | None) -> bool:
+    """Whether what keeps a type from being started passes without anybody's doing."""
+    match why:
+        case None | SiteFull() | SiteQuota() | GpusStranded() | OwnerWaits():
+            return True
+        case LimitReached(allowed=allowed):
+            return allowed > 0
+        case _:
+            return False

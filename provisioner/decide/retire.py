@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from provisioner.decide.demand import Ledger, is_late
+from provisioner.decide import warm
+from provisioner.decide.demand import Ledger
+from provisioner.decide.fairness import Shares
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
+from provisioner.decide.headroom import is_virtual
 from provisioner.decide.idle import idle_limit_s
 from provisioner.decide.life import LIFE, Overdue, end
 from provisioner.decide.owner import Leaver
-from provisioner.decide.scene import Leaving, Scene
+from provisioner.decide.scene import Leaving, Placed, Scene
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -46,14 +49,15 @@ INSIST_KILL = 3
 """A drone asked to stop this often is killed without notice."""
 _CLEARED = (RemoteState.OVER, RemoteState.ENDED)
 """Nobody need end these."""
-WITHDRAW_AFTER_S = 60.0
+WITHDRAW_AFTER_S = 120.0
 """A drone that waits at its site goes when no job has needed it for this long, or for the idle time-out if that is
-shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting."""
+shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting. In
+replays five minutes served bursts better still, and started too many drones for nothing where jobs come singly."""
 WANTED_FACTOR = 3
 """An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
 
 
-def retire(scene: Scene, leavers: Sequence[Leaver]) -> Leaving:
+def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed) -> Leaving:
     """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
     is on only people's requests count: they may be what ends the trouble."""
     asked = _Asked(scene)
@@ -63,10 +67,15 @@ def retire(scene: Scene, leavers: Sequence[Leaver]) -> Leaving:
         for leaver in leavers:
             if leaver.drone.id not in asked.named and scene.touchable(leaver.drone):
                 asked.make_way(leaver.drone, leaver.reason, leaver.end)
-        surplus = _surplus(scene, asked)
-        for drone in scene.drones.values():
+        for drone_id, reason in placed.exposed.items():
+            drone = scene.drones[drone_id]
+            if not drone.goes and drone.id not in asked.named and scene.touchable(drone):
+                asked.drain(drone, DrainMode.PEACEFUL, reason, _worked(drone))
+        surplus = _surplus(scene, asked, placed.pressed)
+        kept = warm.kept(scene, placed.pressed)
+        for drone in scene.unsettled.values():
             if drone.id not in asked.named and scene.touchable(drone):
-                _one(scene, asked, drone, surplus)
+                _one(scene, asked, drone, surplus, kept)
         orphans = _orphans(scene)
     return Leaving(
         tuple(asked.drains), tuple(asked.stops), orphans, tuple(asked.refusals), done, moves=tuple(asked.moves)
@@ -148,10 +157,10 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
     return True
 
 
-def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> None:
+def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kept: Collection[str]) -> None:
     policy = scene.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
     now = scene.now
-    worked = DroneState.DONE if drone.busy_at else DroneState.MATCHED_NOTHING
+    worked = _worked(drone)
     if drone.state is DroneState.QUEUED and drone.started_at:
         return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
     waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED)
@@ -168,14 +177,20 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str]) -> 
         return asked.stop(drone, TypeGone(drone.type), DroneState.WITHDRAWN)
     if drone.id in surplus:
         return asked.stop(drone, Unneeded(drone.state.value), DroneState.WITHDRAWN)
+    if drone.state is DroneState.IDLE and drone.id in kept:
+        return None
     if drone.state is DroneState.IDLE:
         return _idle(scene, asked, drone, worked)
     return _overdue(scene, asked, drone, policy)
 
 
+def _worked(drone: Drone) -> DroneState:
+    return DroneState.DONE if drone.busy_at else DroneState.MATCHED_NOTHING
+
+
 def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None:
     policy = scene.snapshot.policy
-    limit = idle_limit_s(drone, policy)
+    limit = idle_limit_s(drone, policy, scene.snapshot.learned)
     slot = scene.slots.get(drone.id)
     if slot is None or scene.trust.overlay is not None:
         return
@@ -186,23 +201,23 @@ def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None
 
 
 def _wanted(scene: Scene, drone: Drone) -> bool:
-    """Whether jobs wait that fit it: then the negotiator, not we, should act."""
-    slot = scene.slots[drone.id]
+    """Whether jobs wait that fit it, and that the negotiator would match: then it, not we, should act."""
+    slot, shares = scene.slots[drone.id], Shares.of(scene)
     return any(
         jobs_in_slot(job, slot, scene.types[drone.type])
         for job in scene.classes
-        if any(kind.key == drone.type for kind in scene.fits[job.id])
+        if drone.type in scene.suited[job.id].jobs and not shares.used_up(job)
     )
 
 
 def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> None:
     stage = LIFE[drone.state]
     limit, since = _limit(scene, drone, policy)
-    spent = scene.now - since
+    spent = (_heard_at(scene, drone) if drone.state is DroneState.JOINED else scene.now) - since
     if drone.state is DroneState.DRAINING and not drone.jobs and scene.trust.overlay is None:
         # Empty, and still there: the drain was refused, lost or had no effect. The site's notice does it.
         wait = 0.0 if drone.asked else policy.stop_limit_s
-        idle = scene.now - max(drone.since, drone.idle_at, _pool_seen_since(scene))
+        idle = _heard_at(scene, drone) - max(drone.since, drone.idle_at, _pool_seen_since(scene))
         if idle >= wait:
             refused = OrderRefused(FaultKind.UNKNOWN.value, drone.site_reason)
             reason = refused if drone.asked else StageTooLong(drone.state.value, idle, wait)
@@ -215,10 +230,26 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
     match stage.then:
         case Overdue.STOP:
             asked.stop(drone, late, stage.ends_as)
-        case Overdue.INSIST:
+        case Overdue.INSIST if not _works_on(scene, drone):
             asked.stop(drone, late, drone.leaving, kill=drone.asked >= INSIST_KILL)
-        case Overdue.DRAIN | Overdue.FORGET:
+        case _:
             pass  # idle drones go by _idle; a record without a drone ends by life.observe
+
+
+def _heard_at(scene: Scene, drone: Drone) -> float:
+    """Up to when it is known what a drone in the pool did: a listing of now may show a slot of long ago, or lack it for
+    once. One that stays away is out of the pool, which has a limit of its own."""
+    slot = scene.slots.get(drone.id)
+    return min(scene.now, slot.heard_at if slot is not None else drone.heard_at)
+
+
+def _works_on(scene: Scene, drone: Drone) -> bool:
+    """The order to end did not reach it, and it has taken jobs since, for which there was no ground to end it: it is
+    asked again when it has none. An owner's claim, and an operator's word, hold whatever it does."""
+    slot = scene.slots.get(drone.id)
+    by_operator = drone.leaving is DroneState.WITHDRAWN and 0 < drone.joined_at <= drone.since
+    took = slot is not None and slot.jobs > 0 and slot.begun_at > drone.since
+    return took and not drone.notice_at and not by_operator
 
 
 def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
@@ -243,15 +274,15 @@ def _pool_seen_since(scene: Scene) -> float:
     return breaker.blind_until if breaker else 0.0
 
 
-def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
-    """Drones that wait at a site and that no job has needed for a while. Fresh jobs count as need here: slower down
-    than up."""
+def _surplus(scene: Scene, asked: _Asked, pressed: Collection[str]) -> frozenset[str]:
+    """Drones that wait at a site and that no job has needed for a while, nor any headroom. Fresh jobs count as need
+    here: slower down than up."""
     outage = scene.breakers.get(OVERLAY)
     if scene.trust.overlay is not None or (outage is not None and scene.now < outage.until):
         return frozenset()
     waiting = [
         d
-        for d in scene.drones.values()
+        for d in scene.unsettled.values()
         if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
         and not d.goes
         and not d.started_at
@@ -261,15 +292,19 @@ def _surplus(scene: Scene, asked: _Asked) -> frozenset[str]:
     if not waiting:
         return frozenset()
     ledger = Ledger.of(scene)
-    for job in sorted(scene.classes, key=lambda c: (len(scene.fits[c.id]), c.id)):
-        wanted, keys = job.waiting + job.fresh, [k.key for k in scene.fits[job.id]]
-        wanted -= ledger.take(job, wanted, iter(keys)).jobs
-        for key in keys:  # of those that come late, as many of each type: which of them comes first nobody knows
-            ledger.take(job, wanted, iter([key]), late=True)
+    real = sorted(scene.classes, key=lambda c: (len(scene.suited[c.id].kinds), c.id))
+    for job in (*real, *scene.headroom):
+        suited, wanted = scene.suited[job.id], job.waiting + job.fresh
+        if is_virtual(job.id):
+            suited = suited.without(pressed)
+        wanted -= ledger.take(job, suited, wanted).jobs
+        for key in suited.places.keys() & ledger.late if wanted > 0 else ():
+            # of those that come late, as many of each type: which of them comes first nobody knows
+            ledger.take(job, suited, wanted, key, late=True)
     left = {key: ledger.untouched(scene.types[key]) for key in {d.type for d in waiting}}
     surplus: list[str] = []
     # those that come late first, then the newest
-    for drone in sorted(waiting, key=lambda d: (not is_late(scene, d), -d.requested_at, d.id)):
+    for drone in sorted(waiting, key=lambda d: (d.id not in scene.late, -d.requested_at, d.id)):
         left[drone.type] -= 1
         if left[drone.type] < 0:
             if drone.idle_at:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from provisioner.decide.lifetime import ENDLESS, too_short
 from provisioner.decide.owner import Ground
 from provisioner.decide.scene import Scene
+from provisioner.decide.stranded import stranded
 from provisioner.model import (
+    PENDING,
     WHOLE_GPU,
     BreakerState,
     DroneState,
     DroneType,
     RemoteState,
     ReserveWhen,
+    SitePolicy,
     TypeKey,
 )
 from provisioner.reasons import (
@@ -28,7 +32,8 @@ from provisioner.reasons import (
     SiteQuota,
 )
 
-PENDING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING)
+_Cap = tuple[str, str, Mapping[str, int], int | None, int]
+"""A limit's name, of what it is one, what is counted there, how much is allowed, and how much one drone takes."""
 
 
 @dataclass(slots=True)
@@ -46,6 +51,8 @@ class Room:
     """Of the pending ones, those asked for since their site or type is probed: what queued there before is no probe."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: what a site shows as free that does not tell node by node, less what is asked of it."""
+    free_milli: dict[str, int] = field(default_factory=dict)
+    """By site: the same in GPUs of the whole site, where it tells."""
     quota: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: what a site's quota allows besides what is asked of it."""
     counted: dict[TypeKey, int] = field(default_factory=dict)
@@ -54,34 +61,49 @@ class Room:
     """Types of which one waits at its site for what others would have to wait for too."""
     spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
     """Types of which no more may be started, and why."""
+    open: set[TypeKey] = field(default_factory=set)
+    """All other types, as far as is known yet."""
 
     @classmethod
     def of(cls, scene: Scene, ground: Ground) -> Room:
         """Count everything once."""
-        room = cls(scene, ground)
-        probing = {b.scope: b.since for b in scene.breakers.values() if b.state is BreakerState.PROBING}
-        for drone in scene.drones.values():
-            room._count(drone.type, drone.site, 1, drone.gpu_milli)
-            if drone.state in PENDING:
-                remote = scene.remote(drone)
-                if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
-                    room.blocked[drone.type] = SiteBlocks(drone.type, remote.blocked.value, remote.reason)
-                room._add(room.pending, 1, drone.site, drone.type)
-                asked = [s for s in (drone.site, str(drone.type)) if drone.requested_at >= probing.get(s, ENDLESS)]
-                room._add(room.probes, 1, *asked)
+        room = cls(scene, ground, open=set(scene.types))
+        for key, count in scene.settled.items():
+            kind = scene.types[key]
+            room._count(key, kind.site, count, count * kind.gpu_milli)
+        room._count_unsettled()
         for site, count in scene.strays.items():
-            biggest = max((t.gpu_milli for t in scene.snapshot.types if t.site == site), default=0)
-            room._count("", site, count, count * biggest)
+            if count:
+                biggest = max((t.gpu_milli for t in scene.snapshot.types if t.site == site), default=0)
+                room._count("", site, count, count * biggest)
         for site, reading in scene.snapshot.sites.items():
             if reading.view is not None and reading.view.free is not None and not reading.view.nodes:
                 room.free[site] = {k: float(v) for k, v in reading.view.free.items()}
+                if reading.view.free_gpu_milli is not None:
+                    room.free_milli[site] = reading.view.free_gpu_milli
             if reading.view is not None and reading.view.quota is not None:
                 room.quota[site] = {k: float(v) for k, v in reading.view.quota.items()}
-        for drone in scene.drones.values():
-            # The site's count of free places cannot know yet of an order whose outcome is unknown.
+        for drone in scene.unsettled.values():
+            if drone.awaits_room:
+                room._promise(drone.type, 1)
+            # The quota that a site tells cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
-                room._occupy(drone.type, 1)
+                room._grant(drone.type, 1)
         return room
+
+    def _count_unsettled(self) -> None:
+        probing = {b.scope: b.since for b in self.scene.breakers.values() if b.state is BreakerState.PROBING}
+        for drone in self.scene.unsettled.values():
+            key, site = drone.type, drone.site
+            self._count(key, site, 1, drone.gpu_milli)
+            if drone.state not in PENDING:
+                continue
+            remote = self.scene.remote(drone)
+            if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
+                self.blocked[key] = SiteBlocks(key, remote.blocked.value, remote.reason)
+            self._add(self.pending, 1, site, key)
+            if probing:
+                self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, ENDLESS)))
 
     @staticmethod
     def _add(counts: dict[str, int], amount: int, *keys: str) -> None:
@@ -89,36 +111,54 @@ class Room:
             counts[key] = counts.get(key, 0) + amount
 
     def _count(self, kind: str, site: str, count: int, gpu_milli: int) -> None:
-        self._add(self.drones, count, *filter(None, (kind,)), site, "")
+        self._add(self.drones, count, *((kind, site, "") if kind else (site, "")))
         self._add(self.gpu_milli, gpu_milli, site, "")
 
-    def _occupy(self, key: TypeKey, count: int) -> None:
-        """The types of a site share its hardware, and its quota: what one takes, all others lose in proportion. Where
-        its nodes tell better, the hardware is booked there."""
+    def _promise(self, key: TypeKey, count: int) -> None:
+        """Hardware to drones that hold none yet. Which types share what is known where nodes tell, and it is booked
+        there; else no type has more than its site in all, and where that is not told either, what one takes, all
+        others lose in proportion."""
         site, _, name = key.partition("/")
-        for left in (self.free.get(site, {}), self.quota.get(site, {})):
-            mine = left.get(name, 0.0)
-            share = min(1.0, count / mine) if mine > 0 else 1.0
-            for other in left:
-                left[other] = max(0.0, left[other] - (count if other == name else share * left[other]))
+        left, in_all = self.free.get(site), self.free_milli.get(site)
+        if left is None:
+            return
+        if in_all is None:
+            _take(left, name, count)
+            return
+        kind = self.scene.types.get(key)
+        in_all = self.free_milli[site] = max(0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU))
+        left[name] = max(0.0, left.get(name, 0.0) - count)
+        for other in left:
+            each = self.scene.types.get(TypeKey(f"{site}/{other}"))
+            if each is not None and each.gpu_milli:
+                left[other] = min(left[other], float(in_all // each.gpu_milli))
 
-    def start(self, kind: DroneType, count: int) -> None:
-        """Book ``count`` starts."""
-        self._count(kind.key, kind.site, count, count * kind.gpu_milli)
-        self._add(self.pending, count, kind.site, kind.key)
-        self._add(self.probes, count, kind.site, kind.key)
-        self._add(self.started, count, kind.site, kind.key)
-        if kind.site in self.ground.floors:
-            self.ground.floors[kind.site].book(kind, count)
-            self.counted = {key: n for key, n in self.counted.items() if key.partition("/")[0] != kind.site}
-        self._occupy(kind.key, count)
+    def _grant(self, key: TypeKey, count: int) -> None:
+        """Quota, which the types of a site share."""
+        site, _, name = key.partition("/")
+        _take(self.quota.get(site, {}), name, count)
 
-    def free_for(self, kind: DroneType) -> int | None:
-        """How many could start right now; None where the site does not tell."""
+    def start(self, key: TypeKey, count: int) -> None:
+        """Book ``count`` starts of a type."""
+        kind = self.scene.types[key]
+        site = kind.site
+        self._count(key, site, count, count * kind.gpu_milli)
+        self._add(self.pending, count, site, key)
+        self._add(self.probes, count, site, key)
+        self._add(self.started, count, site, key)
+        if site in self.ground.floors:
+            self.ground.floors[site].book(kind, count)
+            self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
+        self._promise(key, count)
+        self._grant(key, count)
+
+    def free_for(self, key: TypeKey) -> int | None:
+        """How many of a type could start right now; None where its site does not tell."""
+        kind = self.scene.types[key]
         if kind.site in self.ground.floors:
-            if kind.key not in self.counted:
-                self.counted[kind.key] = self.ground.floors[kind.site].count(kind)
-            return self.counted[kind.key]
+            if key not in self.counted:
+                self.counted[key] = self.ground.floors[kind.site].count(kind)
+            return self.counted[key]
         if kind.site in self.free:
             return int(self.free[kind.site].get(kind.name, 0.0))
         return None
@@ -130,27 +170,40 @@ class Room:
         rules = site.blocking if site and not kind.gpu_milli else ()
         return any(r.when is ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
 
-    def for_type(self, kind: DroneType) -> tuple[int, Reason | None]:
+    def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
         """How many of a type may be started now, and which limit says so. Room only shrinks: none left is for good."""
-        key = kind.key
         if key in self.spent:
             return 0, self.spent[key]
-        count, reason = self._for_type(kind)
+        count, reason = self._for_type(key, self.scene.types[key])
         if count == 0:
             self.spent[key] = reason
+            self.open.discard(key)
         return count, reason
 
-    def _for_type(self, kind: DroneType) -> tuple[int, Reason | None]:
-        policy = self.scene.snapshot.policy
-        site = policy.sites.get(kind.site)
+    def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
+        site = self.scene.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
             return 0, SiteDisabled(kind.site)
-        doubt = self.scene.trust.sites.get(kind.site) or self.ground.held.get(kind.key)
-        doubt = doubt or self.blocked.get(kind.key) or too_short(self.scene, kind)
+        doubt = self.scene.trust.sites.get(kind.site) or self.ground.held.get(key)
+        doubt = doubt or self.blocked.get(key) or too_short(self.scene, kind)
         if doubt is not None:
             return 0, doubt
-        key, gpu_milli = kind.key, kind.gpu_milli
-        caps = (
+        found = self._capped(key, kind, site)
+        free = None if site.queue_when_full else self.free_for(key)
+        if free is not None and free < found[0]:
+            found = free, self._why_full(kind)
+        quota = self.quota.get(kind.site, {}).get(kind.name)
+        if quota is not None and int(quota) < found[0]:
+            found = int(quota), SiteQuota(key)
+        for breaker in (self._breaker(kind.site), self._breaker(key)):
+            if breaker is not None and breaker[0] < found[0]:
+                found = breaker
+        return found
+
+    def _capped(self, key: TypeKey, kind: DroneType, site: SitePolicy) -> tuple[int, Reason | None]:
+        """The least that any limit of ours allows, and which does."""
+        policy, gpu_milli = self.scene.snapshot.policy, kind.gpu_milli
+        caps: tuple[_Cap, ...] = (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
             ("max_pending", kind.site, self.pending, site.max_pending, 1),
             ("max_drones", key, self.drones, kind.max_drones, 1),
@@ -159,31 +212,27 @@ class Room:
             ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, gpu_milli),
             ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, gpu_milli),
         )
-        found: tuple[int, Reason | None] = (1 << 30, None)
-        for limit, scope, counts, most, each in caps:
-            if most is not None:
-                used = counts.get(scope, 0)
-                count = max(0, (most - used) // each) if each else found[0]
-                if count < found[0]:
-                    unit = WHOLE_GPU if limit == "max_gpus" else 1
-                    found = count, LimitReached(limit, scope or "all sites", used / unit, most / unit)
-        free = None if site.queue_when_full else self.free_for(kind)
-        if free is not None and free < found[0]:
-            found = free, self._why_full(kind)
-        quota = self.quota.get(kind.site, {}).get(kind.name)
-        if quota is not None and int(quota) < found[0]:
-            found = int(quota), SiteQuota(kind.key)
-        for breaker in (self._breaker(kind.site), self._breaker(key)):
-            if breaker is not None and breaker[0] < found[0]:
-                found = breaker
-        return found
+        least, binding = 1 << 30, None
+        for cap in caps:
+            _, scope, counts, most, each = cap
+            if most is not None and each:
+                count = max(0, (most - counts.get(scope, 0)) // each)
+                if count < least:
+                    least, binding = count, cap
+        if binding is None:
+            return least, None
+        limit, scope, counts, most, _ = binding
+        unit = WHOLE_GPU if limit == "max_gpus" else 1
+        return least, LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.ground.floors and not kind.gpu_milli:
             unblocked, gpu_milli = self.ground.floors[kind.site].count_unblocked(kind)
             if unblocked and gpu_milli:
                 return ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
-        return self.ground.claimed.get(kind.site) or SiteFull(kind.key)
+        view = self.scene.trust.site_view(self.scene.snapshot, kind.site)
+        short = stranded(kind, view.nodes) if view is not None else None
+        return short or self.ground.claimed.get(kind.site) or SiteFull(kind.key)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
         breaker = self.scene.breakers.get(scope)
@@ -200,3 +249,11 @@ class Room:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")
                 return 0, BackingOff(scope, breaker.until, kind, text)
+
+
+def _take(left: dict[str, float], name: str, count: int) -> None:
+    """``count`` of one, and of all others in proportion."""
+    mine = left.get(name, 0.0)
+    share = min(1.0, count / mine) if mine > 0 else 1.0
+    for other in left:
+        left[other] = max(0.0, left[other] - (count if other == name else share * left[other]))

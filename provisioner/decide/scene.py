@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 
-from provisioner.decide import fit
 from provisioner.decide.guard import Trust
+from provisioner.decide.headroom import virtual_classes
+from provisioner.decide.late import late_ones
+from provisioner.decide.shapes import Suited, shapes
 from provisioner.model import (
     Breaker,
     Drain,
@@ -17,6 +20,7 @@ from provisioner.model import (
     JobClass,
     Move,
     Plan,
+    Policy,
     Refusal,
     RemoteDrone,
     RemoteState,
@@ -27,7 +31,7 @@ from provisioner.model import (
     StopOrphan,
     TypeKey,
 )
-from provisioner.reasons import Reason, TooManyUnhealthy
+from provisioner.reasons import Exposed, Reason, TooManyUnhealthy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,10 @@ class Placed:
     refusals: tuple[Refusal, ...] = ()
     roomless: Mapping[TypeKey, int] = field(default_factory=dict)
     """By drone type, how many are lacking for want of room at the site, and for no other reason."""
+    pressed: frozenset[str] = frozenset()
+    """Sites without headroom for now: real jobs lack room there, or the owner waits."""
+    exposed: Mapping[DroneId, Exposed] = field(default_factory=dict)
+    """Drones that should take no more jobs, as an owner is near, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +75,24 @@ class Scene:
     breakers: Mapping[str, Breaker]
     drones: Mapping[DroneId, Drone]
     """Live ones, as they are after the moves."""
+    unsettled: Mapping[DroneId, Drone]
+    """Of those, the ones that a rule may have anything to say of."""
+    settled: Mapping[TypeKey, int]
+    """How many the rest are, by type (:mod:`settled`)."""
     slots: Mapping[DroneId, Slot]
     """Alive ones, from a fresh view; empty without one."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[JobClass, ...]
     """With jobs that wait or are fresh; empty without a fresh view."""
-    fits: Mapping[str, Sequence[DroneType]]
+    headroom: tuple[JobClass, ...]
+    """Virtual classes: served after all others, and no demand in any other sense."""
+    suited: Mapping[str, Suited]
     """Class id to the drone types that can host its jobs."""
     strays: Mapping[str, int]
     """By site: drones in its listing that we have no live record of. They count against the caps until gone."""
     brake: Reason | None
+    late: frozenset[DroneId]
+    """Those that wait at their site, and for a while yet (:mod:`late`)."""
 
     @classmethod
     def of(
@@ -84,22 +100,30 @@ class Scene:
     ) -> Scene:
         """Put the scene together."""
         after = {m.drone.id: m.drone for m in moves}
-        drones = {i: after.get(i, d) for i, d in snapshot.drones.items()}
-        live = {i: d for i, d in drones.items() if not d.state.ended}
+        sifted = trust.sifted
+        unsettled = {i: d for i, was in sifted.others.items() if not (d := after.get(i, was)).state.ended}
+        live = {**snapshot.drones, **unsettled}
+        for drone_id in sifted.others.keys() - unsettled.keys():
+            del live[drone_id]
         view = snapshot.overlay.view if trust.overlay is None else None
-        types = {t.key: t for t in snapshot.types}
         classes = tuple(c for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
+        headroom = virtual_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
+        known = shapes(snapshot.types, snapshot.policy)
         return cls(
             snapshot=snapshot,
             trust=trust,
             breakers=breakers,
             drones=live,
-            slots=trust.slots(snapshot),
-            types=types,
+            unsettled=unsettled,
+            settled=sifted.settled,
+            slots=trust.slots,
+            types=known.by_key,
             classes=classes,
-            fits=fit.table(classes, snapshot.types),
+            headroom=headroom,
+            suited=known.table((*classes, *headroom)),
             strays=_strays(snapshot, live),
-            brake=_brake(snapshot, live),
+            brake=_brake(snapshot.policy, unsettled.values(), len(live)),
+            late=late_ones(snapshot, trust, known.by_key, unsettled.values()),
         )
 
     @property
@@ -142,22 +166,21 @@ def _strays(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, i
     count: dict[str, int] = {}
     for name, reading in snapshot.sites.items():
         if reading.view is not None:
-            count[name] = sum(
-                1 for i, r in reading.view.drones.items() if r.state is not RemoteState.ENDED and i not in live
-            )
+            listed = reading.view.drones
+            unknown = filterfalse(live.__contains__, listed)
+            count[name] = sum(1 for i in unknown if listed[i].state is not RemoteState.ENDED)
     return count
 
 
-def _brake(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Reason | None:
+def _brake(policy: Policy, unsettled: Iterable[Drone], live: int) -> Reason | None:
     """More trouble at once than drones can have of themselves (field notes, C 8)."""
-    policy = snapshot.policy
     ill = sum(
         1
-        for d in live.values()
+        for d in unsettled
         if not d.goes
         and (d.missing_at or d.unslotted_at)
         and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
     )
-    if ill >= policy.brake_min and ill > policy.brake_fraction * len(live):
-        return TooManyUnhealthy(ill, len(live), policy.brake_fraction)
+    if ill >= policy.brake_min and ill > policy.brake_fraction * live:
+        return TooManyUnhealthy(ill, live, policy.brake_fraction)
     return None

@@ -36,7 +36,12 @@ def times(each: Space, free: Space, kept: Space = NOTHING) -> int:
     """How often ``each`` goes into ``free`` so that every GPU that then is left keeps ``kept``; the binding dimension
     decides. (``kept.gpu_milli`` is not used.) What asks for nothing goes into nothing."""
     most = often(*each, *free)
-    if kept is NOTHING or not free.gpu_milli or most <= 0:
+    return most if kept is NOTHING else sparing(most, each, free, kept)
+
+
+def sparing(most: int, each: Space, free: Space, kept: Space) -> int:
+    """At most ``most`` times, and so that every GPU of ``free`` that then is left keeps ``kept``."""
+    if not free.gpu_milli or most <= 0:
         return most
     for need, there, keep in zip(each[1:], free[1:], kept[1:], strict=True):
         # there - n * need >= keep * (GPUs left): each one eats so much into what is kept.

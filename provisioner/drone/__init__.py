@@ -35,6 +35,8 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_MEMORY_MIB": str(kind.memory_mib),
         "DRONE_DISK_MIB": str(kind.disk_mib),
         "DRONE_VRAM_MIB": str(kind.vram_mib),
+        "DRONE_SHARING": kind.sharing.value,
+        "DRONE_SHARES": str(kind.shares),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

@@ -42,6 +42,8 @@ number DRONE_MEMORY_MIB ''
 number DRONE_DISK_MIB ''
 number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_VRAM_MIB 0
+word DRONE_SHARING 'a-z-' exclusive
+number DRONE_SHARES 1              # as how many GPUs each of them is offered
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -57,6 +59,11 @@ number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
 [ "$DRONE_CPUS" -ge 1 ] || refuse "DRONE_CPUS is $DRONE_CPUS"
+case $DRONE_SHARING:$DRONE_SHARES in
+    exclusive:1 | time-sliced:[1-9]* | mps:[1-9]* | mig:[1-9]*) ;;
+    *) refuse "DRONE_SHARES is $DRONE_SHARES with DRONE_SHARING $DRONE_SHARING" ;;
+esac
+[ "$DRONE_SHARES" -le 32 ] || refuse "DRONE_SHARES is $DRONE_SHARES: at most 32"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
 command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"
 
@@ -85,7 +92,8 @@ fi
 
 cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
-export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_DIR
+export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
+export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
 
 D=$DRONE_DIR/condor                # everything that goes away at the end is below
@@ -143,7 +151,7 @@ rest() {
 }
 
 # ------------------------------------------------------------------------------------------------------------ the end
-guard='' leaving='' leave_by=0
+guard='' mps='' leaving='' leave_by=0
 asked=''                           # TERM or QUIT once we are told to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
@@ -165,6 +173,7 @@ finish() {
         limit=$((now + 3))
         while push 0 condor_startd && [ "$now" -lt $limit ]; do rest 0.3; done
     fi
+    [ -z "$mps" ] || tell_mps 1 'quit -t 1'
     limit=$((now + 5))
     while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
     ended=$(jobs_ended)
@@ -185,7 +194,10 @@ write_checks() {
 exit 71 # @include run_checks.sh
 RUN_CHECKS
     if [ "$DRONE_GPUS" -gt 0 ]; then write_gpu_checks; fi
-    # A site's check of the same name takes the place of ours.
+    add_site_checks
+}
+# A site's check of the same name takes the place of ours.
+add_site_checks() {
     [ ! -d checks ] || cp -p checks/* "$D/checks/" 2>/dev/null
     for file in "$D/checks"/*; do [ ! -e "$file" ] || chmod 700 "$file"; done
 }
@@ -196,6 +208,11 @@ GPU_CHECK
     cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
 exit 71 # @include gpu_discovery.sh
 GPU_DISCOVERY
+}
+write_mps_check() {
+    cat >"$D/checks/mps_check.sh" <<'MPS_CHECK'
+exit 71 # @include mps_check.sh
+MPS_CHECK
 }
 
 # The verdict as a sentence: "failed NAME: why" becomes "check NAME failed: why".
@@ -236,7 +253,12 @@ find_condor() {
     PATH=$prefix/bin:$prefix/sbin:$PATH
     lib=$(first_with condor_gpu_discovery "$prefix/libexec/condor" "$prefix/libexec" "$prefix/lib/condor/libexec") ||
         finish $NOT_STARTED no-condor "there is no condor_gpu_discovery below $prefix"
-    export PATH DRONE_DISCOVERY="$lib/condor_gpu_discovery"
+    # Under MIG the slices are the devices. Else each GPU is found as often as it is shared, with its part of the memory:
+    # HTCondor 23 divides that only where it tells each GPU for itself (-mixed).
+    options=-extra
+    if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then options="$options -divide $DRONE_SHARES -mixed"; fi
+    [ -z "${DRONE_GPU_SIMULATE:-}" ] || options="$options -simulate:$DRONE_GPU_SIMULATE"
+    export PATH DRONE_DISCOVERY="$lib/condor_gpu_discovery" DRONE_DISCOVERY_OPTIONS="$options"
 }
 first_with() {
     file=$1
@@ -256,17 +278,62 @@ scrub() {
     clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
 }
 
+# What jobs on shared GPUs have in common under MPS: a control daemon of our own, and its limit of memory for each job.
+# (A job sees one GPU: its device 0.)
+start_mps() {
+    pipes=$D/mps
+    export CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS"
+    mps_environment=" CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$LOGS"
+    command -v nvidia-cuda-mps-control >/dev/null ||
+        finish $NOT_STARTED no-mps "nvidia-cuda-mps-control is not on this host, and the GPUs are shared by MPS"
+    [ ${#pipes} -le 80 ] ||
+        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: at most 80 characters"
+    mkdir -p "$pipes"
+    # shellcheck disable=SC2086
+    $clean timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
+        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
+    mps=yes
+    if [ "$DRONE_VRAM_MIB" -gt 0 ]; then
+        limit_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
+        mps_environment="$mps_environment CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=${limit_mib}M"
+        device=0
+        while [ $device -lt "$DRONE_GPUS" ]; do
+            tell_mps 5 "set_default_device_pinned_mem_limit $device ${limit_mib}M" ||
+                finish $NOT_STARTED no-mps "MPS sets no limit of memory: $(tail -n 1 "$LOGS/mps.out")"
+            device=$((device + 1))
+        done
+    fi
+    write_mps_check
+    add_site_checks
+}
+# tell_mps LIMIT_S WORDS
+tell_mps() {
+    # shellcheck disable=SC2086
+    echo "$2" | $clean timeout -k 1 "$1" nvidia-cuda-mps-control >"$LOGS/mps.out" 2>&1
+}
+
 # The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
 # its share of the rest. (The slot's Cpus, Memory, Disk and GPUs are what is left. A startd rounds memory up to 128 MiB.)
+# Of shared GPUs a job gets one share, which must be enough for it: HTCondor would give it two of different GPUs.
 takes_gpu_jobs() {
-    printf '(TARGET.RequestGPUs ?: 0) >= 1'
-    left='(MY.GPUs - TARGET.RequestGPUs)'
-    [ "$DRONE_KEPT_CPUS" -eq 0 ] ||
-        printf ' && MY.Cpus - (TARGET.RequestCpus ?: 1) >= %s * %s' "$DRONE_KEPT_CPUS" "$left"
-    [ "$DRONE_KEPT_MEMORY_MIB" -eq 0 ] ||
-        printf ' && MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128) >= %s * %s' "$DRONE_KEPT_MEMORY_MIB" "$left"
-    [ "$DRONE_KEPT_DISK_MIB" -eq 0 ] ||
-        printf ' && MY.Disk - (TARGET.RequestDisk ?: 0) >= %s * %s' "$((DRONE_KEPT_DISK_MIB * 1024))" "$left"
+    if [ "$DRONE_SHARES" -eq 1 ]; then
+        printf '(TARGET.RequestGPUs ?: 0) >= 1'
+    else
+        printf '(TARGET.RequestGPUs ?: 0) == 1 && (TARGET.GpuMilli ?: 1000) <= %s' $((1000 / DRONE_SHARES))
+    fi
+    keeps 'MY.Cpus - (TARGET.RequestCpus ?: 1)' "$DRONE_KEPT_CPUS"
+    keeps 'MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)' "$DRONE_KEPT_MEMORY_MIB"
+    keeps 'MY.Disk - (TARGET.RequestDisk ?: 0)' $((DRONE_KEPT_DISK_MIB * 1024))
+}
+# keeps REST KEPT: so much is kept of what a job leaves for each GPU, or its part for each share of one.
+keeps() {
+    if [ "$2" -eq 0 ]; then
+        return
+    elif [ "$DRONE_SHARES" -eq 1 ]; then
+        printf ' && %s >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" "$2"
+    else
+        printf ' && (%s) * 1000 >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" $(($2 * (1000 / DRONE_SHARES)))
+    fi
 }
 
 write_config() {
@@ -296,10 +363,8 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
     fi
     if [ "$DRONE_GPUS" -gt 0 ]; then
-        simulate=
-        [ -z "${DRONE_GPU_SIMULATE:-}" ] || simulate="-simulate:$DRONE_GPU_SIMULATE"
         gpus="USE FEATURE : GPUs
-GPU_DISCOVERY_EXTRA = -extra $simulate"
+GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
         takes=$(takes_gpu_jobs)
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
@@ -371,15 +436,16 @@ RESERVED_MEMORY = 0
 RESERVED_DISK = 0
 $gpus
 NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$DRONE_GPUS
+SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))
 SLOT_TYPE_1_PARTITIONABLE = True
 DroneId = "$DRONE_ID"
 SiteName = "$DRONE_SITE"
 DroneType = "$DRONE_TYPE"
 DroneGpuMilli = $DRONE_GPU_MILLI
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli
+DroneShares = $DRONE_SHARES
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares
 $ends
-STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
+STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
 
 # --- what it takes: jobs that want a GPU (or, without GPUs, that want none), that say no longer than we live, while all
 # checks are good
@@ -412,7 +478,7 @@ start_condor() {
     # shellcheck disable=SC2086
     $clean setsid "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
     master=$!
-    # If this script is killed outright nobody else would end the master.
+    # If this script is killed outright nobody else would end the master, and what its jobs shared the GPUs by.
     me=$$
     read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ my_start _ <"/proc/$me/stat"
     # shellcheck disable=SC2016
@@ -420,7 +486,8 @@ start_condor() {
         while read -r _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ start _ <"/proc/$1/stat" && [ "$start" = "$2" ]; do
             sleep 3
         done 2>/dev/null
-        kill -QUIT "$3"' guard "$me" "$my_start" "$master" >/dev/null 2>&1 </dev/null &
+        kill -QUIT "$3"
+        [ -z "$4" ] || echo "quit -t 1" | nvidia-cuda-mps-control' guard "$me" "$my_start" "$master" "$mps" >/dev/null 2>&1 </dev/null &
     guard=$!
 }
 
@@ -486,6 +553,8 @@ ended_by_itself() {
         finish $NOT_STARTED master-died "condor_master ended by signal $(($1 - 128))"
     elif grep -q 'No resources have been claimed for' "$LOGS/StartLog" 2>/dev/null; then
         finish $OK idle "no claim for $DRONE_IDLE_S s"
+    elif [ "$DRONE_SHARES" -gt 1 ] && grep -qs "Can't allocate 1st slot of type 1" "$LOGS/StartLog"; then
+        finish $NOT_STARTED no-shares "its HTCondor counts a GPU once, however often it is shared: 23.9 does, 25 does not"
     elif [ -z "$joined" ]; then
         finish $NOT_STARTED startd-died "$(last_words)"
     fi
@@ -533,6 +602,8 @@ mkdir -p "$D/tmp"
 scrub
 find_condor
 check_first
+mps_environment=
+if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
 write_config
 say "checked; starts HTCondor from $prefix"
 start_condor

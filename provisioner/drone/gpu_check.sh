@@ -1,6 +1,7 @@
 #!/bin/sh
 # limit: 60
-# The GPUs that the site assigned are there, answer, and have no uncorrectable memory error.
+# The GPUs that the site assigned are there, answer, and have no uncorrectable memory error. Of a GPU with MIG on, each
+# slice counts.
 # Says why not on its last line of output; exit 77 means that there is nothing to check.
 
 if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then echo "the site says that the GPUs are simulated"; exit 77; fi
@@ -18,6 +19,11 @@ if ! gpus=$(nvidia-smi --query-gpu=index,uuid,ecc.errors.uncorrected.volatile.to
 fi
 gpus=$(echo "$gpus" | tr -d ' ')
 [ "$mine" != all ] || mine=$(echo "$gpus" | cut -d, -f1 | paste -s -d, -)
+
+wanted=${DRONE_GPUS:-1}
+[ "${DRONE_SHARING:-exclusive}" != mig ] || wanted=$((wanted * ${DRONE_SHARES:-1}))
+# slices_of INDEX: how many MIG has made of this GPU.
+slices_of() { nvidia-smi -L 2>/dev/null | sed -n "/^GPU $1:/,/^GPU /p" | grep -c '^ *MIG '; }
 
 count=0
 for device in $(echo "$mine" | tr ',' ' '); do
@@ -38,7 +44,12 @@ for device in $(echo "$mine" | tr ',' ' '); do
         '' | *[!0-9]* | 0) ;;
         *) echo "GPU $device has $errors uncorrectable memory errors"; exit 1 ;;
     esac
-    count=$((count + 1))
+    devices=1
+    case ${DRONE_SHARING:-exclusive}:$device in
+        mig:MIG-*) ;;
+        mig:*) devices=$(slices_of "${line%%,*}") ;;
+    esac
+    count=$((count + devices))
 done
-if [ "$count" -lt "${DRONE_GPUS:-1}" ]; then echo "the site assigned $count of ${DRONE_GPUS:-1} GPUs: $mine"; exit 1; fi
+if [ "$count" -lt "$wanted" ]; then echo "the site assigned $count of $wanted GPUs: $mine"; exit 1; fi
 echo "$count GPUs answer"

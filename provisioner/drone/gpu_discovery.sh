@@ -1,14 +1,17 @@
 #!/bin/sh
 # limit: 60
-# HTCondor's own discovery finds the GPUs that were promised: what it does not find it cannot hand out.
-# $DRONE_DISCOVERY is the program.
+# HTCondor's own discovery finds the GPUs, or shares of them, that were promised: what it does not find it cannot hand
+# out. $DRONE_DISCOVERY is the program, $DRONE_DISCOVERY_OPTIONS what the startd tells it.
 
-if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then how=-simulate:$DRONE_GPU_SIMULATE; else how=-extra; fi
-if ! found=$("$DRONE_DISCOVERY" "$how" 2>&1); then
+# shellcheck disable=SC2086
+if ! found=$("$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>&1); then
     echo "condor_gpu_discovery failed: $(echo "$found" | tail -n 1)"
     exit 1
 fi
-# DetectedGPUs="GPU-a0223334, GPU-b1334445", or DetectedGPUs=0
+# DetectedGPUs="GPU-a0223334, GPU-b1334445", or DetectedGPUs=0; a GPU is there once for each of its shares
 count=$(echo "$found" | sed -n 's/^DetectedGPUs="\{0,1\}\([^"]*\).*/\1/p' | tr ',' '\n' | grep -c '[^0 ]')
-if [ "$count" -lt "${DRONE_GPUS:-1}" ]; then echo "HTCondor finds $count of ${DRONE_GPUS:-1} GPUs"; exit 1; fi
-echo "HTCondor finds $count GPUs"
+wanted=$((${DRONE_GPUS:-1} * ${DRONE_SHARES:-1}))
+what=GPUs
+[ "${DRONE_SHARES:-1}" -eq 1 ] || what='shares of GPUs'
+if [ "$count" -lt "$wanted" ]; then echo "HTCondor finds $count of $wanted $what"; exit 1; fi
+echo "HTCondor finds $count $what"

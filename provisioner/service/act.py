@@ -36,6 +36,8 @@ DRAIN_DEADLINE_S = 30.0
 ADMISSION_DEADLINE_S = 30.0
 OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
 """A drone leaves by itself, without us, only well after we would have asked it to."""
+OWN_TIMEOUT_WARM_S = 6 * 3600.0
+"""At least so long where there is headroom: any idle drone may be one that is kept warm."""
 KEPT_S = 90.0
 """A negotiation cycle of HTCondor's default (60 s) and some: by then the jobs that a drone was started for have it."""
 
@@ -78,7 +80,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
         grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
-        own_timeout = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+        own_timeout = _own_timeout_s(policy, site)
         found.append(
             Batch(
                 site,
@@ -100,6 +102,12 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
             )
         )
     return found
+
+
+def _own_timeout_s(policy: Policy, site: str) -> float:
+    usual_s = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+    warm = any(headroom.site in ("", site) for headroom in policy.headroom)
+    return max(usual_s, OWN_TIMEOUT_WARM_S) if warm else usual_s
 
 
 def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:

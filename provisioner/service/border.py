@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
-from typing import Any, TypeVar
+from operator import attrgetter, eq, is_
+from typing import Any, TypeVar, cast
 
 from provisioner.model import (
     Claim,
+    Completion,
     DroneId,
     Eviction,
+    Group,
     JobClass,
     Node,
     OverlayView,
@@ -32,13 +34,27 @@ LONGEST = 4000
 """Characters of one text."""
 SAME_S = 1.0
 """A host clock that is off by less was not set by anybody."""
-_SIGNED = ("priority",)
+_SIGNED = ("priority", "int")
+"""The one whole number that may be less than 0, and its type."""
 _TIMES = ("at", "since")
 
-_KINDS = (Slot, JobClass, Eviction, RemoteDrone, RemoteEnd, Node, Claim, OwnerLoad, SiteView, OverlayView)
-
-T = TypeVar("T", Slot, JobClass, Eviction, RemoteDrone, RemoteEnd, Node, Claim, OwnerLoad, SiteView, OverlayView)
+T = TypeVar(
+    "T",
+    Slot,
+    JobClass,
+    Eviction,
+    Completion,
+    Group,
+    OverlayView,
+    RemoteDrone,
+    RemoteEnd,
+    Node,
+    Claim,
+    OwnerLoad,
+    SiteView,
+)
 View = TypeVar("View", SiteView, OverlayView)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +65,27 @@ class _Shape:
     reals: tuple[str, ...]
     texts: tuple[str, ...]
     read: Callable[[Any], tuple[Any, ...]]
+    names: tuple[str, ...]
+    """Of all fields, in their order."""
+    others: Callable[[Any], tuple[Any, ...]]
+    """All fields but the time at which it was taken."""
+    make: Callable[..., Any]
 
     @classmethod
     def of(cls, kind: type) -> _Shape:
-        types = {f.name: str(f.type) for f in fields(kind) if f.name not in ("taken_at", *_SIGNED)}
+        types = {f.name: str(f.type) for f in fields(kind) if f.name != "taken_at" and (f.name, f.type) != _SIGNED}
         counts, reals, texts = (tuple(n for n, t in types.items() if t == of) for of in ("int", "float", "str"))
         # One attribute alone would not come as a tuple.
-        return cls(counts, reals, texts, attrgetter(*counts, *reals, *texts, "__class__"))
+        read, names = attrgetter(*counts, *reals, *texts, "__class__"), tuple(f.name for f in fields(kind))
+        others = attrgetter("__class__", *(name for name in names if name != "taken_at"))
+        return cls(counts, reals, texts, read, names, others, kind)
+
+    def with_parts(self, value: V, parts: Mapping[str, object]) -> V:
+        """``value`` with other parts; itself where they are its own. (``replace`` takes twice as long: each look needs
+        it.)"""
+        if all(getattr(value, name) is part for name, part in parts.items()):
+            return value
+        return cast(V, self.make(*[parts[n] if n in parts else getattr(value, n) for n in self.names]))
 
     def plain(self, values: tuple[Any, ...]) -> bool:
         """Whether there is nothing to mend, quickly: views have tens of thousands of entries."""
@@ -68,16 +98,98 @@ class _Shape:
         return all(text.isascii() and len(text) <= LONGEST for text in values[some:-1])
 
 
-_SHAPES = {kind: _Shape.of(kind) for kind in _KINDS}
+_SHAPES = {kind: _Shape.of(kind) for kind in T.__constraints__}
 
 
-class _Border:
-    """Takes over one view; notes what it had to mend."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One part of a view that has crossed: its slots, its drones, ..."""
 
-    def __init__(self, ahead_s: float) -> None:
+    told: object
+    taken: Any
+    sound: Mapping[int, object]
+    """The values in which there was nothing to mend, by identity, which is theirs for as long as they are kept here."""
+    whole: bool
+    """Whether that were all of them."""
+
+
+_NEW = _Part(None, None, {}, whole=False)
+
+
+class _Crossing:
+    """One view on its way; notes what had to be mended, and what is sound."""
+
+    def __init__(self, ahead_s: float, known: Mapping[str, _Part]) -> None:
         self.ahead_s = ahead_s if abs(ahead_s) > SAME_S else 0.0
+        self.known = {} if self.ahead_s else known
+        self.parts: dict[str, _Part] = {}
         self.mended: list[tuple[str, str]] = []
         """Of what, and which value."""
+
+    def all(self, part: str, values: tuple[T, ...] | None, take: Callable[[T], T | None]) -> tuple[T, ...] | None:
+        """All of one part as ``take`` takes them over; what is not told stays so. The very values that were sound at
+        the look before still are."""
+        if not values:
+            return values
+        before = self.known.get(part, _NEW)
+        if before.told is values and before.whole:
+            self.parts[part] = before
+            return values
+        sound: dict[int, object] = {}
+        taken = [new for value in values if (new := self._one(value, take, before.sound, sound)) is not None]
+        whole = len(sound) == len(values)
+        self.parts[part] = _Part(values, None, sound, whole)
+        return values if whole else tuple(taken)
+
+    def drones(self, listed: Mapping[DroneId, RemoteDrone]) -> Mapping[DroneId, RemoteDrone]:
+        """The same for a site's drones, each under its id; a listing of the same drones as before gives the same."""
+        before = self.known.get("drones", _NEW)
+        if before.whole and len(listed) == len(before.taken):
+            same = all(map(is_, listed.values(), before.taken.values())) and all(map(eq, listed, before.taken))
+            if same:
+                self.parts["drones"] = before
+                return cast(Mapping[DroneId, RemoteDrone], before.taken)
+        sound: dict[int, object] = {}
+        taken: dict[DroneId, RemoteDrone] = {}
+        for drone_id, told in listed.items():
+            drone = told if told.drone_id == drone_id else replace(told, drone_id=drone_id)
+            new = self._one(drone, self.drone, before.sound, sound)
+            if new is not None:
+                taken[drone_id] = new
+        self.parts["drones"] = _Part(None, taken, sound, whole=len(sound) == len(listed))
+        return taken
+
+    @staticmethod
+    def _one(
+        value: T, take: Callable[[T], T | None], known: Mapping[int, object], sound: dict[int, object]
+    ) -> T | None:
+        key = id(value)
+        taken = value if known.get(key) is value else take(value)
+        if taken is value:
+            sound[key] = value
+        return taken
+
+    def overlay(self, view: OverlayView) -> dict[str, Any]:
+        """What an overlay's view consists of."""
+        return {
+            "slots": self.all("slots", view.slots, self.slot),
+            "classes": self.all("classes", view.classes, self.job),
+            "evictions": self.all("evictions", view.evictions, self.eviction),
+            "completions": self.all("completions", view.completions, self.completion),
+            "groups": self.all("groups", view.groups, self.group),
+        }
+
+    def site(self, view: SiteView) -> dict[str, Any]:
+        """What a site's view consists of."""
+        return {
+            "drones": self.drones(view.drones),
+            "nodes": self.all("nodes", view.nodes, self.node),
+            "claims": self.all("claims", view.claims, self.claim),
+            "owner_runs": None if view.owner_runs is None else self.value(view.owner_runs, "the owner's load"),
+            "free": self.by_type("free", view.free),
+            "quota": self.by_type("quota", view.quota),
+            "free_gpu_milli": self.amount("site", "free_gpu_milli", view.free_gpu_milli),
+        }
 
     def value(self, value: T, name: str) -> T:
         """``value`` itself where there is nothing to mend."""
@@ -96,6 +208,16 @@ class _Border:
             new[field] = held(getattr(value, field))
         return replace(value, **new)
 
+    def is_id(self, drone_id: str) -> bool:
+        """Whether it can be an id that we gave: what cannot is none of ours."""
+        ours = drone_id.isascii() and len(drone_id) <= 63
+        if not ours:
+            self.mended.append(("id of a drone", f"{drone_id[:40]!a}"))
+        return ours
+
+    def slot(self, slot: Slot) -> Slot | None:
+        return self.value(slot, f"slot {slot.drone_id}") if self.is_id(slot.drone_id) else None
+
     def job(self, job: JobClass) -> JobClass:
         before = len(self.mended)
         if type(job.priority) is not int or abs(job.priority) > LARGEST:
@@ -104,10 +226,23 @@ class _Border:
         odd = [what for _, what in self.mended[before:] if what.startswith(_REQUESTS)]
         return replace(sound, invalid=f"{odd[0]} is no amount") if odd and not sound.invalid else sound
 
-    def drone(self, drone_id: DroneId, drone: RemoteDrone) -> RemoteDrone:
-        if drone.drone_id != drone_id:
-            drone = replace(drone, drone_id=drone_id)
-        sound = self.value(drone, f"drone {drone_id}")
+    def eviction(self, eviction: Eviction) -> Eviction | None:
+        return self.value(eviction, f"eviction from {eviction.drone_id}") if self.is_id(eviction.drone_id) else None
+
+    def completion(self, completion: Completion) -> Completion:
+        if completion.drone_id is not None and not self.is_id(completion.drone_id):
+            completion = replace(completion, drone_id=None)
+        return self.value(completion, f"end of job {held(completion.job_id)}")
+
+    def group(self, group: Group) -> Group:
+        name = f"group {held(group.name)}"
+        quota_milli = self.amount(name, "quota_milli", group.quota_milli)
+        return self.value(group if quota_milli is group.quota_milli else replace(group, quota_milli=quota_milli), name)
+
+    def drone(self, drone: RemoteDrone) -> RemoteDrone | None:
+        if not self.is_id(drone.drone_id):
+            return None
+        sound = self.value(drone, f"drone {drone.drone_id}")
         if sound.end is None:
             return sound
         end = self.value(sound.end, f"end of drone {drone.drone_id}")
@@ -123,8 +258,25 @@ class _Border:
         nodes = _names(claim.nodes)
         return sound if nodes is claim.nodes else replace(sound, nodes=nodes)
 
+    def by_type(self, part: str, counts: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        """Drones of each type, in a mapping of our own; none where the count is none."""
+        if counts is None:
+            return None
+        sound = {held(name): int(_number(count)) for name, count in counts.items()}
+        if sound != counts:
+            odd = [(n, count) for n, count in counts.items() if int(_number(count)) != count]
+            self.mended += [(part, f"{n[:40]} = {str(count)[:40]}") for n, count in odd]
+        return sound
+
+    def amount(self, name: str, field: str, value: int | None) -> int | None:
+        """A whole number that need not be told, and is not if it is none."""
+        if value is None or (type(value) is int and 0 <= value <= LARGEST):
+            return value
+        self.mended.append((name, f"{field} = {str(value)[:40]}"))
+        return None
+
     def notices(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        told = tuple(held(notice) for notice in own)
+        told = tuple(map(held, own)) if own else own
         if not self.mended:
             return told
         some = "; ".join(f"{name}: {what}" for name, what in self.mended[:3])
@@ -134,39 +286,50 @@ class _Border:
 _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
 
 
-def taken_over(view: View, began: float, ahead_s: float) -> View:
-    """``view`` as the controller may use it. ``began``: when it was asked for; its age counts from then, for the answer
-    says nothing of what happened since. ``ahead_s``: how far the host's clock, by which adapters tell time, is ahead of
-    the controller's."""
-    border = _Border(ahead_s)
-    told = _number(view.taken_at)
-    taken_at = min(told - border.ahead_s, began) if told else began
-    if isinstance(view, OverlayView):
-        slots = tuple(border.value(s, f"slot {s.drone_id}") for s in view.slots if _is_id(s.drone_id, border))
-        classes = tuple(map(border.job, view.classes))
-        evictions = view.evictions
-        if evictions is not None:
-            ours = (e for e in evictions if _is_id(e.drone_id, border))
-            evictions = tuple(border.value(e, f"eviction from {e.drone_id}") for e in ours)
-        view = border.value(view, "overlay")
-        notices = border.notices(view.notices)
-        return replace(view, taken_at=taken_at, slots=slots, classes=classes, evictions=evictions, notices=notices)
-    drones = {i: border.drone(i, d) for i, d in view.drones.items() if _is_id(i, border)}
-    nodes = tuple(map(border.node, view.nodes))
-    claims = tuple(map(border.claim, view.claims))
-    owner_runs = None if view.owner_runs is None else border.value(view.owner_runs, "the owner's load")
-    free = _free(view.free, border)
-    view = border.value(view, "site")
-    return replace(
-        view,
-        taken_at=taken_at,
-        drones=drones,
-        nodes=nodes,
-        claims=claims,
-        owner_runs=owner_runs,
-        free=free,
-        notices=border.notices(view.notices),
-    )
+class Border:
+    """What the views of one adapter cross. It remembers the newest one: an adapter may give the same values again."""
+
+    def __init__(self) -> None:
+        self._parts: Mapping[str, _Part] = {}
+        self._told: SiteView | OverlayView | None = None
+        """The newest, if there was nothing to mend in it."""
+        self._taken: Any = None
+        """What came of that."""
+
+    def taken_over(self, view: View, began: float, ahead_s: float) -> View:
+        """``view`` as the controller may use it. ``began``: when it was asked for; its age counts from then, for the
+        answer says nothing of what happened since. ``ahead_s``: how far the host's clock, by which adapters tell time,
+        is ahead of the controller's."""
+        crossing = _Crossing(ahead_s, self._parts)
+        told = _number(view.taken_at)
+        taken_at = min(told - crossing.ahead_s, began) if told else began
+        if self._told is not None and not crossing.ahead_s and self._unchanged(view, crossing):
+            self._taken = _SHAPES[type(view)].with_parts(self._taken, {"taken_at": taken_at})
+            return cast(View, self._taken)
+        if isinstance(view, OverlayView):
+            parts, sound = crossing.overlay(view), crossing.value(view, "overlay")
+        else:
+            parts, sound = crossing.site(view), crossing.value(view, "site")
+        self._parts = crossing.parts
+        parts["notices"] = crossing.notices(view.notices)
+        if view.taken_at != taken_at:
+            parts["taken_at"] = taken_at
+        taken = _SHAPES[type(view)].with_parts(sound, parts)
+        untouched = not crossing.mended and not crossing.ahead_s and all(part.whole for part in crossing.parts.values())
+        self._told, self._taken = (view, taken) if untouched else (None, None)
+        return taken
+
+    def _unchanged(self, view: SiteView | OverlayView, crossing: _Crossing) -> bool:
+        """Whether ``view`` says what the one before said, also where an adapter may have changed that in place: then
+        nothing is to be judged again."""
+        assert self._told is not None
+        others = _SHAPES[type(view)].others
+        if others(view) != others(self._told):  # quick: what is the very same is not compared in depth
+            return False
+        if isinstance(view, OverlayView):
+            return True
+        counts = view.free == self._taken.free and view.quota == self._taken.quota
+        return counts and crossing.drones(view.drones) is self._taken.drones
 
 
 def receipt_taken_over(receipt: Receipt) -> Receipt:
@@ -175,22 +338,6 @@ def receipt_taken_over(receipt: Receipt) -> Receipt:
     if fault is not None:
         fault = replace(fault, message=held(fault.message), at=_number(fault.at))
     return replace(receipt, remote_id=held(receipt.remote_id), fault=fault)
-
-
-def _is_id(drone_id: str, border: _Border) -> bool:
-    """Whether it can be an id that we gave: what cannot is none of ours."""
-    ours = drone_id.isascii() and len(drone_id) <= 63
-    if not ours:
-        border.mended.append(("id of a drone", f"{drone_id[:40]!a}"))
-    return ours
-
-
-def _free(free: Mapping[str, int] | None, border: _Border) -> Mapping[str, int] | None:
-    if free is None:
-        return None
-    sound = {name: int(_number(count)) for name, count in free.items()}
-    border.mended += [("free", f"{n[:40]} = {str(free[n])[:40]}") for n in free if sound[n] != free[n]]
-    return {held(name): count for name, count in sound.items()}
 
 
 def _names(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -29,8 +30,11 @@ from provisioner.model import (
 )
 from provisioner.service import act
 from provisioner.service.clock import Clock
+from provisioner.service.history import History
+from provisioner.service.keeping import Keeping
+from provisioner.service.learning import Learning
 from provisioner.service.sense import PATIENCE_S, Senses, Watch
-from provisioner.sites import Overlay, Site, TellsLastWords
+from provisioner.sites import Overlay, PoolSeesAtOnce, SeesAtOnce, Site, TellsLastWords
 from provisioner.store import Store, StoreError
 
 log = structlog.get_logger()
@@ -50,6 +54,12 @@ ON_THE_MOVE = frozenset(
 )
 
 
+Planner = Callable[[Snapshot], Plan]
+"""What decides: :func:`provisioner.decide.decide`, or in a benchmark another's rule."""
+Judge = Callable[[Snapshot, Plan], tuple[str, ...]]
+"""What says which promises a plan breaks: :func:`provisioner.decide.check.check`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TickReport:
     """What one tick did."""
@@ -59,6 +69,22 @@ class TickReport:
     """What the checker found wrong: then nothing was acted on."""
     recorded: bool = True
     """False if the store could not take the plan: then nothing was acted on either."""
+
+
+@dataclass(slots=True)
+class Decided:
+    """How long the planner has taken: real time, even where the service's clock is virtual. (Processor time would be
+    nearer the truth on a busy host, but to ask for it can cost more than a quick decision.)"""
+
+    count: int = 0
+    total_s: float = 0.0
+    worst_s: float = 0.0
+
+    def took(self, spent_s: float) -> None:
+        """One decision more."""
+        self.count += 1
+        self.total_s += spent_s
+        self.worst_s = max(self.worst_s, spent_s)
 
 
 @dataclass(slots=True)
@@ -77,6 +103,10 @@ class Controller:
     clock: Clock
     tick_s: float = 15.0
     tick_quick_s: float = 2.0
+    learning: Learning = field(default_factory=Learning)
+    planner: Planner = decide
+    judge: Judge = check
+    decided: Decided = field(default_factory=Decided)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`; whoever changes something takes it."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
@@ -89,10 +119,19 @@ class Controller:
     _gpu_wanted_at: float = 0.0
     _patience: Mapping[str, Patience] = field(default_factory=dict)
     _stepped: bool = False
+    _history: History = field(default_factory=History)
+    _keeping: Keeping | None = None
+    _tellers: Mapping[str, TellsLastWords] = field(default_factory=dict)
+    """The sites that tell last words: asking a protocol is not for every tick."""
 
     async def __aenter__(self) -> Self:
+        self._keeping = Keeping(self.learning, self.store, self.clock)
+        await self._keeping.begin(self.policy.wait_worth)
         await self._group.__aenter__()
         overlay = Watch("overlay", lambda: self.overlay.look(self.types), 0.0)
+        if isinstance(self.overlay, PoolSeesAtOnce):
+            pool = self.overlay
+            overlay.at_hand = lambda: pool.glance(self.types)
         self._senses = Senses(self._group, self.clock, overlay)
         self._watch_sites()
         return self
@@ -100,9 +139,11 @@ class Controller:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Looks are broken off. Orders under way are waited for, though not for ever: their intent is on record, and
         listings will tell the next controller what came of them."""
-        assert self._senses is not None
+        assert self._senses is not None and self._keeping is not None
         self._senses.close()
         try:
+            if error is None:
+                await self._keeping.end()
             if error is None and self._acts:
                 log.info("last-orders", of=sorted(s or "overlay" for s in self._acts.values()))
                 await asyncio.wait(self._acts, timeout=LEAVE_PATIENCE_S)
@@ -116,7 +157,7 @@ class Controller:
         """One turn of the loop."""
         await self._settle()  # answers that took longer than the last tick
         snapshot = await self._sense()
-        plan, faults = _decided(snapshot)
+        plan, faults = self._decided(snapshot)
         self._patience = {each.site: each for each in plan.patience}
         if faults and faults != self._faults:
             await self.event("plan-refused", faults="; ".join(faults)[:2000])
@@ -127,8 +168,10 @@ class Controller:
             log.error("not-recorded", message=str(error))
             return TickReport(plan, faults, recorded=False)
         _tell(plan)
+        self.learning.note(snapshot, plan)
         await self._act(plan)
         await self._settle()
+        await self._history.keep(self.store, snapshot.overlay.view)
         return TickReport(plan, faults)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -166,7 +209,22 @@ class Controller:
             ended=await self._ended(readings.values()),
             gpu_wanted_at=self._gpu_wanted(),
             patience=self._patience,
+            learned=self.learning.learned,
         )
+
+    def _decided(self, snapshot: Snapshot) -> tuple[Plan, tuple[str, ...]]:
+        """The plan, and what is wrong with it: then it acts on nothing, and takes up no request."""
+        try:
+            began_s = time.perf_counter()
+            plan = self.planner(snapshot)
+            self.decided.took(time.perf_counter() - began_s)
+            faults = self.judge(snapshot, plan)
+        except Exception as error:  # a mistake of ours: what runs goes on, and the next look may be another
+            log.exception("decide-failed")
+            return Plan(snapshot.tick, snapshot.now), (f"decide failed: {type(error).__name__}: {error}",)
+        if faults:
+            plan = replace(plan, starts=(), drains=(), stops=(), orphans=(), requests_done=())
+        return plan, faults
 
     def _gpu_wanted(self) -> float:
         """When a GPU job was last seen to wait. What cannot be seen may be one."""
@@ -194,10 +252,9 @@ class Controller:
     async def _keep_last_words(self) -> None:
         """For `drones show`. They decide nothing, so whatever goes wrong with them is only told."""
         words: dict[DroneId, str] = {}
-        for name, site in self.sites.items():
+        for name, site in self._tellers.items():
             try:
-                if isinstance(site, TellsLastWords):
-                    words |= site.last_words()
+                words |= site.last_words()
             except Exception as error:
                 log.warning("last-words-lost", site=name, message=f"{type(error).__name__}: {error}")
         try:
@@ -214,8 +271,7 @@ class Controller:
             return ()
 
     async def _act(self, plan: Plan) -> None:
-        types = {t.key: t for t in self.types}
-        for batch in act.batches(plan, types, self.policy):
+        for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
             site = self.sites.get(batch.site)
             limits = self.policy.sites.get(batch.site)
             deadline_s = limits.act_deadline_s if limits else act.DRAIN_DEADLINE_S
@@ -272,6 +328,7 @@ class Controller:
 
     def _watch_sites(self) -> None:
         assert self._senses is not None
+        self._tellers = {name: site for name, site in self.sites.items() if isinstance(site, TellsLastWords)}
         before, self._senses.sites = self._senses.sites, {}
         for name, site in self.sites.items():
             watch = before.pop(name, None)
@@ -280,6 +337,7 @@ class Controller:
                 watch = Watch(name, site.look, 0.0, watch.view, watch.fault)
             watch = watch or Watch(name, site.look, 0.0)
             watch.deadline_s = self.policy.sites[name].look_deadline_s
+            watch.at_hand = site.glance if isinstance(site, SeesAtOnce) else None
             self._senses.sites[name] = watch
         for gone in before.values():
             gone.close()
@@ -307,6 +365,8 @@ class Controller:
                 await self.store.prune(now)
             except StoreError as error:
                 log.error("not-pruned", message=str(error))
+        if self._keeping is not None:
+            await self._keeping.turn()
 
     async def event(self, name: str, **fields: str | int | float) -> None:
         """Tell something that is not a drone's step: in the log and on record."""
@@ -315,19 +375,6 @@ class Controller:
             await self.store.event(self.clock.now(), name, fields)
         except StoreError as error:
             log.error("not-recorded", message=str(error))
-
-
-def _decided(snapshot: Snapshot) -> tuple[Plan, tuple[str, ...]]:
-    """The plan, and what is wrong with it: then it acts on nothing, and takes up no request."""
-    try:
-        plan = decide(snapshot)
-        faults = check(snapshot, plan)
-    except Exception as error:  # a mistake of ours: what runs goes on, and the next look may be another
-        log.exception("decide-failed")
-        return Plan(snapshot.tick, snapshot.now), (f"decide failed: {type(error).__name__}: {error}",)
-    if faults:
-        plan = replace(plan, starts=(), drains=(), stops=(), orphans=(), requests_done=())
-    return plan, faults
 
 
 def _tell(plan: Plan) -> None:

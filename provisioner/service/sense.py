@@ -19,7 +19,7 @@ from provisioner.model import (
     SiteReading,
     SiteView,
 )
-from provisioner.service.border import taken_over
+from provisioner.service.border import Border
 from provisioner.service.calls import fault_of, within
 from provisioner.service.clock import Clock
 from provisioner.sites import SiteDown
@@ -44,32 +44,63 @@ class Watch(Generic[View]):
     view: View | None = None
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
+    at_hand: Callable[[], View | None] | None = None
+    """What ``look`` would return, where that takes no waiting."""
+    border: Border = field(default_factory=Border)
+
+    def glance(self, clock: Clock) -> bool:
+        """Look without waiting; False if that takes a real look, as after an error, which that one will tell."""
+        if self.at_hand is None:
+            return False
+        began = clock.now()
+        try:
+            view = self.at_hand()
+            if view is None:
+                return False
+            view = self.border.taken_over(view, began, clock.drift_s())
+        except Exception:
+            return False
+        self._saw(view, clock)
+        return True
 
     async def once(self, clock: Clock) -> None:
         """Look; retried once if the service does not answer, within one deadline. Never raises."""
         began = clock.now()
-        before = self.fault
         try:
-            view = taken_over(await within(self.deadline_s, self._looked()), began, clock.drift_s())
+            view = self.border.taken_over(await within(self.deadline_s, self._looked()), began, clock.drift_s())
         except Exception as error:
-            self.fault = fault_of(error, began)
+            before, self.fault = self.fault, fault_of(error, began)
             if before is None or before.message != self.fault.message:
                 log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
         else:
-            self.view, self.fault = view, None
-            if before is not None:
-                log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
+            self._saw(view, clock)
+
+    def _saw(self, view: View, clock: Clock) -> None:
+        before, self.view, self.fault = self.fault, view, None
+        if before is not None:
+            log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
 
     async def _looked(self) -> View:
-        async for attempt in AsyncRetrying(
+        try:
+            return await self.look()
+        except SiteDown as error:
+            return await self._again(error)
+
+    async def _again(self, error: SiteDown) -> View:
+        """Look again after one that failed, which is the first attempt of those that are retried."""
+        failed = [error]
+
+        async def attempt() -> View:
+            if failed:
+                raise failed.pop()
+            return await self.look()
+
+        return await AsyncRetrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_fixed(RETRY_AFTER_S),
             retry=retry_if_exception_type(SiteDown),
             reraise=True,
-        ):
-            with attempt:
-                view = await self.look()
-        return view
+        )(attempt)
 
     def close(self) -> None:
         """Break off what is in flight."""
@@ -90,11 +121,16 @@ class Senses:
         """Begin every look that is due, wait for them with patience. A banned site that did not answer rests."""
         due: list[Watch[OverlayView] | Watch[SiteView]] = [self.overlay]
         due += [w for name, w in self.sites.items() if not self._rests(w, breakers.get(name))]
+        await asyncio.sleep(0)  # what is due at this instant comes first, as it does where a look has a task of its own
+        tasks: list[asyncio.Task[None]] = []
         for watch in due:
             if watch.in_flight is None or watch.in_flight.done():
+                if watch.glance(self.clock):
+                    continue
                 watch.in_flight = self.group.create_task(watch.once(self.clock), name=f"look:{watch.name}")
-        tasks = [w.in_flight for w in due if w.in_flight is not None]
-        await asyncio.wait(tasks, timeout=PATIENCE_S)
+            tasks.append(watch.in_flight)
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE_S)
 
     def close(self) -> None:
         """Break off what is in flight."""

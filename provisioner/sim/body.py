@@ -40,6 +40,8 @@ class Habits:
     """From the drone's exit until its GPUs are free again."""
     lifetime: Draw | None = None
     """If set: every drone breaks down this long after its grant."""
+    retire_s: float | None = None
+    """If set: a drone takes no further job when it has served so long, and leaves after its last one."""
     dies_young: float = 0.0
     never_joins: float = 0.0
     hangs_in_check: float = 0.0
@@ -55,6 +57,7 @@ class Fate:
     release_s: float
     lifetime_s: float | None
     verdict: Verdict
+    retire_s: float | None = None
 
     @classmethod
     def drawn(cls, habits: Habits, seed: int, site: str, drone_id: DroneId) -> Fate:
@@ -73,7 +76,7 @@ class Fate:
                 verdict = candidate
             chance -= share
         lifetime_s = None if habits.lifetime is None else habits.lifetime.draw(rng)
-        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict)
+        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict, habits.retire_s)
 
 
 class Stage(StrEnum):
@@ -90,6 +93,10 @@ class Ground(Protocol):
     """What a body stands on: the site that has it."""
 
     start_epoch: float
+
+    def stirred(self) -> None:
+        """Something about a body is not as it was listed."""
+        ...
 
     def left(self, body: Body) -> None:
         """Its GPUs are free again."""
@@ -132,11 +139,13 @@ class Body:
         self.accepted_s = self._loop.time()
         self.granted_s: float | None = None
         self.serving_s: float | None = None
+        self.left_s: float | None = None
         self.end: RemoteEnd | None = None
         self._ground = ground
         self._overlay = overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, int | None, str] | None = None
+        self._retired = False
         self._notice_s: float | None = None
         self._view: RemoteDrone | None = None
 
@@ -173,6 +182,13 @@ class Body:
             self._enter(Stage.SERVING)
             self.serving_s = self._loop.time()
             self._overlay.serve(self)
+            if self.fate.retire_s is not None:
+                self._after(self.fate.retire_s, self._retire)
+
+    def _retire(self) -> None:
+        if self.stage is Stage.SERVING and self._leaving is None:
+            self._retired = True
+            self._overlay.withdraw(self)
 
     # -------------------------------------------------------------------------------------------------- going
 
@@ -185,13 +201,19 @@ class Body:
         """By its site, or by its own end of life; a drain of the overlay's does not count."""
         return self._leaving is not None
 
+    @property
+    def takes_no_more(self) -> bool:
+        """Whatever the overlay says, it will not take jobs again."""
+        return self._retired or self._leaving is not None
+
     def leave(self, kind: EndKind, exit_code: int | None, message: str, within_s: float) -> None:
         """Notice to leave: no new jobs; what still runs after ``within_s`` is cut short."""
         if self._leaving is not None or not self.alive:
             return
         self._leaving = kind, exit_code, message
         if kind is EndKind.PREEMPTED:
-            self._notice_s, self._view = self._loop.time(), None
+            self._notice_s = self._loop.time()
+            self._stir()
         if self.stage is Stage.QUEUED:
             self._finish(kind, None, message)
         elif self.stage is Stage.BOOTING:
@@ -218,6 +240,7 @@ class Body:
         if self.stage in (Stage.LEAVING, Stage.GONE) or self._leaving is None:
             return
         self._enter(Stage.LEAVING)
+        self.left_s = self._loop.time()
         self._overlay.part(self, orderly=True)
         self._after(self.fate.release_s, lambda: self._finish(*(self._leaving or (EndKind.EXITED, 0, ""))))
 
@@ -262,7 +285,11 @@ class Body:
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
+        self._stir()
+
+    def _stir(self) -> None:
         self._view = None
+        self._ground.stirred()
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(delay_s, then))

@@ -25,6 +25,10 @@ class Fixed:
     def draw(self, rng: Random) -> float:
         return self.value_s
 
+    @property
+    def mostly_below_s(self) -> float:
+        return self.value_s
+
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
@@ -35,6 +39,10 @@ class Uniform:
 
     def draw(self, rng: Random) -> float:
         return rng.uniform(self.low_s, self.high_s)
+
+    @property
+    def mostly_below_s(self) -> float:
+        return self.high_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +56,19 @@ class LogNormal:
     def draw(self, rng: Random) -> float:
         return min(self.most_s, rng.lognormvariate(math.log(self.median_s), self.sigma))
 
+    @property
+    def mostly_below_s(self) -> float:
+        """Of 1000 draws 999 are."""
+        return min(self.most_s, self.median_s * math.exp(3.1 * self.sigma))
+
 
 Draw = Fixed | Uniform | LogNormal
 """A distribution of durations in seconds."""
+
+
+def drawn(draw: Draw, seed: int, *key: object) -> float:
+    """What ``draw`` gives for ``key``; where it always gives the same, no generator is made for it."""
+    return draw.value_s if isinstance(draw, Fixed) else draw.draw(keyed(seed, *key))
+
 
 AT_ONCE = Fixed(0.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from provisioner.model import DroneType, JobClass, Misfit, TypeKey
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Misfit, Sharing, TypeKey
+from provisioner.sharing import share_milli, shares_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,33 @@ class Wants:
     walltime_s: float = 0.0
     owner: str = "alice"
     priority: int = 0
+    group: str = ""
+    duty_milli: int = 0
+    width_milli: int = 0
+
+    @property
+    def label(self) -> str:
+        """Jobs of this size, for people."""
+        told = [f"{self.gpu_milli / WHOLE_GPU:g} GPU"]
+        if self.vram_mib:
+            told.append(f"{self.vram_mib / 1024:.3g} GiB VRAM")
+        if self.gpu_model:
+            told.append(self.gpu_model)
+        return ", ".join(told)
 
     def misfit(self, kind: DroneType) -> Misfit | None:
         """The first dimension in which an empty drone of ``kind`` falls short; None if it would do."""
+        if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
+            return Misfit("gpus", "0", str(kind.gpu_milli))
+        gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib
+        if kind.shares > 1:
+            # Small jobs get shares of one GPU, and as much of its VRAM; MIG's slices cannot be joined.
+            most = share_milli(kind.shares) * (1 if kind.sharing is Sharing.MIG else kind.shares)
+            gpu_milli = min(most, WHOLE_GPU - 1)
+            vram_mib = kind.vram_mib // kind.shares * shares_needed(self.gpu_milli, kind.shares)
         for dimension, wanted, offered in (
-            ("gpus", self.gpu_milli, kind.gpu_milli),
-            ("vram", self.vram_mib, kind.vram_mib),
+            ("gpus", self.gpu_milli, gpu_milli),
+            ("vram", self.vram_mib, vram_mib),
             ("capability", self.capability, kind.capability),
             ("cpus", self.cpus, kind.cpus),
             ("memory", self.memory_mib, kind.memory_mib),
@@ -66,6 +89,8 @@ class Ticket:
     serial: int
     job: SimJob
     starts: int = 0
+    idle_s: float = 0.0
+    """Since when it waits, of one that was cut short since then; -1 while it runs."""
     begun_s: float = 0.0
     """Start of the running attempt."""
     saved_s: float = 0.0
@@ -81,12 +106,16 @@ class Ticket:
 class Bucket:
     """The jobs of one class: idle ones oldest first, and how many run."""
 
-    def __init__(self, name: str, wants: Wants) -> None:
+    def __init__(self, name: str, wants: Wants, idle_in: dict[str, Bucket]) -> None:
         self.name = name
         self.wants = wants
+        self.label = wants.label
+        self._idle_in = idle_in
         self.running = 0
         self._judged: list[tuple[float, int, Ticket]] = []
         self._fresh: list[tuple[float, int, Ticket]] = []
+        self._waits: deque[tuple[float, Ticket]] = deque()
+        """Since when which job waits, in this order; those that run since are left out when they come to the front."""
         self._view: JobClass | None = None
         self._types: tuple[DroneType, ...] = ()
         self._refuses: dict[TypeKey, Misfit] = {}
@@ -95,8 +124,12 @@ class Bucket:
     def idle(self) -> int:
         return len(self._judged) + len(self._fresh)
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: Ticket, now_s: float) -> None:
+        """A job waits from now on, for the first time or again."""
+        ticket.idle_s = now_s
+        self._waits.append((now_s, ticket))
         heapq.heappush(self._fresh, (ticket.job.submit_s, ticket.serial, ticket))
+        self._idle_in[self.name] = self
         self._view = None
 
     def judged(self) -> None:
@@ -118,7 +151,18 @@ class Bucket:
         heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
         self.running += 1
         self._view = None
-        return heapq.heappop(heap)[2]
+        ticket = heapq.heappop(heap)[2]
+        ticket.idle_s = -1.0
+        if not self._judged and not self._fresh:
+            del self._idle_in[self.name]
+            self._waits.clear()
+        return ticket
+
+    def waits_since_s(self) -> float:
+        """When the longest wait of an idle job began; there must be one."""
+        while self._waits[0][0] != self._waits[0][1].idle_s:
+            self._waits.popleft()
+        return self._waits[0][0]
 
     def ran(self) -> None:
         """One of the running jobs runs no more."""
@@ -148,6 +192,10 @@ class Bucket:
                 priority=wants.priority,
                 walltime_s=wants.walltime_s,
                 refuses=self._refuses,
+                group=wants.group,
+                duty_milli=wants.duty_milli,
+                width_milli=wants.width_milli,
+                idle_at=start_epoch + self.waits_since_s() if self.idle else 0.0,
             )
         return self._view
 
@@ -157,16 +205,17 @@ class JobQueue:
 
     def __init__(self) -> None:
         self._buckets: dict[Wants, Bucket] = {}
+        self._idle: dict[str, Bucket] = {}
 
     def bucket(self, wants: Wants) -> Bucket:
         found = self._buckets.get(wants)
         if found is None:
-            found = self._buckets[wants] = Bucket(f"c{len(self._buckets) + 1}", wants)
+            found = self._buckets[wants] = Bucket(f"c{len(self._buckets) + 1}", wants, self._idle)
         return found
 
     def idle(self) -> list[Bucket]:
         """Classes with idle jobs."""
-        return [bucket for bucket in self._buckets.values() if bucket.idle]
+        return list(self._idle.values())
 
     def alive(self) -> Iterable[Bucket]:
         """Classes with idle or running jobs."""

@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
+from provisioner.learned import Experience
 from provisioner.model import (
     Admission,
     Breaker,
+    Completion,
     DrainMode,
     Drone,
     DroneId,
@@ -32,8 +34,8 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.sim.faults import Crash
-from provisioner.sites import Overlay, Site
-from provisioner.store import Store
+from provisioner.sites import Overlay, PoolSeesAtOnce, SeesAtOnce, Site
+from provisioner.store import Forget, Store
 
 T = TypeVar("T")
 
@@ -51,27 +53,42 @@ class Fuse:
         self._crash = crash
         self._cleared_away = False
 
+    @property
+    def armed(self) -> bool:
+        """Whether this life may end at a boundary."""
+        return self._crash is not None
+
+    def past_a_look(self) -> None:
+        """The two boundaries around a look, crossed at a stroke: not by one who may have to end there."""
+        self.crossed += 2
+
     def clear_away(self) -> None:
         """What still hangs on this fuse is about to be cancelled: it must not hang again."""
         self._cleared_away = True
 
     async def before(self, call: str, *, act: bool) -> None:
-        await self._cross(f"before {call}", act)
+        if self._blows(act):
+            await self._end(f"before {call}")
 
     async def after(self, call: str, *, act: bool) -> None:
-        await self._cross(f"after {call}", act)
+        if self._blows(act):
+            await self._end(f"after {call}")
 
-    async def _cross(self, boundary: str, act: bool) -> None:
+    def _blows(self, act: bool) -> bool:
+        """Whether this life ends at the boundary that is crossed now, or has ended before."""
         if not self.blown.is_set():
             self.crossed += 1
             self.acts_crossed += act
-            if self._is_fatal(act):
-                self.blew_at = boundary
-                self.blown.set()
+            return self._cleared_away or self._is_fatal(act)
+        return True
+
+    async def _end(self, boundary: str) -> None:
+        if not self.blown.is_set() and not self._cleared_away:
+            self.blew_at = boundary
+            self.blown.set()
         if self._cleared_away:
             raise asyncio.CancelledError
-        if self.blown.is_set():
-            await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
 
     def _is_fatal(self, act: bool) -> bool:
         if self._crash is None or (self._crash.acts_only and not act):
@@ -198,6 +215,28 @@ class MortalStore:
         await self._store.keep(at, words)
         await self._fuse.after("store.keep", act=False)
 
+    async def completed(self, completions: Sequence[Completion]) -> None:
+        await self._fuse.before("store.completed", act=False)
+        await self._store.completed(completions)
+        await self._fuse.after("store.completed", act=False)
+
+    async def experience(self) -> Experience | None:
+        await self._fuse.before("store.experience", act=False)
+        found = await self._store.experience()
+        await self._fuse.after("store.experience", act=False)
+        return found
+
+    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+        await self._fuse.before("store.learn", act=False)
+        await self._store.learn(experience, forgotten)
+        await self._fuse.after("store.learn", act=False)
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        await self._fuse.before("store.forgets", act=False)
+        found = await self._store.forgets()
+        await self._fuse.after("store.forgets", act=False)
+        return found
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         await self._fuse.before("store.ended", act=False)
         found = await self._store.ended(drone_ids)
@@ -216,12 +255,19 @@ class MortalSite:
     def __init__(self, site: Site, fuse: Fuse) -> None:
         self._site = site
         self._fuse = fuse
+        self._glance = site.glance if isinstance(site, SeesAtOnce) and not fuse.armed else None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         return None
+
+    def glance(self) -> SiteView | None:
+        view = self._glance() if self._glance is not None else None
+        if view is not None:
+            self._fuse.past_a_look()
+        return view
 
     async def look(self) -> SiteView:
         await self._fuse.before("site.look", act=False)
@@ -242,12 +288,19 @@ class MortalOverlay:
     def __init__(self, overlay: Overlay, fuse: Fuse) -> None:
         self._overlay = overlay
         self._fuse = fuse
+        self._glance = overlay.glance if isinstance(overlay, PoolSeesAtOnce) and not fuse.armed else None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         return None
+
+    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
+        view = self._glance(types) if self._glance is not None else None
+        if view is not None:
+            self._fuse.past_a_look()
+        return view
 
     async def look(self, types: Sequence[DroneType]) -> OverlayView:
         await self._fuse.before("overlay.look", act=False)

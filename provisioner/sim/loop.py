@@ -8,11 +8,14 @@ Callbacks run in the same order in every run, so the same program gives the same
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from contextvars import Context
+from heapq import heappop, heappush
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TURNS_WITHOUT_TIME = 1_000_000
 """So many turns of the loop at one instant are taken for an endless loop."""
@@ -30,52 +33,64 @@ class NoOutsideWorld(RuntimeError):
     """Simulated code tried real input or output: a thread, a socket, a child process."""
 
 
-class _Jumper:
-    """Stands where a loop has its selector: "waiting" sets the clock to the next timer."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-        self._turns = 0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise Deadlock(f"nothing will ever happen again at {self._loop.time():.3f} s; {_waiting(self._loop)}")
-        if timeout > 0:
-            self._turns = 0
-            self._loop.jump()
-        else:
-            self._turns += 1
-            if self._turns > TURNS_WITHOUT_TIME:
-                self._turns = 0  # the loop is still to be cleared away
-                raise Livelock(f"time stands still at {self._loop.time():.3f} s; {_waiting(self._loop)}")
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, beginning at 0 s."""
+    """An event loop in virtual time, beginning at 0 s. Timers for one instant go off in the order they were set in."""
 
     # asyncio keeps these; its type stubs do not tell.
-    _scheduled: list[asyncio.TimerHandle]
-    _selector: _Jumper
-    _clock_resolution: float
+    _ready: deque[asyncio.Handle]
+    _stopping: bool
 
     def __init__(self, start_epoch: float = 0.0) -> None:
         super().__init__()
         self.start_epoch = start_epoch
         self._now_s = 0.0
-        self._selector = _Jumper(self)
+        self._agenda: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_set = 0
+        self._turns = 0
 
     def time(self) -> float:
         return self._now_s
 
-    def jump(self) -> None:
-        """Set the clock to the next timer: exactly, for sums of floats would fall short of it."""
-        self._now_s = max(self._now_s, self._scheduled[0].when())
-        # Timers are due before now + resolution: with a fixed one, none would be after some months.
-        self._clock_resolution = math.ulp(self._now_s)
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_set += 1
+        heappush(self._agenda, (when, self._timers_set, timer))
+        return timer
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def _run_once(self) -> None:
+        """One turn of the loop: all that is due. If nothing is, the clock jumps to the next timer."""
+        ready, agenda = self._ready, self._agenda
+        while agenda and agenda[0][2].cancelled():
+            heappop(agenda)
+        if ready or self._stopping:
+            self._turn_without_time()
+        elif not agenda:
+            raise Deadlock(f"nothing will ever happen again at {self._now_s:.3f} s; {_waiting(self)}")
+        elif agenda[0][0] <= self._now_s:
+            self._turn_without_time()
+        else:
+            self._turns, self._now_s = 0, agenda[0][0]
+        while agenda and agenda[0][0] <= self._now_s:
+            ready.append(heappop(agenda)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _turn_without_time(self) -> None:
+        self._turns += 1
+        if self._turns > TURNS_WITHOUT_TIME:
+            self._turns = 0  # the loop is still to be cleared away
+            raise Livelock(f"time stands still at {self._now_s:.3f} s; {_waiting(self)}")
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
         raise NoOutsideWorld(f"no threads in virtual time: {func!r}")
@@ -89,9 +104,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if error is not None and "handle" in context:
             raise error
         super().call_exception_handler(context)
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """No events but timers."""
 
     def _write_to_self(self) -> None:
         """Nothing ever sleeps, so nothing needs waking (asyncio's handler of Ctrl-C asks for it)."""

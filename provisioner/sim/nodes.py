@@ -44,13 +44,18 @@ class Amount(NamedTuple):
         return max(0, min(there // each for each, there in zip(self, room, strict=True) if each))
 
 
+NOTHING = Amount()
+
+
 class Machine:
     """One node. Whoever holds a part of it is a drone or an owner's job."""
 
-    def __init__(self, name: str, pool: str, total: Amount) -> None:
+    def __init__(self, name: str, pool: str, total: Amount, kept: Amount = NOTHING) -> None:
         self.name = name
         self.pool = pool
         self.total = total
+        self.kept = kept
+        """What its site keeps for each free GPU, whoever asks (blocking)."""
         self.up = True
         self.free = total
         self.drones: dict[Hashable, Amount] = {}
@@ -66,7 +71,17 @@ class Machine:
 
     def hosts(self, amount: Amount) -> bool:
         """Whether it has room now."""
-        return self.up and amount.within(self.free)
+        return self.up and self.admits(amount, self.free)
+
+    def admits(self, amount: Amount, room: Amount) -> bool:
+        """Whether it goes into ``room``, and does not eat into what the GPUs that are then free keep."""
+        if not amount.within(room):
+            return False
+        gpus_left = room.gpu_milli - amount.gpu_milli
+        return all(
+            1000 * each <= keep * amount.gpu_milli or 1000 * (there - each) >= keep * gpus_left
+            for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
+        )
 
     def seat_drone(self, drone: Hashable, amount: Amount) -> str:
         """A drone takes its part; the name of its slot."""

@@ -7,19 +7,21 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from operator import is_
+from typing import Generic, Self, TypeVar
 
 from provisioner.model import (
     Admission,
     Answer,
+    Completion,
     DrainMode,
     DroneId,
     DroneType,
     Eviction,
+    JobClass,
     OverlayView,
     Receipt,
     Slot,
-    SlotState,
     StartOrder,
 )
 from provisioner.sim.body import Body, Verdict
@@ -27,12 +29,15 @@ from provisioner.sim.draws import Draw, Fixed, keyed
 from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.sim.jobs import Bucket, JobQueue, SimJob, Ticket
 from provisioner.sim.seam import Wire
+from provisioner.sim.seat import Seat, seat_for
 from provisioner.sim.tally import Tally
+
+T = TypeVar("T")
 
 EATEN_S = 5.0
 """How long a job lasts on a drone that eats jobs."""
-TELLS_EVICTIONS_S = 900.0
-"""How long an eviction is told."""
+TELLS_S = 900.0
+"""How long an eviction, or a completion, is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class PoolHabits:
     """How the overlay behaves."""
 
     negotiation_s: float = 20.0
-    """Between two negotiation cycles."""
+    """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
     update_s: float = 60.0
     """Between two signs of life of a slot."""
     slot_lifetime_s: float = 900.0
@@ -50,114 +55,34 @@ class PoolHabits:
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
     reuses_claims: bool = True
     """A slot that is done takes the next job of the same class without negotiation."""
+    best_fit: bool = False
+    """Jobs go to the slot with the least VRAM that does, shares before whole GPUs (HTCondor:
+    ``NEGOTIATOR_PRE_JOB_RANK = -GPUs_GlobalMemoryMb``); else to the first that does."""
 
 
-class Seat:
-    """A drone's place in the pool, as it really is."""
+class _Recent(Generic[T]):
+    """What has happened, each told for :data:`TELLS_S`. As long as it is the same, the very same tuple tells it."""
 
-    def __init__(self, body: Body, joined_s: float) -> None:
-        kind = body.type
-        self.body = body
-        self.joined_s = joined_s
-        self.changed_s = joined_s
-        self.lost_s: float | None = None
-        self.serving = False
-        self.draining = False
-        self.idle_since_s = joined_s
-        self.jobs_started = 0
-        self.gpu_milli = kind.gpu_milli
-        self.cpus = kind.cpus
-        self.memory_mib = kind.memory_mib
-        self.disk_mib = kind.disk_mib
-        self.running: dict[int, tuple[Ticket, asyncio.TimerHandle]] = {}
-        self.idle_timer: asyncio.TimerHandle | None = None
-        self._view: Slot | None = None
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, T]] = deque()
+        self._told: tuple[T, ...] | None = ()
 
-    @property
-    def open(self) -> bool:
-        return self.serving and not self.draining and self.lost_s is None
+    def add(self, at: float, event: T) -> None:
+        self._events.append((at, event))
+        self._told = None
 
-    def fits(self, bucket: Bucket) -> bool:
-        wants = bucket.wants
-        return (
-            wants.gpu_milli <= self.gpu_milli
-            and wants.cpus <= self.cpus
-            and wants.memory_mib <= self.memory_mib
-            and wants.disk_mib <= self.disk_mib
-        )
+    def told(self, now: float) -> tuple[T, ...]:
+        while self._events and self._events[0][0] <= now - TELLS_S:
+            self._events.popleft()
+            self._told = None
+        if self._told is None:
+            self._told = tuple(event for _, event in self._events)
+        return self._told
 
-    def take(self, bucket: Bucket, sign: int) -> None:
-        """Take (``sign`` 1) or give back (-1) what one job of a class needs."""
-        wants = bucket.wants
-        self.gpu_milli -= sign * wants.gpu_milli
-        self.cpus -= sign * wants.cpus
-        self.memory_mib -= sign * wants.memory_mib
-        self.disk_mib -= sign * wants.disk_mib
 
-    def touched(self, now_s: float) -> None:
-        if self.lost_s is None:
-            self.changed_s = now_s
-        self._view = None
-
-    def listed(self, now_s: float, update_s: float, start_epoch: float) -> Slot:
-        """The slot as the collector has it: by its newest change or periodic update."""
-        alive_s = now_s if self.lost_s is None else self.lost_s
-        periodic_s = self.joined_s + (alive_s - self.joined_s) // update_s * update_s
-        heard_s = max(periodic_s, self.changed_s)
-        heard_at = start_epoch + heard_s
-        if self._view is None:
-            kind = self.body.type
-            work_milli, work_s = self._work(heard_s)
-            self._view = Slot(
-                drone_id=self.body.id,
-                state=self._state(),
-                heard_at=heard_at,
-                free_gpu_milli=self.gpu_milli,
-                free_cpus=self.cpus,
-                free_memory_mib=self.memory_mib,
-                free_disk_mib=self.disk_mib,
-                jobs=len(self.running),
-                jobs_started=self.jobs_started,
-                idle_since=0.0 if self.running else start_epoch + self.idle_since_s,
-                retires_at=self._retires_at(start_epoch),
-                name=f"slot1@{self.body.id}",
-                gpu_model=kind.gpu_model,
-                vram_mib=kind.vram_mib,
-                capability=kind.capability,
-                work_gpu_milli=work_milli,
-                work_at=start_epoch + work_s if work_milli else 0.0,
-            )
-        elif self._view.heard_at != heard_at:
-            work_milli, work_s = self._work(heard_s)  # checkpoints made since
-            work_at = start_epoch + work_s if work_milli else 0.0
-            self._view = replace(self._view, heard_at=heard_at, work_at=work_at)
-        return self._view
-
-    def worth(self, ticket: Ticket) -> int:
-        """What a job's time counts here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
-        return ticket.wants.gpu_milli if self.body.type.gpu_milli else ticket.wants.cpus * 1000
-
-    def _work(self, now_s: float) -> tuple[int, float]:
-        """How much is at work, and since when on average there is work that would be lost."""
-        milli, weighed_s = 0, 0.0
-        for ticket, _ in self.running.values():
-            worth = self.worth(ticket)
-            milli += worth
-            weighed_s += worth * (ticket.begun_s + ticket.job.saved_s(now_s - ticket.begun_s))
-        return milli, weighed_s / milli if milli else 0.0
-
-    def _state(self) -> SlotState:
-        if self.draining:
-            return SlotState.DRAINING
-        if not self.serving:
-            return SlotState.CHECKING
-        return SlotState.BUSY if self.running else SlotState.IDLE
-
-    def _retires_at(self, start_epoch: float) -> float:
-        walltime_s, granted_s = self.body.type.walltime_s, self.body.granted_s
-        if not walltime_s or granted_s is None:
-            return 0.0
-        return start_epoch + granted_s + walltime_s - self.body.order.grace_s
+def _by_vram(seat: Seat) -> tuple[int, int]:
+    kind = seat.body.type
+    return kind.vram_mib // kind.shares, kind.capability
 
 
 class SimOverlay:
@@ -175,10 +100,19 @@ class SimOverlay:
         blows: Sequence[Blow] = (),
     ) -> None:
         self.done = 0
+        self.starts = 0
+        """Attempts ever begun."""
         self.tickets = [Ticket(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
         self._arrived = 0
         self._queue = JobQueue()
         self._seats: dict[DroneId, Seat] = {}
+        self._lost: dict[DroneId, Seat] = {}
+        """Those that perished, for as long as they are listed."""
+        self._slots: tuple[Slot, ...] = ()
+        self._classes: tuple[JobClass, ...] = ()
+        """As they were last told: the very same where nothing has changed."""
+        self._roomy: dict[DroneId, Seat] = {}
+        """Without negotiation cycles: slots that may have room."""
         self._suits: dict[tuple[str, str], bool] = {}
         self._habits = habits
         self._tally = tally
@@ -188,7 +122,8 @@ class SimOverlay:
         self._paused_until_s = 0.0
         self._wire = Wire(OVERLAY, seed, habits.latency, spells, tally.troubles)
         self._frozen: dict[int, OverlayView] = {}
-        self._evictions: deque[Eviction] = deque()
+        self._evictions = _Recent[Eviction]()
+        self._completions = _Recent[Completion]()
         self._pauses = [blow for blow in blows if blow.kind is BlowKind.NO_NEGOTIATION]
 
     @property
@@ -205,6 +140,11 @@ class SimOverlay:
         return sum(bucket.running for bucket in self._queue.alive())
 
     @property
+    def busy_milli(self) -> int:
+        """What jobs hold of GPUs as far as the pool knows, in thousandths: a small job on a shared GPU its shares."""
+        return sum(seat.busy_milli for seat in self._seats.values())
+
+    @property
     def to_come(self) -> int:
         return len(self.tickets) - self._arrived
 
@@ -212,7 +152,8 @@ class SimOverlay:
         """Set the timers of arrivals and negotiation. To be called once, inside the running loop."""
         loop = asyncio.get_running_loop()
         self._next_arrival()
-        loop.call_later(self._habits.negotiation_s, self._negotiate)
+        if not self._at_once:
+            loop.call_later(self._habits.negotiation_s, self._negotiate)
         for pause in self._pauses:
             loop.call_at(pause.at_s, self._pause, pause.for_s)
 
@@ -223,6 +164,10 @@ class SimOverlay:
 
     async def __aexit__(self, *exc: object) -> None:
         return None
+
+    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
+        known = tuple(types)
+        return self._wire.glance(lambda: self._view(known))
 
     async def look(self, types: Sequence[DroneType]) -> OverlayView:
         known = tuple(types)
@@ -238,21 +183,24 @@ class SimOverlay:
 
     def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
         now_s, habits = self._now_s, self._habits
-        for drone_id in [d for d, seat in self._seats.items() if self._expired(seat, now_s)]:
-            del self._seats[drone_id]
+        for drone_id in [d for d, seat in self._lost.items() if self._expired(seat, now_s)]:
+            seat = self._lost.pop(drone_id)
+            if self._seats.get(drone_id) is seat:
+                del self._seats[drone_id]
+        slots = [seat.listed(now_s, habits.update_s, self._start_epoch) for seat in self._seats.values()]
+        if len(slots) != len(self._slots) or not all(map(is_, slots, self._slots)):
+            self._slots = tuple(slots)
+        classes = [bucket.view(types, self._start_epoch) for bucket in self._queue.alive()]
+        if len(classes) != len(self._classes) or not all(map(is_, classes, self._classes)):
+            self._classes = tuple(classes)
         return OverlayView(
             taken_at=self._start_epoch + now_s,
-            classes=tuple(bucket.view(types, self._start_epoch) for bucket in self._queue.alive()),
-            slots=tuple(seat.listed(now_s, habits.update_s, self._start_epoch) for seat in self._seats.values()),
+            classes=self._classes,
+            slots=self._slots,
             negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
-            evictions=self._told_evictions(),
+            evictions=self._evictions.told(self._start_epoch + now_s),
+            completions=self._completions.told(self._start_epoch + now_s),
         )
-
-    def _told_evictions(self) -> tuple[Eviction, ...]:
-        limit = self._start_epoch + self._now_s - TELLS_EVICTIONS_S
-        while self._evictions and self._evictions[0].at <= limit:
-            self._evictions.popleft()
-        return tuple(self._evictions)
 
     def _expired(self, seat: Seat, now_s: float) -> bool:
         return seat.lost_s is not None and now_s - seat.lost_s >= self._habits.slot_lifetime_s
@@ -278,22 +226,35 @@ class SimOverlay:
     def _arrive(self) -> None:
         ticket = self.tickets[self._arrived]
         self._arrived += 1
-        self._queue.bucket(ticket.wants).add(ticket)
+        bucket = self._queue.bucket(ticket.wants)
+        bucket.add(ticket, self._now_s)
+        if self._at_once:
+            self._offer(bucket)
         self._next_arrival()
 
     def _pause(self, for_s: float) -> None:
         self._paused_until_s = max(self._paused_until_s, self._now_s + for_s)
+        if self._at_once:
+            asyncio.get_running_loop().call_at(self._paused_until_s, self._cycle)
+
+    @property
+    def _paused(self) -> bool:
+        return self._now_s < self._paused_until_s
 
     def _negotiate(self) -> None:
-        """One cycle: jobs by priority, then age, each to the first slot with room."""
         asyncio.get_running_loop().call_later(self._habits.negotiation_s, self._negotiate)
-        if self._now_s < self._paused_until_s:
-            return
-        self._negotiated_s = self._now_s
+        if not self._paused:
+            self._negotiated_s = self._now_s
+            self._cycle()
+
+    def _cycle(self) -> None:
+        """Jobs by priority, then age, each to the first slot with room."""
         idle = self._queue.idle()
-        if not idle:
+        if not idle or self._paused:
             return
         seats = [seat for seat in self._seats.values() if seat.open]
+        if self._habits.best_fit:
+            seats.sort(key=_by_vram)
         # A slot too small for a class stays so for the rest of the cycle: each class goes down the list once.
         rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
         heapq.heapify(rounds)
@@ -307,6 +268,42 @@ class SimOverlay:
                     heapq.heappush(rounds, (priority, *bucket.first(), n, bucket, place))
         for bucket in idle:
             bucket.judged()
+
+    # Without cycles: no job waits for which some open slot has room, so only what has just changed is looked at.
+
+    @property
+    def _at_once(self) -> bool:
+        return self._habits.negotiation_s == 0
+
+    def _offer(self, bucket: Bucket) -> None:
+        """Jobs of a class have come, or come back."""
+        if self._paused:
+            return
+        bucket.judged()
+        while bucket.idle and (seat := self._with_room(bucket)) is not None:
+            self._start(bucket, seat)
+
+    def _with_room(self, bucket: Bucket) -> Seat | None:
+        """The slot that a job of the class goes to now."""
+        full = [drone_id for drone_id, seat in self._roomy.items() if seat.full or not seat.open]
+        for drone_id in full:
+            del self._roomy[drone_id]
+        fitting = (seat for seat in self._roomy.values() if self._match(bucket, seat))
+        return min(fitting, key=_by_vram, default=None) if self._habits.best_fit else next(fitting, None)
+
+    def _opened(self, seat: Seat) -> None:
+        """A slot has room: for whoever is first of those that fit."""
+        if not self._at_once or not seat.open:
+            return
+        self._roomy[seat.body.id] = seat
+        if self._paused:
+            return
+        while not seat.full:
+            fitting = (bucket for bucket in self._queue.idle() if self._match(bucket, seat))
+            bucket = min(fitting, key=lambda b: (-b.wants.priority, b.first()), default=None)
+            if bucket is None:
+                break
+            self._start(bucket, seat)
 
     def _match(self, bucket: Bucket, seat: Seat) -> bool:
         return seat.open and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
@@ -329,59 +326,86 @@ class SimOverlay:
 
     def _start(self, bucket: Bucket, seat: Seat) -> None:
         ticket, now_s = bucket.take(), self._now_s
-        seat.take(bucket, 1)
-        seat.jobs_started += 1
         if seat.idle_timer is not None:
             seat.idle_timer.cancel()
             seat.idle_timer = None
         ticket.starts += 1
+        self.starts += 1
         ticket.begun_s = now_s
-        ticket.first_begun_s = now_s if ticket.first_begun_s is None else ticket.first_begun_s
+        if ticket.first_begun_s is None:
+            ticket.first_begun_s = now_s
+            self._tally.first_starts.append((ticket.job.submit_s, now_s))
         eaten = seat.body.fate.verdict is Verdict.EATS_JOBS
         left_s = ticket.job.duration_s - ticket.saved_s
-        ends_s = min(EATEN_S, left_s) if eaten else left_s
-        timer = asyncio.get_running_loop().call_later(ends_s, self._ended, seat, ticket, not eaten)
-        seat.running[ticket.serial] = ticket, timer
-        seat.touched(now_s)
+        seat.start(ticket, min(EATEN_S, left_s) if eaten else left_s, not eaten, now_s)
 
     def _ended(self, seat: Seat, ticket: Ticket, done: bool) -> None:
         """A job ended by itself; the slot takes the next one, or falls idle."""
         bucket = self._close(seat, ticket, done)
         if self._habits.reuses_claims and bucket.idle and self._match(bucket, seat):
             self._start(bucket, seat)
-        elif not seat.running:
+        self._opened(seat)
+        if self._at_once and not done:
+            self._offer(bucket)
+        if not seat.running:
             self._idle(seat)
 
     def _close(self, seat: Seat, ticket: Ticket, done: bool) -> Bucket:
         """Book the end of an attempt; a job that is not done waits again."""
-        now_s, bucket = self._now_s, self._queue.bucket(ticket.wants)
-        _, timer = seat.running.pop(ticket.serial)
-        timer.cancel()
-        bucket.ran()
-        seat.take(bucket, -1)
-        seat.touched(now_s)
+        now_s, bucket, kind = self._now_s, self._queue.bucket(ticket.wants), seat.body.type
         until_s = now_s if seat.lost_s is None else seat.lost_s
-        ran_s = until_s - ticket.begun_s
-        saved_s = ticket.job.saved_s(ran_s)
-        self._tally.attempt(ticket.wants.gpu_milli, ran_s, None if done else ran_s - saved_s)
+        run = seat.running[ticket.serial]
+        ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
+        lost_s = None if done else ran_s - run.kept_s(until_s)
+        self._tally.attempt(kind, seat.milli_of(ticket.wants), ran_s, lost_s)
+        self._tally.at_work(kind, seat.end(run, until_s))
+        bucket.ran()
         if done:
-            ticket.done_s = now_s
-            self.done += 1
-            self._tally.waits_s.append(now_s - ticket.job.duration_s - ticket.job.submit_s)
+            self._done(seat, ticket, ran_s)
         else:
             ticket.saved_s += saved_s
-            bucket.add(ticket)
+            bucket.add(ticket, self._now_s)
         return bucket
+
+    def _done(self, seat: Seat, ticket: Ticket, ran_s: float) -> None:
+        job, wants = ticket.job, ticket.wants
+        ticket.done_s = self._now_s
+        self.done += 1
+        self._tally.waited(self._queue.bucket(wants).label, ticket.done_s - job.duration_s - job.submit_s)
+        ended_at = self._start_epoch + ticket.done_s
+        self._completions.add(
+            ended_at,
+            Completion(
+                job_id=f"{ticket.serial}.0",
+                ended_at=ended_at,
+                submitted_at=self._start_epoch + job.submit_s,
+                run_s=ran_s,
+                gpu_milli=wants.gpu_milli,
+                cpus=wants.cpus,
+                memory_mib=wants.memory_mib,
+                disk_mib=wants.disk_mib,
+                vram_mib=wants.vram_mib,
+                capability=wants.capability,
+                owner=wants.owner,
+                group=wants.group,
+                walltime_s=wants.walltime_s,
+                drone_id=seat.body.id,
+            ),
+        )
 
     def _cut_short(self, seat: Seat) -> None:
         """End all jobs of a seat; they wait again."""
         until_s = self._now_s if seat.lost_s is None else seat.lost_s
-        for ticket, _ in list(seat.running.values()):
-            ran_s = until_s - ticket.begun_s
-            lost_s = ran_s - ticket.job.saved_s(ran_s)
-            at, worth = self._start_epoch + self._now_s, seat.worth(ticket)
-            self._evictions.append(Eviction(seat.body.id, f"{ticket.serial}.0", at, worth, lost_s))
-            self._close(seat, ticket, done=False)
+        back: dict[str, Bucket] = {}
+        for run in list(seat.running.values()):
+            lost_s = until_s - run.begun_s - run.kept_s(until_s)
+            at, worth = self._start_epoch + self._now_s, seat.worth(run.ticket)
+            self._evictions.add(at, Eviction(seat.body.id, f"{run.ticket.serial}.0", at, worth, lost_s))
+            bucket = self._close(seat, run.ticket, done=False)
+            back[bucket.name] = bucket
+        if self._at_once:
+            for bucket in back.values():
+                self._offer(bucket)
 
     def _idle(self, seat: Seat) -> None:
         """A seat without jobs: it leaves if it was asked to, and by itself after its own time-out."""
@@ -397,7 +421,7 @@ class SimOverlay:
 
     def join(self, body: Body) -> None:
         """A drone shows itself in the pool, not accepting jobs yet."""
-        self._seats[body.id] = Seat(body, self._now_s)
+        self._seats[body.id] = seat_for(body, self._now_s, self._ended)
 
     def serve(self, body: Body) -> None:
         """It accepts jobs from now on."""
@@ -405,6 +429,7 @@ class SimOverlay:
         if seat is not None:
             seat.serving = True
             self._idle(seat)
+            self._opened(seat)
 
     def withdraw(self, body: Body) -> None:
         """It takes no new jobs, and leaves once it has none."""
@@ -425,6 +450,7 @@ class SimOverlay:
         seat = self._seat_of(body)
         if seat is None:
             return
+        self._roomy.pop(body.id, None)
         if seat.idle_timer is not None:
             seat.idle_timer.cancel()
         if orderly:
@@ -432,8 +458,9 @@ class SimOverlay:
             del self._seats[body.id]
             return
         seat.lost_s = self._now_s
-        for _, timer in seat.running.values():
-            timer.cancel()
+        self._lost[body.id] = seat
+        for run in seat.running.values():
+            run.timer.cancel()
         asyncio.get_running_loop().call_later(self._habits.lease_s, self._cut_short, seat)
 
     def _drain(self, drone_id: DroneId, mode: DrainMode) -> Receipt:
@@ -443,8 +470,9 @@ class SimOverlay:
                 case DrainMode.NONE:
                     pass
                 case DrainMode.RESUME:
-                    seat.draining = seat.body.told_to_leave
+                    seat.draining = seat.body.takes_no_more
                     seat.touched(self._now_s)
+                    self._opened(seat)
                 case DrainMode.PEACEFUL:
                     self.withdraw(seat.body)
                 case DrainMode.GRACEFUL:

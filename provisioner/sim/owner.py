@@ -195,7 +195,7 @@ class OwnerQueue:
             return
         room = {m: m.free_of_drones for m in self._machines if m.up}
         for ticket in self.waiting:
-            fitting = [m for m in self._allowed(ticket) if m in room and ticket.amount.within(room[m])]
+            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
             ticket.alone = bool(fitting)
             if fitting:
                 machine = min(fitting, key=lambda m: room[m].gpu_milli)
@@ -210,7 +210,7 @@ class OwnerQueue:
             ticket.book(now_s)
             if ticket.promised is not None:
                 continue
-            fitting = [m for m in self._allowed(ticket) if m in room and ticket.amount.within(room[m])]
+            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
             ticket.room = bool(fitting)
             if fitting:
                 machine = min(fitting, key=lambda m: room[m].gpu_milli)

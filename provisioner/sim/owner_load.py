@@ -11,7 +11,7 @@ simulation comes on top: its run time stays what the series gave it.
 from __future__ import annotations
 
 import csv
-import gzip
+import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,14 @@ from pathlib import Path
 from random import Random
 
 from provisioner.sim.owner import OwnerJob
+from provisioner.sim.traces import TraceError, text_lines
 
 SIZES = {1: 5, 2: 2, 4: 2, 8: 4}
 """GPUs of a job, and how many of 13 jobs are so: most jobs are small, and most GPUs are in large ones."""
 LEAST_S = 60.0
 """No job is shorter."""
+DAY_S = 86400.0
+_SERIES = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,13 @@ class Load:
         most = max(1, self.gpus)
         return Load(self.name, gpus, tuple((at_s, min(gpus, round(g * gpus / most))) for at_s, g in self.steps))
 
+    def repeated(self, span_s: float) -> Load:
+        """The same again and again, in whole days, until ``span_s`` is covered."""
+        period_s = max(1, math.ceil(self.span_s / DAY_S)) * DAY_S
+        times = max(1, math.ceil(span_s / period_s))
+        steps = tuple((n * period_s + at_s, gpus) for n in range(times) for at_s, gpus in self.steps)
+        return Load(self.name, self.gpus, steps)
+
 
 def trace_file(root: Path) -> Path | None:
     """The owner-load trace, where it is: in the directory that ``PROVISIONER_TRACES`` names, else in ``shared/traces``
@@ -77,15 +87,24 @@ def trace_file(root: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def read_loads(path: Path) -> Mapping[str, Load]:
+def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, Load]:
     """The series of a trace in the common form (CSV, may be gzipped): ``vc, t_s, total_gpus, busy_gpus, pending_gpus``,
-    a row at each change."""
+    a row at each change. ``pending``: GPUs that the owner waits for count as well. Raises TraceError."""
     rows: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     total: dict[str, int] = {}
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="") as lines:
-        for row in csv.DictReader(lines):
-            rows[row["vc"]].append((float(row["t_s"]), int(row["busy_gpus"]) + int(row["pending_gpus"])))
-            total[row["vc"]] = max(total.get(row["vc"], 0), int(row["total_gpus"]))
+    lines = csv.DictReader(text_lines(path))
+    lacking = [name for name in _SERIES if name not in (lines.fieldnames or ())]
+    if lacking:
+        raise TraceError(f"{path}:1: there is no column `{lacking[0]}`: an owner's load has {', '.join(_SERIES)}")
+    for row in lines:
+        try:
+            at_s, (there, busy, wanted) = float(row["t_s"]), (int(float(row[name])) for name in _SERIES[2:])
+        except (TypeError, ValueError, OverflowError):
+            raise TraceError(
+                f"{path}:{lines.line_num}: not a row of {', '.join(_SERIES)}: all but `vc` are numbers"
+            ) from None
+        rows[row["vc"]].append((at_s, busy + wanted if pending else busy))
+        total[row["vc"]] = max(total.get(row["vc"], 0), there)
     return {name: Load(name, total[name], tuple(steps)) for name, steps in rows.items()}
 
 

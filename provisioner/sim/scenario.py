@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from provisioner.decide import decide
+from provisioner.decide.check import check
 from provisioner.model import DroneId, Policy
-from provisioner.service.controller import Controller
+from provisioner.service.controller import Controller, Decided, Judge, Planner
 from provisioner.sim.faults import Blow, Crash, Spell
 from provisioner.sim.jobs import SimJob
 from provisioner.sim.killing import Chronicle, Fuse, MortalOverlay, MortalSite, MortalStore
 from provisioner.sim.loop import VirtualClock, run_virtual
 from provisioner.sim.overlay import PoolHabits
+from provisioner.sim.results import Decisions, Sample
 from provisioner.sim.site import Facility
 from provisioner.sim.tally import Tally
 from provisioner.sim.world import World
@@ -26,7 +30,7 @@ from provisioner.store.memory import MemoryStore
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
 CHECK_S = 5.0
-"""How often it is asked whether all is over, in virtual seconds."""
+"""How often it is asked whether all is over once the last job has come, in virtual seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,13 @@ class Scenario:
     """It goes on for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
     """It breaks off then."""
+    patience_s: float = math.inf
+    """It breaks off, too, when no job has run for so long after the last one came and the last trouble was over."""
+    planner: Callable[[], Planner] = lambda: decide
+    """Makes what decides, anew for each life of the controller."""
+    judge: Judge = check
+    samples_s: float | None = None
+    """If set, the state of things is kept so often."""
 
     @property
     def full_policy(self) -> Policy:
@@ -75,6 +86,8 @@ class Outcome:
     jobs_done: int
     jobs_left: int
     """Those that some drone type fits, and that were not done at the end."""
+    still_s: float | None
+    """Since when no job had run, if that is why it broke off."""
     orphans: tuple[DroneId, ...]
     """Alive at a site at the end, without a live record."""
     ghosts: tuple[DroneId, ...]
@@ -83,6 +96,14 @@ class Outcome:
     """Ids ever asked for."""
     refused_plans: tuple[str, ...]
     """What the checker found wrong with plans."""
+    started: int
+    """Drones that were given a place."""
+    withdrawn: int
+    """Drones that ended before that."""
+    preempted: int
+    """Attempts of jobs that were cut short."""
+    decisions: Decisions
+    samples: tuple[Sample, ...]
     tally: Tally
     violations: tuple[str, ...]
     """Every promise that was broken, a line each; the first to read after a failure."""
@@ -94,7 +115,7 @@ def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) 
     ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
     it may not use threads. Unless given, the record is kept in memory.
     """
-    kept = MemoryStore("sim", keep_s=30 * 86400.0, snapshots=0)
+    kept = MemoryStore("sim", keep_s=math.inf, snapshots=0)
     with _quiet():
         return run_virtual(_Stage(scenario, open_store or (lambda: kept)).play(), start_epoch=START_EPOCH)
 
@@ -109,6 +130,10 @@ class _Stage:
         self.lives: list[str] = []
         self.fuse = Fuse(None)
         self.collapse = ""
+        self.decided: list[Decided] = []
+        """Of each life of the controller."""
+        self.samples: list[Sample] = []
+        self.still_s: float | None = None
 
     async def play(self) -> Outcome:
         scenario = self.scenario
@@ -124,6 +149,7 @@ class _Stage:
         )
         world.begin()
         over = asyncio.create_task(self._over(world), name="over")
+        sampling = asyncio.create_task(self._sample(world), name="samples")
         for crash in scenario.crashes:
             if not await self._live(world, over, crash):
                 break
@@ -131,6 +157,7 @@ class _Stage:
         if not over.done() and not self.collapse:
             await self._live(world, over, None)
         over.cancel()
+        sampling.cancel()
         world.close()
         return self._outcome(world)
 
@@ -168,18 +195,40 @@ class _Stage:
                 clock=VirtualClock(),
                 tick_s=scenario.tick_s,
                 tick_quick_s=scenario.tick_quick_s,
+                planner=scenario.planner(),
+                judge=scenario.judge,
             )
+            self.decided.append(controller.decided)
             async with controller:
                 await controller.run(stop)
 
+    async def _sample(self, world: World) -> None:
+        loop, every_s = asyncio.get_running_loop(), self.scenario.samples_s
+        while every_s is not None:
+            self.samples.append(world.sample(loop.time()))
+            await asyncio.sleep(every_s)
+
     async def _over(self, world: World) -> None:
         """Return when nothing is left to come, or at the scenario's limit."""
-        loop = asyncio.get_running_loop()
-        while loop.time() < self.scenario.limit_s:
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
+        await asyncio.sleep(min(max(last_s, scenario.least_s), scenario.limit_s) // CHECK_S * CHECK_S)
+        ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
+        while loop.time() < scenario.limit_s:
             await asyncio.sleep(CHECK_S)
             settled = world.jobs_done and not self.chronicle.live and not world.bodies
-            if settled and loop.time() >= self.scenario.least_s:
+            if settled and loop.time() >= scenario.least_s:
                 return
+            if world.overlay.running or world.overlay.starts != starts:
+                ran_s, starts = max(ran_s, loop.time()), world.overlay.starts
+            elif not world.jobs_done and loop.time() - ran_s >= scenario.patience_s:
+                self.still_s = ran_s
+                return
+
+    def _troubles_over_s(self) -> list[float]:
+        """When what goes wrong for a time is over."""
+        ends = [blow.at_s + blow.for_s for blow in self.scenario.blows] + [s.to_s for s in self.scenario.spells]
+        return [end_s for end_s in ends if end_s < self.scenario.limit_s]
 
     def _outcome(self, world: World) -> Outcome:
         live, recorded = world.live_ids, set(self.chronicle.live)
@@ -195,14 +244,26 @@ class _Stage:
             jobs=len(world.overlay.tickets),
             jobs_done=world.overlay.done,
             jobs_left=world.jobs_left,
+            still_s=self.still_s,
             orphans=tuple(sorted(live - recorded)),
             ghosts=tuple(sorted(recorded - live)),
             drones=len(self.chronicle.births),
             refused_plans=tuple(self.chronicle.refused_plans),
+            started=world.tally.started,
+            withdrawn=world.tally.withdrawn,
+            preempted=world.tally.attempts_lost,
+            decisions=self._decisions(),
+            samples=tuple(self.samples),
             tally=world.tally,
             violations=(),
         )
         return replace(outcome, violations=tuple(self._violations(outcome, world)))
+
+    def _decisions(self) -> Decisions:
+        count = sum(each.count for each in self.decided)
+        total_s = sum(each.total_s for each in self.decided)
+        worst_s = max((each.worst_s for each in self.decided), default=0.0)
+        return Decisions(count, total_s / count if count else 0.0, worst_s)
 
     def _violations(self, outcome: Outcome, world: World) -> Iterator[str]:
         if self.collapse:
@@ -220,7 +281,8 @@ class _Stage:
         if world.jobs_astray():
             yield f"{world.jobs_astray()} jobs are nowhere"
         if outcome.jobs_left:
-            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s"
+            still = "" if outcome.still_s is None else f": none has run since {outcome.still_s:.0f} s"
+            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{still}"
         elif live := len(world.bodies):
             yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
         for drone_id in outcome.orphans:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NoReturn, Protocol, TypeVar
 
 from provisioner.model import Answer, Fault, FaultKind, Receipt
-from provisioner.sim.draws import Draw, keyed
+from provisioner.sim.draws import AT_ONCE, Draw, drawn, keyed
 from provisioner.sim.faults import LIES, Spell, Trouble, struck
 from provisioner.sim.loop import VirtualClock
 from provisioner.sites import SiteDenied, SiteDown, SiteError, SiteRefused, Unsure
@@ -36,6 +36,19 @@ class Wire:
         self._spells = spells
         self._met = met
         self._calls = 0
+        self._at_once = latency == AT_ONCE and not spells
+
+    def glance(self, see: Callable[[], T]) -> T | None:
+        """What :meth:`look` returns, where nothing holds the question up; None where something may, or answers with an
+        error."""
+        if not self._at_once:
+            return None
+        try:
+            answer = see()
+        except SiteError:
+            return None
+        self._calls += 1
+        return answer
 
     async def look(self, see: Callable[[], T], lie: Lying[T]) -> T:
         """What ``see`` returns when the question arrives, bent by ``lie`` where a spell wants it."""
@@ -60,13 +73,15 @@ class Wire:
     def _next(self, verb: str) -> tuple[Spell | None, float]:
         self._calls += 1
         now_s = asyncio.get_running_loop().time()
-        latency_s = self._latency.draw(keyed(self.seed, "latency", self.name, self._calls))
-        spell = struck(self.seed, self._spells, self.name, verb, self._calls, now_s)
+        latency_s = drawn(self._latency, self.seed, "latency", self.name, self._calls)
+        spell = struck(self.seed, self._spells, self.name, verb, self._calls, now_s) if self._spells else None
         if spell is not None:
             self._met[spell.trouble] += 1
         return spell, latency_s
 
     async def _exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
+        if not latency_s:
+            return carry_out()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[T] = loop.create_future()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -16,7 +17,9 @@ from provisioner.model import (
     Fault,
     FaultKind,
     Node,
+    OwnerLoad,
     Receipt,
+    RemoteDrone,
     RemoteState,
     SitePolicy,
     SiteView,
@@ -26,9 +29,10 @@ from provisioner.model import (
 from provisioner.sim.body import Body, Fate, Habits, Stage
 from provisioner.sim.draws import Draw, Fixed, keyed
 from provisioner.sim.faults import Blow, BlowKind, Spell, Trouble
-from provisioner.sim.nodes import ENDLESS, Amount, Machine
+from provisioner.sim.nodes import ENDLESS, NOTHING, Amount, Machine
 from provisioner.sim.overlay import SimOverlay
 from provisioner.sim.owner import Owner, OwnerQueue, Victim
+from provisioner.sim.owner_series import Held, OwnerSeries, SeriesOwner
 from provisioner.sim.seam import Wire
 from provisioner.sim.tally import Tally
 from provisioner.sites import SiteDown
@@ -69,6 +73,8 @@ class Facility:
     serves: Mapping[str, str] = field(default_factory=dict)
     """Drone type by name to GPU pool; the first pool for types not named."""
     habits: Habits = field(default_factory=Habits)
+    habits_of: Mapping[str, Habits] = field(default_factory=dict)
+    """Of drone types by name, where they differ from the site's."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
     """Of each call, there and back."""
     quota: int | None = None
@@ -80,12 +86,17 @@ class Facility:
     """How long ended drones stay in the listing."""
     owner: Owner | None = None
     """Whose cluster it is, if his jobs are to be simulated one by one."""
+    series: OwnerSeries | None = None
+    """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
     tells_claims: bool = True
     """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
     tells_nodes: bool = False
+    blocks: Amount = NOTHING
+    """What the site's own configuration keeps for each free GPU of its nodes. (``policy.blocking`` is what our planner
+    believes.)"""
 
     def __post_init__(self) -> None:
-        if (self.owner or self.tells_nodes) and any(pool.owner for pool in self.pools):
+        if (self.owner or self.tells_nodes) and (self.series or any(pool.owner for pool in self.pools)):
             raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
 
     @property
@@ -96,10 +107,13 @@ class Facility:
 class _PoolTruth:
     """What is taken of one GPU pool."""
 
-    def __init__(self, pool: GpuPool) -> None:
+    def __init__(self, pool: GpuPool, kept: Amount = NOTHING) -> None:
         self.pool = pool
         self.wanted_milli = 0
-        self.machines = [Machine(f"{pool.name}-{n}", pool.name, pool.node) for n in range(pool.nodes)]
+        self._counted: list[Amount] = []
+        self._places: dict[Amount, int] = {}
+        """How many drones of a size go into what was free when that was last counted."""
+        self.machines = [Machine(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
 
     @property
     def total_milli(self) -> int:
@@ -107,7 +121,8 @@ class _PoolTruth:
 
     @property
     def room_milli(self) -> int:
-        return self.total_milli - self.wanted_milli - sum(m.used_milli for m in self.machines)
+        held_by_none = sum(m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli for m in self.machines)
+        return held_by_none - self.wanted_milli
 
     def machine_for(self, amount: Amount) -> Machine | None:
         """The fullest node with room for a drone, if any. The steps of an owner's load take room, but no certain
@@ -119,7 +134,12 @@ class _PoolTruth:
 
     def places(self, amount: Amount) -> int:
         """How many drones of one size there is room for, node by node."""
-        return sum(amount.goes_into(m.free) for m in self.machines if m.up)
+        free = [m.free for m in self.machines if m.up]
+        if free != self._counted:
+            self._counted, self._places = free, {}
+        if amount not in self._places:
+            self._places[amount] = sum(map(amount.goes_into, free))
+        return self._places[amount]
 
 
 class SimSite:
@@ -144,12 +164,19 @@ class SimSite:
         self._tally = tally
         self._seed = seed
         self._wire = Wire(facility.name, seed, facility.latency, spells, tally.troubles)
-        self._pools = {pool.name: _PoolTruth(pool) for pool in facility.pools}
+        self._pools = {pool.name: _PoolTruth(pool, facility.blocks) for pool in facility.pools}
         self._queue: dict[DroneId, Body] = {}
         self._serial = 0
         self._away = False
         self._downtimes: list[Blow] = []
         self._frozen: dict[int, SiteView] = {}
+        self._listed: Mapping[DroneId, RemoteDrone] | None = None
+        """None after a change; else what the next look is told as well."""
+        self._held: list[object] | None = None
+        """What was taken when the places for drones were last counted, and how many there were."""
+        self._was_free: tuple[Mapping[str, int], int] = {}, 0
+        self._gone: deque[Body] = deque()
+        """Ended and not yet forgotten, by end."""
         self._blows = [blow for blow in blows if blow.where == facility.name]
         self._kinds = {
             pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
@@ -187,6 +214,10 @@ class SimSite:
         for pool in self._pools.values():
             for from_s, gpus in pool.pool.owner:
                 loop.call_at(from_s, self._owner_wants, pool, gpus * 1000)
+        series = self.facility.series
+        if series is not None:
+            theirs = [pool for name, pool in self._pools.items() if name in (series.pools or self._pools)]
+            SeriesOwner(series, theirs, self._series_victims, self._place, seed=self._seed, site=self.name).begin()
         for blow in self._blows:
             loop.call_at(max(0.0, blow.at_s - blow.notice_s), self._announce, blow)
             loop.call_at(blow.at_s, self._strike, blow)
@@ -198,6 +229,9 @@ class SimSite:
 
     async def __aexit__(self, *exc: object) -> None:
         return None
+
+    def glance(self) -> SiteView | None:
+        return self._wire.glance(self._listing)
 
     async def look(self) -> SiteView:
         return await self._wire.look(self._listing, self._lie)
@@ -214,17 +248,28 @@ class SimSite:
         self._check_open()
         now = self.start_epoch + asyncio.get_running_loop().time()
         self._forget(now)
-        free = {t.name: self._free(t) for t in self.facility.types} if self.facility.tells_free else None
+        free, free_milli = self._told_free() if self.facility.tells_free else (None, None)
         return SiteView(
             site=self.name,
             taken_at=now,
-            drones={drone_id: body.listed() for drone_id, body in self.bodies.items()},
+            drones=self._drones(),
             free=free,
             nodes=self._nodes() if self.facility.tells_nodes else (),
             claims=self._claims(now) if self.facility.tells_claims else (),
-            owner_runs=self._owner.load() if self._owner is not None and self.facility.tells_claims else None,
-            downtime_at=min((self.start_epoch + b.at_s for b in self._downtimes), default=0.0),
+            owner_runs=self._owner_runs(),
+            downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
+            free_gpu_milli=free_milli,
         )
+
+    def _owner_runs(self) -> OwnerLoad | None:
+        if self._owner is not None:
+            return self._owner.load() if self.facility.tells_claims else None
+        if self.facility.series is None:
+            return None
+        return OwnerLoad(gpu_milli=sum(pool.wanted_milli for pool in self._pools.values()))
+
+    def _free_milli(self) -> int:
+        return sum(max(0, pool.room_milli) for pool in self._pools.values())
 
     def _lie(self, view: SiteView, spell: Spell) -> SiteView:
         """The view that a spell makes of a true one."""
@@ -243,20 +288,45 @@ class SimSite:
                     view, drones={d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
                 )
 
+    def _drones(self) -> Mapping[DroneId, RemoteDrone]:
+        if self._listed is None:
+            self._listed = {drone_id: body.listed() for drone_id, body in self.bodies.items()}
+        return self._listed
+
+    def stirred(self) -> None:
+        """A body is not as it was listed."""
+        self._listed = None
+
     def _forget(self, now: float) -> None:
         limit = now - self.facility.remembers_s
-        for drone_id in [d for d, body in self.bodies.items() if body.end is not None and body.end.at <= limit]:
-            del self.bodies[drone_id]
+        while self._gone and (end := self._gone[0].end) is not None and end.at <= limit:
+            del self.bodies[self._gone.popleft().id]
+            self.stirred()
 
     def _pool_of(self, kind: DroneType) -> _PoolTruth:
         return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
 
+    def _told_free(self) -> tuple[Mapping[str, int], int]:
+        """By type, and in all; counted anew when something was taken or given back since the look before."""
+        held: list[object] = [m.free for m in self._machines]
+        held += (m.up for m in self._machines)
+        held += (pool.wanted_milli for pool in self._pools.values())
+        if held != self._held:
+            self._held = held
+            self._was_free = {t.name: self._places(t) for t in self.facility.types}, self._free_milli()
+        return self._was_free
+
+    def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
+        """Drones of a type that could start right now, were it not for others that wait."""
+        pool = self._pool_of(kind)
+        by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
+        return max(0, min(by_gpus, pool.places(Amount.of(kind))))
+
     def _free(self, kind: DroneType) -> int:
-        """Drones of a type that could start right now, were it not for others like them."""
+        """The same, less what drones take that wait for room already."""
         pool = self._pool_of(kind)
         queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
-        by_gpus = max(0, pool.room_milli - sum(queued)) // max(1, kind.gpu_milli)
-        return max(0, min(by_gpus, pool.places(Amount.of(kind)) - len(queued)))
+        return min(self._places(kind, sum(queued)), max(0, pool.places(Amount.of(kind)) - len(queued)))
 
     def _nodes(self) -> tuple[Node, ...]:
         return tuple(m.told(self._kinds[m.pool]) for m in self._machines if m.up)
@@ -284,9 +354,11 @@ class SimSite:
         if not self.facility.queues and not self._free(order.type):
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
-        fate = Fate.drawn(self.facility.habits, self._seed, self.name, order.drone_id)
+        habits = self.facility.habits_of.get(order.type.name, self.facility.habits)
+        fate = Fate.drawn(habits, self._seed, self.name, order.drone_id)
         body = Body(order, f"{self.name}-{self._serial}", fate, self, self._overlay)
         self.bodies[body.id] = body
+        self.stirred()
         self._tally.born(body.id, body.type, asyncio.get_running_loop().time())
         if self._free(body.type) <= 0:
             self._tally.asked_in_vain[self.name] += 1
@@ -333,13 +405,16 @@ class SimSite:
                 del self._queue[body.id]
                 slot = machine.seat_drone(body, amount)
                 self._tally.seated(asyncio.get_running_loop().time(), machine)
+                self._tally.started += 1
                 body.grant(machine, slot)
 
     def left(self, body: Body) -> None:
         """A body is gone: its room is free again."""
         assert body.end is not None
+        self._gone.append(body)
         self._queue.pop(body.id, None)
         self._tally.gone(body.id, body.type, body.end.kind)
+        self._tally.withdrawn += body.granted_s is None
         if body.machine is not None:
             body.machine.drone_left(body)
             self.account(body)
@@ -352,8 +427,9 @@ class SimSite:
         if body.granted_s is None:
             return
         now_s = asyncio.get_running_loop().time()
-        boot_end_s = now_s if body.serving_s is None else body.serving_s
-        self._tally.held(body.type.gpu_milli, now_s - body.granted_s, boot_end_s - body.granted_s)
+        left_s = now_s if body.left_s is None else body.left_s
+        boot_end_s = left_s if body.serving_s is None else body.serving_s
+        self._tally.held(body.type, now_s - body.granted_s, boot_end_s - body.granted_s, now_s - left_s)
 
     def _owner_wants(self, pool: _PoolTruth, milli: int) -> None:
         pool.wanted_milli = min(milli, pool.total_milli)
@@ -374,7 +450,16 @@ class SimSite:
     def _victims(self, pool: _PoolTruth) -> list[Body]:
         """The bodies in a GPU pool, first victim first."""
         placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
-        if pool.pool.victim is Victim.RANDOM:
+        return self._in_order(placed, pool.pool.victim)
+
+    def _series_victims(self, pools: Sequence[Held]) -> list[tuple[Body, Held]]:
+        """The bodies in some GPU pools with theirs, first victim first."""
+        assert self.facility.series is not None
+        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) in pools]
+        return [(b, self._pool_of(b.type)) for b in self._in_order(placed, self.facility.series.victim)]
+
+    def _in_order(self, placed: list[Body], victim: Victim) -> list[Body]:
+        if victim is Victim.RANDOM:
             now_s = asyncio.get_running_loop().time()
             return sorted(placed, key=lambda b: keyed(self._seed, "victim", now_s, b.id).random())
         return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
@@ -407,6 +492,17 @@ class SimSite:
             self._away = False
             self._downtimes.remove(blow)
         self._place()
+
+    @property
+    def held_milli(self) -> int:
+        """GPUs that drones hold, in thousandths."""
+        return sum(amount.gpu_milli for machine in self._machines for amount in machine.drones.values())
+
+    @property
+    def owner_milli(self) -> int:
+        """GPUs that the owner has for himself, in thousandths."""
+        jobs = sum(amount.gpu_milli for machine in self._machines for amount in machine.owners.values())
+        return jobs + sum(pool.wanted_milli for pool in self._pools.values())
 
     def close(self) -> None:
         """Enter what is still held, and who still waits, in the books."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
+from provisioner.sharing import kwh
 from provisioner.sim.faults import Trouble
 from provisioner.sim.nodes import Machine
+from provisioner.sim.results import GpuSeconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +30,6 @@ class CapBroken:
         return f"cap broken at {self.at_s:.1f} s: {self.scope} has {self.count} {self.unit}, limit {self.limit}"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSeconds:
-    """Where the GPU time of drones went, in seconds of one whole GPU. ``held = good + badput + boot + idle``."""
-
-    held: float = 0.0
-    """From grant to release."""
-    good: float = 0.0
-    """Attempts that ended with their job done, and what others had saved by their last checkpoint."""
-    badput: float = 0.0
-    """Attempts that were cut short: what of them must be done again."""
-    boot: float = 0.0
-    """From grant until the drone took jobs, or ended without."""
-    idle: float = 0.0
-    """All else: no job, parts of a GPU left over, release."""
-
-    @property
-    def waste(self) -> float:
-        """``(held - good) / good``; infinite where nothing good came out."""
-        return (self.held - self.good) / self.good if self.good else float("inf")
-
-
 class OwnerWait(NamedTuple):
     """How long an owner's job has waited in all, and which parts of it were our doing (``sim/owner.py`` says how they
     are told from the site's own)."""
@@ -59,6 +40,24 @@ class OwnerWait(NamedTuple):
     """Drones held its room."""
     late_s: float
     """Its room was free again, and the site's next cycle had still to come."""
+
+
+@dataclass(slots=True)
+class Book:
+    """GPU time of drones as it is entered, in seconds of one whole GPU, and the energy of their GPUs at work."""
+
+    held_s: float = 0.0
+    good_s: float = 0.0
+    badput_s: float = 0.0
+    """Of attempts that were cut short: what must be done again."""
+    boot_s: float = 0.0
+    release_s: float = 0.0
+    energy_kwh: float = 0.0
+
+    @property
+    def gpu_seconds(self) -> GpuSeconds:
+        idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s - self.release_s
+        return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
 
 
 @dataclass(slots=True)
@@ -76,9 +75,18 @@ class Tally:
     types: Iterable[DroneType] = ()
     accepted: Counter[str] = field(default_factory=Counter)
     """Drones accepted, by site."""
+    started: int = 0
+    """Drones that were given a place."""
+    withdrawn: int = 0
+    """Drones that ended before that."""
     ends: Counter[tuple[str, EndKind]] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)
-    """Per finished job: completion - submission - run time, so that lost work counts as wait."""
+    """Per finished job: completion - submission - run time with a GPU of its own, so that lost work counts as wait, and
+    so does what others on a shared GPU have slowed it down by."""
+    waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The same by size of the jobs (``Wants.label``)."""
+    first_starts: list[tuple[float, float]] = field(default_factory=list)
+    """Of each job that has ever begun, in that order: when it was submitted, and when it first began."""
     owner_waits: list[OwnerWait] = field(default_factory=list)
     """Per owner's job that has started, or still waits at the end."""
     asked_in_vain: Counter[str] = field(default_factory=Counter)
@@ -92,11 +100,8 @@ class Tally:
     """Ids under which two drones lived at once."""
     troubles: Counter[Trouble] = field(default_factory=Counter)
     """Calls that a spell has hit."""
-    held_s: float = 0.0
-    good_s: float = 0.0
-    badput_s: float = 0.0
-    """Of attempts that were cut short: what must be done again."""
-    boot_s: float = 0.0
+    books: defaultdict[str, Book] = field(default_factory=lambda: defaultdict(Book))
+    """By site."""
     _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
     _ids: Counter[DroneId] = field(default_factory=Counter)
     _limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
@@ -132,17 +137,31 @@ class Tally:
             self._live[scope].drones -= 1
             self._live[scope].gpu_milli -= kind.gpu_milli
 
-    def held(self, gpu_milli: int, held_s: float, boot_s: float) -> None:
-        """A drone gave its GPUs back after ``held_s``, of which it needed ``boot_s`` before it took jobs."""
-        self.held_s += held_s * gpu_milli / 1000
-        self.boot_s += boot_s * gpu_milli / 1000
+    def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
+        """A drone gave its GPUs back after ``held_s``, of which it needed ``boot_s`` before it took jobs, and
+        ``release_s`` after its exit."""
+        book, gpus = self.books[kind.site], kind.gpu_milli / 1000
+        book.held_s += held_s * gpus
+        book.boot_s += boot_s * gpus
+        book.release_s += release_s * gpus
 
-    def attempt(self, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
-        """A job ran for ``ran_s`` and was done with it (None), or must do ``lost_s`` of that again."""
+    def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
+        """A job ran for ``ran_s`` on a part of a drone, and was done with it (None), or must do ``lost_s`` of that
+        again."""
+        book = self.books[kind.site]
         self.attempts += 1
         self.attempts_lost += lost_s is not None
-        self.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
-        self.badput_s += (lost_s or 0.0) * gpu_milli / 1000
+        book.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
+        book.badput_s += (lost_s or 0.0) * gpu_milli / 1000
+
+    def at_work(self, kind: DroneType, gpu_s: float) -> None:
+        """So long GPUs of a drone were at work, whoever shared them, in seconds of one."""
+        self.books[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
+
+    def waited(self, label: str, wait_s: float) -> None:
+        """A job of some size is done."""
+        self.waits_s.append(wait_s)
+        self.waits_by_class[label].append(wait_s)
 
     def seated(self, at_s: float, machine: Machine) -> None:
         """Somebody has taken a place on a node."""
@@ -161,9 +180,26 @@ class Tally:
         return self._live[scope].peak
 
     @property
+    def total(self) -> Book:
+        """All sites together."""
+        return Book(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
+
+    @property
     def gpu_seconds(self) -> GpuSeconds:
-        idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s
-        return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, idle_s)
+        return self.total.gpu_seconds
+
+    @property
+    def good_s(self) -> float:
+        return self.total.good_s
+
+    @property
+    def badput_s(self) -> float:
+        return self.total.badput_s
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Of GPUs at work; None where no drone type tells its power."""
+        return self.total.energy_kwh if any(kind.power_w for kind in self.types) else None
 
     @property
     def owner_blocked_s(self) -> float:

@@ -1,13 +1,9 @@
-"""Workloads: bursts, mixes and days made from a seed, or read from a trace file."""
+"""Workloads: bursts, mixes and days made from a seed. (``traces`` reads those of trace files.)"""
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from random import Random
 
 from provisioner.sim.draws import Draw, Fixed, LogNormal
@@ -62,39 +58,3 @@ def day(*, count: int = 4000, seed: int = 0, shapes: Sequence[Shape] = (PLAIN, L
         shape = rng.choices(shapes, weights)[0]
         jobs.append(SimJob(at_s, shape.duration.draw(rng), shape.wants))
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
-
-
-def read_trace(
-    path: Path, *, from_s: float = 0.0, span_s: float = DAY_S, limit: int | None = None
-) -> tuple[SimJob, ...]:
-    """Jobs of a trace in the common form (CSV, may be gzipped), those submitted in ``span_s`` after ``from_s``.
-
-    Columns: ``submit_s, duration_s, gpus, gpu_milli, vram_mb, cpus, mem_mb, user, group``; an empty field means not
-    told; others are not used. Jobs without a run time or a GPU are left out. Submission times count from ``from_s``.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", newline="") as lines:
-        rows = (job for row in csv.DictReader(lines) if (job := _traced(row)) is not None)
-        wanted = (job for job in rows if from_s <= job.submit_s < from_s + span_s)
-        return tuple(SimJob(job.submit_s - from_s, job.duration_s, job.wants) for job in islice(wanted, limit))
-
-
-def _traced(row: dict[str, str]) -> SimJob | None:
-    gpus, share_milli = _number(row, "gpus", 1.0), _number(row, "gpu_milli", 1000.0)
-    duration_s = _number(row, "duration_s", 0.0)
-    gpu_milli = round(gpus * share_milli) if gpus >= 1 else round(share_milli if row.get("gpu_milli") else gpus * 1000)
-    if duration_s <= 0 or gpu_milli <= 0:
-        return None
-    wants = Wants(
-        gpu_milli=gpu_milli,
-        cpus=max(1, round(_number(row, "cpus", 1.0))),
-        memory_mib=max(1, round(_number(row, "mem_mb", 1024.0))),
-        vram_mib=round(_number(row, "vram_mb", 0.0)),
-        owner=row.get("user") or row.get("group") or "nobody",
-    )
-    return SimJob(_number(row, "submit_s", 0.0), duration_s, wants)
-
-
-def _number(row: dict[str, str], column: str, otherwise: float) -> float:
-    text = row.get(column) or ""
-    return float(text) if text else otherwise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provisioner.model import DroneId, DroneType, Policy
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, Policy
 from provisioner.sim.body import Body
 from provisioner.sim.faults import Blow, Spell
 from provisioner.sim.jobs import SimJob
 from provisioner.sim.overlay import PoolHabits, SimOverlay
+from provisioner.sim.results import Sample
 from provisioner.sim.site import Facility, SimSite
 from provisioner.sim.tally import Tally
 
@@ -76,6 +77,19 @@ class World:
         """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
         pool = self.overlay
         return len(pool.tickets) - pool.to_come - pool.waiting - pool.running - pool.done
+
+    def sample(self, at_s: float) -> Sample:
+        """The state of things now."""
+        by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
+        return Sample(
+            at_s=at_s,
+            jobs_waiting=self.overlay.waiting,
+            jobs_running=self.overlay.running,
+            gpus_held=sum(by_site.values()),
+            gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
+            gpus_owner=sum(site.owner_milli for site in self.sites.values()) / WHOLE_GPU,
+            by_site=by_site,
+        )
 
     def close(self) -> None:
         """Enter what is still held in the books."""

@@ -1,7 +1,7 @@
 """The record: drones and their history, plans with reasons, breakers, operator requests, events, the newest views.
 
 Two sides. :class:`Store` is the controller's: it writes, and one controller at a time holds it. :class:`Reader` is the
-operator's: it reads beside a running controller or without one, and its only write is an operator's request.
+operator's: it reads beside a running controller or without one, and its only write is what an operator asks for.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from provisioner.learned import NOTHING_LEARNED, Experience, Learned
 from provisioner.model import (
     Breaker,
+    Completion,
     DrainMode,
     Drone,
     DroneId,
@@ -39,6 +41,10 @@ class StoreHeld(StoreError):
 
 class StoreBroken(StoreError):
     """The store is corrupted, of a newer schema, or cannot be written; the message names the repair."""
+
+
+class ExperienceUnread(StoreError):
+    """What was learned is on record and cannot be read; the message says why, and what to do who wants it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,19 @@ class Views:
     types: tuple[DroneType, ...]
     overlay: OverlayReading
     sites: Mapping[str, SiteReading]
+    learned: Learned = NOTHING_LEARNED
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What an operator wants forgotten of what was learned."""
+
+    id: int
+    at: float
+    what: str
+    """``all``, ``user:NAME`` or ``site:NAME``."""
+    reason: str
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +185,30 @@ class Store(Protocol):
         """Commit what drones said last, for as long as they are on record."""
         ...
 
+    async def completed(self, completions: Sequence[Completion]) -> None:
+        """Commit jobs that were done. One that is on record already (by job id and end) stays as it is."""
+        ...
+
+    async def experience(self) -> Experience | None:
+        """What :meth:`learn` committed last. Raises :class:`ExperienceUnread` if it cannot be made out."""
+        ...
+
+    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+        """Commit what was learned, in the place of what was committed before. ``forgotten``: the numbers of what
+        operators wanted forgotten and is not in it any more."""
+        ...
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        """What operators want forgotten and is not yet, in the order in which they asked."""
+        ...
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         """How drones on record ended, of those asked for that did."""
         ...
 
     async def prune(self, now: float) -> None:
-        """Forget what is older than the retention limit: ended drones with their history, plans, events."""
+        """Forget what is older than the retention limit: ended drones with their history, plans, events,
+        jobs that were done."""
         ...
 
 
@@ -214,6 +251,18 @@ class Reader(Protocol):
         drones of that time are still on record. By scope."""
         ...
 
+    def completions(self, since: float, until: float) -> list[Completion]:
+        """Jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
+        ...
+
+    def experience(self) -> Experience | None:
+        """What was learned, as the controller kept it last. Raises :class:`ExperienceUnread`."""
+        ...
+
+    def forgets(self) -> tuple[Forget, ...]:
+        """What is to be forgotten and is not yet."""
+        ...
+
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         """Newest last. ``acting``: only those that did something."""
         ...
@@ -249,3 +298,7 @@ class Reader(Protocol):
         ...
 
     def request_done(self, request: int) -> bool: ...
+
+    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
+        """Record that something of what was learned is to be forgotten: within a minute, or when a controller runs."""
+        ...

@@ -1,4 +1,4 @@
-"""Operators' requests as rows, for the controller that takes them up and the reader that makes them."""
+"""What operators ask for as rows, for the controller that takes it up and the reader that writes it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from provisioner.model import DrainMode, DroneId, OperatorRequest, RequestKind
 
 REQUEST_COLUMNS = ("id", "at", "kind", "drone_ids", "reason", "by", "mode")
+FORGET_COLUMNS = ("id", "at", "what", "reason", "by")
+"""As :class:`provisioner.store.Forget` wants them."""
 
 
 def request_of(row: Sequence[Any]) -> OperatorRequest:

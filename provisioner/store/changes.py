@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, Plan
 from provisioner.reasons import Reason
@@ -88,9 +89,13 @@ def serial_of(drone_id: str) -> int | None:
 
 def news(plan: Plan) -> Plan:
     """What a plan says that is worth keeping: without moves that only refresh a drone's record."""
-    return replace(plan, moves=tuple(move for move in plan.moves if move.was is not move.drone.state))
+    moves = tuple(move for move in plan.moves if move.was is not move.drone.state)
+    return plan if len(moves) == len(plan.moves) else replace(plan, moves=moves)
 
 
 def repeats(plan: Plan, before: Plan | None) -> bool:
     """Whether ``plan``, one tick later, says what ``before`` said. What acts is never a repetition."""
-    return before is not None and not plan.acts and replace(plan, tick=before.tick, at=before.at) == before
+    return before is not None and not plan.acts and _said(plan) == _said(before)
+
+
+_said = attrgetter(*(f.name for f in fields(Plan) if f.name not in ("tick", "at")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -12,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Self
 
+from provisioner.learned import Experience
 from provisioner.model import (
     Breaker,
+    Completion,
     DrainMode,
     Drone,
     DroneId,
@@ -24,7 +27,7 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
 )
-from provisioner.store import Event, Hazard, Holder, StoreHeld, Transition, Views
+from provisioner.store import Event, Forget, Hazard, Holder, StoreHeld, Transition, Views
 from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, serial_of, settled
 from provisioner.store.hazard import hazards_of, life_of
 from provisioner.store.ids import FIND_LIMIT, plausible, serial_meant, slots_meant
@@ -42,6 +45,8 @@ class _Record:
     """The steps of each drone."""
     words: dict[DroneId, tuple[float, str]] = field(default_factory=dict)
     """What drones said last, and when that was told."""
+    completions: dict[tuple[float, str], Completion] = field(default_factory=dict)
+    """By end and job id."""
     last_step: int = 0
     plans: list[Plan] = field(default_factory=list)
     newest: Snapshot | None = None
@@ -50,6 +55,9 @@ class _Record:
     asked: dict[int, OperatorRequest] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     last_request: int = 0
+    experience: Experience | None = None
+    forgets: dict[int, Forget] = field(default_factory=dict)
+    last_forget: int = 0
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=100_000))
     last_event: int = 0
 
@@ -66,6 +74,7 @@ class _Record:
         self.lives = {drone_id: [s for s in life if self._keeps(s, before)] for drone_id, life in self.lives.items()}
         self.plans = [plan for plan in self.plans if plan.at >= before]
         self.events = deque((event for event in self.events if event.at >= before), self.events.maxlen)
+        self.completions = {key: each for key, each in self.completions.items() if each.ended_at >= before}
         for number in [n for n in self.done if n in self.asked and self.asked[n].at < before]:
             del self.asked[number]
             self.done.remove(number)
@@ -153,12 +162,28 @@ class MemoryStore:
     async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
         self._record.words |= {drone_id: (at, text) for drone_id, text in words.items()}
 
+    async def completed(self, completions: Sequence[Completion]) -> None:
+        for each in completions:
+            self._record.completions.setdefault((each.ended_at, each.job_id), each)
+
+    async def experience(self) -> Experience | None:
+        return self._record.experience
+
+    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+        self._record.experience = experience
+        for number in forgotten:
+            self._record.forgets.pop(number, None)
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        return tuple(self._record.forgets.values())
+
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         known = self._record.drones
         return {each: known[each].state for each in drone_ids if each in known and known[each].state.ended}
 
     async def prune(self, now: float) -> None:
-        self._record.prune(now - self._keep_s)
+        if math.isfinite(self._keep_s):
+            self._record.prune(now - self._keep_s)
 
     def _apply(self, change: Change, tick: int) -> None:
         record = self._record
@@ -235,6 +260,16 @@ class MemoryReader:
         known = self._record.drones.values()
         return hazards_of((life_of(d) for d in known if not d.state.ended or d.ended_at >= since), since, now)
 
+    def completions(self, since: float, until: float) -> list[Completion]:
+        known = self._record.completions
+        return [known[key] for key in sorted(known) if since <= key[0] < until]
+
+    def experience(self) -> Experience | None:
+        return self._record.experience
+
+    def forgets(self) -> tuple[Forget, ...]:
+        return tuple(self._record.forgets.values())
+
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         found: list[Plan] = []
         for plan in reversed(self._record.plans):
@@ -264,7 +299,13 @@ class MemoryReader:
         if seen is None:
             return None
         return Views(
-            self._record.mirror.tick, self._record.newest_at, seen.policy, seen.types, seen.overlay, dict(seen.sites)
+            self._record.mirror.tick,
+            self._record.newest_at,
+            seen.policy,
+            seen.types,
+            seen.overlay,
+            dict(seen.sites),
+            seen.learned,
         )
 
     def breakers(self) -> Mapping[str, Breaker]:
@@ -305,6 +346,11 @@ class MemoryReader:
         request = OperatorRequest(record.last_request, at, kind, tuple(drone_ids), reason, by, mode)
         record.asked[request.id] = request
         return request.id
+
+    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
+        record = self._record
+        record.last_forget += 1
+        record.forgets[record.last_forget] = Forget(record.last_forget, at, what, reason, by)
 
     def request_done(self, request: int) -> bool:
         record = self._record

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from provisioner import codec
+from provisioner.learned import NOTHING_LEARNED, Learned
 from provisioner.model import (
+    Completion,
     DroneId,
     DroneType,
     OverlayReading,
@@ -20,12 +22,15 @@ from provisioner.model import (
 from provisioner.store import Views
 
 POLICY, TYPES, OVERLAY, SLOTS, SITE, REMOTE = "policy", "types", "overlay", "slots", "site", "remote"
+COMPLETIONS, LEARNED = "completions", "learned"
 
 _KINDS: dict[str, Any] = {
     POLICY: Policy,
     TYPES: tuple[DroneType, ...],
+    LEARNED: Learned,
     OVERLAY: OverlayReading,
     SLOTS: tuple[Slot, ...],
+    COMPLETIONS: tuple[Completion, ...],
     SITE: SiteReading,
     REMOTE: dict[DroneId, RemoteDrone],
 }
@@ -45,18 +50,21 @@ class Piece:
 
 
 def pieces_of(snapshot: Snapshot) -> dict[PieceKey, Piece]:
-    """The views of ``snapshot``: the bulk (slots, remote drones) apart from the rest."""
+    """What ``snapshot`` saw and knew: the bulk (slots, jobs that are done, remote drones) apart from the rest."""
     overlay = snapshot.overlay
     pieces = {
         PieceKey(POLICY): Piece(snapshot.policy),
         PieceKey(TYPES): Piece(snapshot.types),
+        PieceKey(LEARNED): Piece(snapshot.learned),
     }
     if overlay.view is None:
         pieces[PieceKey(OVERLAY)] = Piece(overlay)
     else:
-        bare = replace(overlay, view=replace(overlay.view, slots=(), taken_at=0.0))
+        bare = replace(overlay, view=replace(overlay.view, slots=(), completions=None, taken_at=0.0))
         pieces[PieceKey(OVERLAY)] = Piece(bare, overlay.view.taken_at)
         pieces[PieceKey(SLOTS)] = Piece(overlay.view.slots)
+        if overlay.view.completions is not None:
+            pieces[PieceKey(COMPLETIONS)] = Piece(overlay.view.completions)
     for name, reading in snapshot.sites.items():
         if reading.view is None:
             pieces[PieceKey(SITE, name)] = Piece(reading)
@@ -81,10 +89,15 @@ def views_of(tick: int, at: float, pieces: Mapping[PieceKey, Piece]) -> Views:
     reading: OverlayReading = overlay.value
     if reading.view is not None:
         slots: Any = pieces[PieceKey(SLOTS)].value
-        reading = replace(reading, view=replace(reading.view, slots=slots, taken_at=overlay.taken_at))
+        done = pieces.get(PieceKey(COMPLETIONS))
+        completions: Any = done.value if done is not None else None
+        view = replace(reading.view, slots=slots, completions=completions, taken_at=overlay.taken_at)
+        reading = replace(reading, view=view)
     policy: Any = pieces[PieceKey(POLICY)].value
     types: Any = pieces[PieceKey(TYPES)].value
-    return Views(tick, at, policy, types, reading, _sites_of(pieces))
+    known = pieces.get(PieceKey(LEARNED))
+    learned: Any = known.value if known is not None else NOTHING_LEARNED
+    return Views(tick, at, policy, types, reading, _sites_of(pieces), learned)
 
 
 def _sites_of(pieces: Mapping[PieceKey, Piece]) -> dict[str, SiteReading]:

@@ -16,8 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from provisioner.learned import Experience
 from provisioner.model import (
     Breaker,
+    Completion,
     DrainMode,
     Drone,
     DroneId,
@@ -27,13 +29,13 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
 )
-from provisioner.store import Event, Hazard, Holder, StoreBroken, StoreError, Transition, Views
-from provisioner.store.asked import REQUEST_COLUMNS, request_of
+from provisioner.store import Event, Forget, Hazard, Holder, StoreBroken, StoreError, Transition, Views
+from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
 from provisioner.store.faults import broken
 from provisioner.store.ids import FIND_LIMIT, plausible, prefix_end, serial_meant, slots_meant
 from provisioner.store.lock import holder_of
 from provisioner.store.migrations import HEAD
-from provisioner.store.rows import FIELDS, drones_of
+from provisioner.store.rows import COMPLETION_FIELDS, FIELDS, completions_of, drones_of
 from provisioner.store.schema import revision_of
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ _DRONES = (
     + ", ".join(f"d.{name}" if name != "heard_at" else "coalesce(h.heard_at, 0.0)" for name in FIELDS)
     + " FROM drones d LEFT JOIN heard h ON h.drone_id = d.id"
 )
+_COMPLETIONS = 'SELECT "' + '", "'.join(COMPLETION_FIELDS) + '" FROM completions'
 _STEPS = "SELECT drone_id, at, was, state, reason, tick, seq FROM transitions"
 
 
@@ -141,6 +144,20 @@ class SqlReader:
         with self._open() as sql:
             return hazards_of(map(Life._make, sql.execute(query, (since,))), since, now)
 
+    def completions(self, since: float, until: float) -> list[Completion]:
+        query = _COMPLETIONS + " WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
+        with self._open() as sql:
+            return completions_of(sql.execute(query, (since, until)))
+
+    def experience(self) -> Experience | None:
+        with self._open() as sql:
+            row = sql.execute("SELECT form, body FROM experience").fetchone()
+        if row is None:
+            return None
+        from provisioner.store.experience import read
+
+        return read(self.path, *row)
+
     # -------------------------------------------------------------------------------------------------------- ticks
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
@@ -209,6 +226,15 @@ class SqlReader:
             made = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'requests'").fetchone()
             return made is not None and 0 < request <= made[0]
 
+    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
+        with self._open(write=True) as sql:
+            sql.execute("INSERT INTO forgets (at, what, reason, by) VALUES (?, ?, ?, ?)", (at, what, reason, by))
+
+    def forgets(self) -> tuple[Forget, ...]:
+        with self._open() as sql:
+            rows = sql.execute(f"SELECT {', '.join(FORGET_COLUMNS)} FROM forgets ORDER BY id")
+            return tuple(Forget(*row) for row in rows)
+
     # ------------------------------------------------------------------------------------------------------- within
 
     def _uri(self) -> str:
@@ -268,6 +294,7 @@ class SqlReader:
                 breakers=_breakers(sql),
                 requests=_pending(sql),
                 gpu_wanted_at=float(known.get("gpu_wanted_at", views.at)),
+                learned=views.learned,
             )
 
 

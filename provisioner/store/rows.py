@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from provisioner.model import Drone, DroneState
+from provisioner.model import Completion, Drone, DroneState
 from provisioner.store.changes import serial_of
 
 FIELDS = tuple(each.name for each in fields(Drone))
 """Columns that make up a drone, in the order in which :func:`drones_of` wants them."""
+COMPLETION_FIELDS = tuple(each.name for each in fields(Completion))
+"""The same of a job that was done, for :func:`completions_of`."""
 
 _STATE = FIELDS.index("state")
 _LEAVING = FIELDS.index("leaving")
@@ -39,3 +41,13 @@ def drones_of(rows: Iterable[Sequence[Any]]) -> list[Drone]:
         values[_LEAVING] = _STATES[values[_LEAVING]]
         drones.append(Drone(*values))
     return drones
+
+
+def completions_of(rows: Iterable[Sequence[Any]]) -> list[Completion]:
+    """Completions from rows with the columns :data:`COMPLETION_FIELDS`."""
+    return [Completion(*row) for row in rows]
+
+
+def completion_row(done: Completion) -> dict[str, object]:
+    """A completion as its row."""
+    return {name: getattr(done, name) for name in COMPLETION_FIELDS}

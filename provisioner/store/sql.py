@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
-from provisioner.store import StoreError
+from provisioner.learned import Experience
+from provisioner.model import Breaker, Completion, Drone, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
+from provisioner.store import Forget, StoreError
 from provisioner.store.lock import StoreLock
 from provisioner.store.reader import SqlReader
 
@@ -105,6 +106,20 @@ class SqlStore:
     async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
         writer = self._opened
         await self._do(lambda: writer.keep(at, words))
+
+    async def completed(self, completions: Sequence[Completion]) -> None:
+        writer = self._opened
+        await self._do(lambda: writer.completed(completions))
+
+    async def experience(self) -> Experience | None:
+        return await self._do(self._opened.experience)
+
+    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+        writer = self._opened
+        await self._do(lambda: writer.learn(experience, forgotten))
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        return await self._do(self._opened.forgets)
 
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         writer = self._opened

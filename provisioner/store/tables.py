@@ -92,6 +92,49 @@ last_words = Table(
 )
 """What drones said last (a console, compressed), where their site tells."""
 
+completions = Table(
+    "completions",
+    metadata,
+    Column("ended_at", Float, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    _time("submitted_at"),
+    _time("run_s"),
+    _number("gpu_milli"),
+    _number("cpus"),
+    _number("memory_mib"),
+    _number("disk_mib"),
+    _number("vram_mib"),
+    _number("capability"),
+    _text("owner"),
+    _text("group"),
+    _time("walltime_s"),
+    Column("drone_id", Text),
+    sqlite_with_rowid=False,
+)
+"""Jobs that were done, in the order of their ends: one row each, however often the overlay told of it."""
+
+experience = Table(
+    "experience",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _number("form"),
+    _time("at"),
+    Column("body", LargeBinary, nullable=False),
+)
+"""What was learned: one row, number 1, a document in the form that ``form`` says."""
+
+forgets = Table(
+    "forgets",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    _time("at"),
+    _text("what"),
+    _text("reason"),
+    _text("by"),
+    sqlite_autoincrement=True,
+)
+"""What operators want forgotten of it. A row goes when that is on record."""
+
 transitions = Table(
     "transitions",
     metadata,

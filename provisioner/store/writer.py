@@ -14,18 +14,23 @@ from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects.sqlite import insert
 
 from provisioner import codec
-from provisioner.model import Breaker, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
-from provisioner.store import Transition
-from provisioner.store.asked import REQUEST_COLUMNS, request_of
+from provisioner.learned import Experience
+from provisioner.model import Breaker, Completion, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
+from provisioner.store import Forget, Transition
+from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
 from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, settled
+from provisioner.store.experience import FORM, read, written
 from provisioner.store.faults import broken, unfit
 from provisioner.store.opening import open_store
 from provisioner.store.pieces import Piece, PieceKey, encode, pieces_of
-from provisioner.store.rows import FIELDS, drones_of, row_of
+from provisioner.store.rows import FIELDS, completion_row, drones_of, row_of
 from provisioner.store.tables import (
     breakers,
+    completions,
     drones,
     events,
+    experience,
+    forgets,
     heard,
     last_words,
     meta,
@@ -177,6 +182,32 @@ class Writer:
         with self._transaction() as sql:
             _upsert(sql, last_words, rows)
 
+    def completed(self, jobs: Sequence[Completion]) -> None:
+        with self._transaction() as sql:
+            if jobs:
+                new = insert(completions).on_conflict_do_nothing()
+                sql.execute(new, [completion_row(each) for each in jobs])
+
+    def experience(self) -> Experience | None:
+        with self._transaction() as sql:
+            row = sql.execute(select(experience.c.form, experience.c.body)).first()
+        return read(self._path, *row) if row else None
+
+    def learn(self, learned: Experience, forgotten: Sequence[int]) -> None:
+        try:
+            body = written(learned)  # it takes a while: operators may write meanwhile
+        except ValueError as error:
+            raise unfit(self._path, error) from error
+        with self._transaction() as sql:
+            _upsert(sql, experience, [{"id": 1, "form": FORM, "at": learned.at, "body": body}])
+            if forgotten:
+                sql.execute(delete(forgets).where(forgets.c.id.in_(forgotten)))
+
+    def forgets(self) -> tuple[Forget, ...]:
+        with self._transaction() as sql:
+            columns = [forgets.c[name] for name in FORGET_COLUMNS]
+            return tuple(Forget(*row) for row in sql.execute(select(*columns).order_by(forgets.c.id)))
+
     def ended(self, drone_ids: Sequence[DroneId]) -> dict[DroneId, DroneState]:
         found: dict[DroneId, DroneState] = {}
         with self._transaction() as sql:
@@ -196,6 +227,7 @@ class Writer:
         # the first step of a drone on record stays, however old
         self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None)))
         self._prune(plans, "seq", plans.c.last_at < before)
+        self._prune_completions(before)
         self._prune(last_words, "drone_id", last_words.c.at < before)  # of strays: no drone on record goes with them
         self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before))
         with self._transaction() as sql:
@@ -213,6 +245,17 @@ class Writer:
                 sql.execute(delete(last_words).where(last_words.c.drone_id.in_(gone)))
                 sql.execute(delete(drones).where(drones.c.id.in_(gone)))
         return len(gone) == _BATCH
+
+    def _prune_completions(self, before: float) -> None:
+        """They lie in the order of their ends: a batch is all up to the end of its last."""
+        ended_at = completions.c.ended_at
+        last_of_batch = select(ended_at).where(ended_at < before).order_by(ended_at).offset(_BATCH - 1).limit(1)
+        for _ in range(_BATCHES):
+            with self._transaction() as sql:
+                last = sql.execute(last_of_batch).scalar()
+                sql.execute(delete(completions).where(ended_at < before if last is None else ended_at <= last))
+            if last is None:
+                return
 
     def _prune(self, table: Table, key: str, old: Any) -> None:
         column = table.c[key]

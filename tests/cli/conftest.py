@@ -49,6 +49,14 @@ CONTROLLER = "kit"
 NOW = float(int(time.time()))
 """The story ends now; ages in outputs follow from it."""
 
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins at the end of the story, however long the tests before it took."""
+    clock, began = time.time, time.time()
+    monkeypatch.setattr(time, "time", lambda: NOW + 0.5 + clock() - began)
+
+
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, gpu_model="A100")
 H100 = DroneType("horeka", "h100", 1000, 16, 65536, 51200, vram_mib=97792, capability=90, gpu_model="H100")
 

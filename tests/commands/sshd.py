@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapters.shared.commands.settings import SshSettings
@@ -116,9 +116,9 @@ class Sshd:
 
     def cut(self, sig: signal.Signals = signal.SIGKILL) -> None:
         """Kill the processes that serve connections (SIGSTOP: leave them hanging), not the one that listens."""
-        assert self.process is not None
         for pid in self._servers():
-            os.kill(pid, sig)
+            with suppress(ProcessLookupError):  # it has ended since we looked
+                os.kill(pid, sig)
 
     def _servers(self) -> list[int]:
         assert self.process is not None
@@ -132,8 +132,7 @@ class Sshd:
     def stop(self) -> None:
         """The whole server, its connections too."""
         if self.process is not None:
-            for pid in self._servers():
-                os.kill(pid, signal.SIGCONT)
+            self.cut(signal.SIGCONT)
             self.cut()
             end(self.process, signal.SIGTERM, 10)
             self.process = None

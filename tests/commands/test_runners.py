@@ -149,6 +149,18 @@ async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tm
     assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b""
 
 
+async def test_the_same_put_side_by_side_is_there_once_and_whole(runner: Runner, tmp_path: Path) -> None:
+    content = {"drone.sh": b"#!/bin/sh\n" * 1000, "token": b"secret"}
+    for n in range(5):
+        where = str(tmp_path / f"{n}" / "batch") if isinstance(runner, LocalRunner) else f"side-{n}/batch"
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(files.put(runner, where, content, executable=["drone.sh"], deadline_s=30))
+        found = {name for name in await listing(runner, where) if not name.startswith("put.")}
+        assert found == {"drone.sh", "token"}
+        assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b"batch\n"
+
+
 @pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../b", ".hidden", "", "a\nb", "put.0"])
 async def test_a_file_goes_nowhere_else(name: str) -> None:
     async with LocalRunner({}) as runner:

@@ -21,7 +21,7 @@ from provisioner.config import (
     load,
     warnings,
 )
-from provisioner.model import DroneType, Policy, Sharing, SitePolicy
+from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
 
 CONTROLLER = """\
 controller: kit
@@ -340,3 +340,19 @@ def test_however_a_site_file_is_mangled_the_answer_is_a_list_of_problems(at: int
         for problem in check(file):
             assert problem.line >= 1
             assert "\n" not in problem.message
+
+
+def test_headroom_arrives_in_inner_units(tmp_path: Path) -> None:
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "big.yaml").write_text(SITE)
+    text = CONTROLLER + (
+        "  headroom:\n"
+        "    - {name: day, count: 2, gpus: 0.5, vram: 40 GiB, cpus: 8, memory: 20 GiB, disk: 1 GiB, site: big,"
+        " types: [a100], hours: [22, 6]}\n"
+        "    - {name: always, count: 1}\n"
+    )
+    (tmp_path / "provisioner.yaml").write_text(text)
+    assert load(tmp_path / "provisioner.yaml").policy.headroom == (
+        Headroom("day", 500, 8, 20480, 1024, 40960, 2, "big", ("a100",), 22, 6),
+        Headroom("always"),
+    )

@@ -17,6 +17,8 @@ from provisioner.model import (
     DrainMode,
     DroneId,
     DroneState,
+    Group,
+    Headroom,
     Plan,
     Policy,
     Snapshot,
@@ -121,17 +123,27 @@ def worlds(draw: st.DrawFn) -> Snapshot:
             memory_mib=draw(st.sampled_from([0, 1024, 20480, 10**7])),
             vram_mib=draw(st.sampled_from([0, 35000, 90000])),
             walltime_s=draw(st.sampled_from([0.0, 60.0, 1e6])),
+            group=draw(st.sampled_from(["", "one", "one.two", "Three"])),
         )
         for n in range(draw(st.integers(0, 4)))
     ]
-    return snapshot(
+    headroom = draw(st.lists(st.builds(Headroom, st.just("warm"), gpu_milli=st.sampled_from([0, 500, 1000, 4000]),
+                    count=counts, vram_mib=st.sampled_from([0, 35000])), max_size=1))  # fmt: skip
+    groups = [
+        Group(name, draw(st.sampled_from([None, 0, 1500, 8000])), draw(st.sampled_from([0, 1000, 9000])),
+              draw(st.booleans()), draw(st.floats(0, 1e6)))
+        for name in draw(st.lists(st.sampled_from(["one", "one.two", "three"]), unique=True))
+    ]  # fmt: skip
+    made = snapshot(
         classes=classes,
         drones=drones,
         types=types or (A100,),
         slots=[slot_of(d) for d in drones if draw(st.booleans())],
         remotes=None if draw(st.booleans()) else [],
         free=draw(st.sampled_from([None, {}, {"a100": 2, "v100": 0, "quad": 1}])),
-        policy=Policy(max_drones=draw(counts), max_gpu_milli=draw(st.sampled_from([None, 0, 3500]))),
+        policy=Policy(
+            max_drones=draw(counts), max_gpu_milli=draw(st.sampled_from([None, 0, 3500])), headroom=tuple(headroom)
+        ),
         limits={
             "max_drones": draw(counts),
             "max_pending": draw(counts),
@@ -144,6 +156,9 @@ def worlds(draw: st.DrawFn) -> Snapshot:
         overlay_age_s=draw(st.sampled_from([0.0, 1000.0])),
         view=draw(st.booleans()),
     )
+    if made.overlay.view is None:
+        return made
+    return replace(made, overlay=replace(made.overlay, view=replace(made.overlay.view, groups=tuple(groups))))
 
 
 @settings(max_examples=300, deadline=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from provisioner.model import (
@@ -178,6 +180,24 @@ def test_free_places_of_two_types_are_the_same_hardware() -> None:
     a, v = jobs(waiting=4, vram_mib=35000), jobs(waiting=4, id="other")
     plan = plan_of(snapshot(classes=[a, v], types=(A100, V100), free={"a100": 4, "v100": 4}))
     assert len(plan.starts) == 4
+
+
+def test_where_the_site_tells_its_gpus_in_all_types_on_other_hardware_lose_nothing() -> None:
+    snap = snapshot(classes=[jobs(waiting=9)], types=(A100, V100), free={"a100": 4, "v100": 4})
+    topas = snap.sites["topas"]
+    assert topas.view is not None
+    for in_all, count in ((8, 8), (6, 6), (4, 4)):
+        view = replace(topas.view, free_gpu_milli=in_all * 1000)
+        plan = plan_of(replace(snap, sites={"topas": replace(topas, view=view)}))
+        assert len(plan.starts) == count
+
+
+@pytest.mark.parametrize("state", [DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED])
+def test_what_is_free_is_promised_to_those_that_wait_for_it(state: DroneState) -> None:
+    there = [drone(f"kit-ab12-{n}", state) for n in range(3)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=9)], drones=there, free={"a100": 4}))
+    assert len(plan.starts) == 1
+    assert SiteFull("topas/a100") in why(plan, "class:small")
 
 
 def test_a_free_site_comes_before_a_cheaper_full_one() -> None:

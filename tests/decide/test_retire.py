@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner.decide.retire import WITHDRAW_AFTER_S
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -13,6 +14,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     OperatorRequest,
+    Plan,
     Policy,
     RemoteDrone,
     RemoteState,
@@ -69,7 +71,7 @@ def test_a_claimed_slot_without_a_running_job_is_busy() -> None:
 OVERDUE = [
     (S.QUEUED, 86401, S.WITHDRAWN, {}),
     (S.BOOTING, 601, S.NEVER_JOINED, {}),
-    (S.JOINED, 301, S.FAILED, {}),
+    (S.JOINED, 302, S.FAILED, {}),
     (S.STOPPING, 99, S.WITHDRAWN, {"asked": 1, "leaving": S.WITHDRAWN}),
 ]
 
@@ -92,6 +94,25 @@ def test_a_drone_that_does_not_heed_three_notices_is_killed() -> None:
     assert stop.drone.asked == 4
 
 
+def test_a_slot_heard_of_long_ago_does_not_tell_what_its_drone_does_now() -> None:
+    checking = drone("kit-ab12-1", S.JOINED, age_s=400)
+    old = slot_of(checking, state=SlotState.CHECKING, heard_at=NOW - 350)
+    assert plan_of(snapshot(drones=[checking], slots=[old])).stops == ()
+    drained = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, age_s=70, joined_at=NOW - 500, idle_at=NOW - 400)
+    old = slot_of(drained, heard_at=NOW - 69)
+    assert plan_of(snapshot(drones=[drained], slots=[old])).stops == ()
+
+
+def test_a_drone_that_no_order_reached_and_that_took_a_job_since_is_not_asked_again_while_it_works() -> None:
+    deaf = drone("kit-ab12-1", S.STOPPING, age_s=99, asked=1, asked_at=NOW - 99, leaving=S.FAILED, joined_at=NOW - 200)
+    works = slot_of(deaf, state=SlotState.BUSY, jobs=1, begun_at=NOW - 50)
+    assert plan_of(snapshot(drones=[deaf], slots=[works])).stops == ()
+    assert len(plan_of(snapshot(drones=[deaf], slots=[replace(works, begun_at=NOW - 120)])).stops) == 1
+    for more in ({"notice_at": NOW - 99, "leaving": S.PREEMPTED}, {"leaving": S.WITHDRAWN}):  # an owner, an operator
+        asked = replace(deaf, **more)  # type: ignore[arg-type]
+        assert len(plan_of(snapshot(drones=[asked], slots=[works])).stops) == 1
+
+
 def test_while_the_pool_is_out_of_sight_nobody_is_blamed_for_not_joining() -> None:
     late = drone("kit-ab12-1", S.BOOTING, age_s=9999)
     assert not plan_of(snapshot(drones=[late], overlay_fault=DOWN)).acts
@@ -104,8 +125,14 @@ def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more(
     first = plan_of(snapshot(classes=[jobs(waiting=1)], drones=waiting))
     assert not first.acts, "a queue that looks empty may be one that restarts"
     marked = {m.drone.id: m.drone for m in first.moves}
-    later = replace(snapshot(classes=[jobs(waiting=1)], drones=[marked.get(d.id, d) for d in waiting]), now=NOW + 60)
-    plan = plan_of(later)
+    assert {each.idle_at for each in marked.values()} == {NOW}
+
+    def unneeded_for(seconds: float) -> Plan:
+        then = [replace(marked[d.id], idle_at=NOW - seconds) if d.id in marked else d for d in waiting]
+        return plan_of(snapshot(classes=[jobs(waiting=1)], drones=then))
+
+    assert not unneeded_for(WITHDRAW_AFTER_S - 1).acts
+    plan = unneeded_for(WITHDRAW_AFTER_S)
     assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
     assert plan.stops[0].reason == Unneeded("queued")
     assert plan.stops[0].drone.leaving is S.WITHDRAWN
@@ -183,14 +210,14 @@ def test_a_drone_of_a_type_that_is_no_longer_configured_drains() -> None:
 
 
 def test_an_empty_drone_that_did_not_follow_its_drain_is_stopped_by_its_site() -> None:
-    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 70, age_s=70, joined_at=NOW - 500)
-    (stop,) = plan_of(snapshot(drones=[stuck])).stops
+    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, age_s=70, joined_at=NOW - 500, idle_at=NOW - 400)
+    (stop,) = plan_of(snapshot(drones=[stuck], slots=[slot_of(stuck)])).stops
     assert stop.drone.leaving is S.DONE
 
 
 def test_a_refused_drain_of_an_idle_drone_becomes_a_stop_at_once() -> None:
-    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 2, age_s=2, asked=1, joined_at=NOW - 500)
-    assert len(plan_of(snapshot(drones=[stuck])).stops) == 1
+    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, age_s=2, asked=1, joined_at=NOW - 500, idle_at=NOW - 400)
+    assert len(plan_of(snapshot(drones=[stuck], slots=[slot_of(stuck)])).stops) == 1
 
 
 def test_a_draining_drone_goes_back_into_service_when_jobs_wait_that_it_can_run() -> None:

@@ -154,6 +154,18 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE] and started(plan)
 
 
+@pytest.mark.parametrize("fault", [FaultKind.CAPACITY, FaultKind.QUOTA])
+def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: FaultKind) -> None:
+    met = Fault(fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, late=True)
+    breaker = Breaker("cloud/h100", BreakerState.BANNED, NOW - 5, 2, NOW + 100, met)
+    for age_s, cured in ((30.0, False), (2.0, True)):
+        was = drone("kit-ab12-2", S.QUEUED, VM, age_s=age_s)
+        runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW - 1)
+        snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
+        plan = plan_of(snap)
+        assert bool(started(plan)) is bool(plan.breakers) is cured
+
+
 def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
     breaker = probed(FaultKind.NODE)
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)

@@ -21,7 +21,7 @@ from provisioner.model import (
 )
 from provisioner.reasons import BackingOff, Downtime, JobsWait, OnTheirWay, SiteBlocks
 from provisioner.service.act import batches
-from tests.decide.scenes import NOW, drone, jobs, plan_of, snapshot, started, why
+from tests.decide.scenes import NOW, drone, jobs, node, plan_of, snapshot, started, why
 
 S = DroneState
 A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
@@ -151,6 +151,30 @@ def test_of_two_that_wait_the_late_one_goes_when_one_is_enough() -> None:
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], types=(A100, CLOUD), drones=[late, soon], remotes=remotes))
     assert [stop.drone.id for stop in plan.stops] == [late.id]
     assert plan.starts == ()
+
+
+@pytest.mark.parametrize(("waited_s", "free", "elsewhere"), [(300, 1, 1), (300, 2, 0), (300, 0, 2), (100, 0, 0)])
+def test_one_whose_room_others_have_taken_keeps_no_job_from_room_elsewhere(
+    waited_s: float, free: int, elsewhere: int
+) -> None:
+    there = [queued(f"kit-ab12-{n}", age_s=waited_s + n) for n in range(2)]
+    free_by_type = {"a100": free, "v100": 5}
+    plan = plan_of(snapshot(classes=[jobs(waiting=2)], types=(A100, CLOUD), drones=there, free=free_by_type))
+    assert started(plan) == [CLOUD.key] * elsewhere
+
+
+def test_so_it_is_where_nodes_tell_what_is_free() -> None:
+    there = [queued(f"kit-ab12-{n}", age_s=300.0) for n in range(2)]
+    nodes = [node("n1", 4, free_gpus=1), node("n2", 4, free_gpus=0)]
+    snap = snapshot(classes=[jobs(waiting=2)], types=(A100, CLOUD), drones=there, nodes=nodes, free={"v100": 5})
+    assert started(plan_of(snap)) == [CLOUD.key]
+
+
+def test_a_machine_that_is_being_made_on_its_node_has_its_room() -> None:
+    made = [queued(f"kit-ab12-{n}", age_s=300.0, node="n1") for n in range(2)]
+    nodes = [node("n1", 4, free_gpus=1)]
+    snap = snapshot(classes=[jobs(waiting=4)], types=(A100, CLOUD), drones=made, nodes=nodes, free={"v100": 5})
+    assert started(plan_of(snap)) == [A100.key, CLOUD.key]
 
 
 def test_a_short_queue_comes_before_a_long_one() -> None:

@@ -57,6 +57,8 @@ class Drones:
             "DRONE_MEMORY_MIB": str(kind.memory_mib),
             "DRONE_DISK_MIB": str(kind.disk_mib),
             "DRONE_VRAM_MIB": str(kind.vram_mib),
+            "DRONE_SHARING": kind.sharing.value,
+            "DRONE_SHARES": str(kind.shares),
             "DRONE_IDLE_S": str(order.idle_timeout_s),
             "DRONE_GRACE_S": str(order.grace_s),
             "DRONE_WALLTIME_S": str(kind.walltime_s),

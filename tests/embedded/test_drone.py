@@ -14,7 +14,8 @@ from adapters.embedded_overlay import EmbeddedOverlay, queue
 from adapters.embedded_overlay.devices import Devices
 from adapters.embedded_overlay.queue import JobState
 from provisioner.contract import eventually
-from provisioner.model import DroneId, Slot, StartOrder
+from provisioner.decide.fit import misfit
+from provisioner.model import DroneId, OverlayView, Sharing, Slot, StartOrder
 from tests.embedded.drones import CPU, KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
@@ -206,3 +207,49 @@ def test_devices_are_shared_exactly_and_the_fullest_is_used_first() -> None:
     for share in (*shares, *fifths, {"0": 1000}):
         devices.give_back(share)
     assert devices.free_milli == 2500
+
+
+def test_shares_of_a_device_are_given_out_whole_and_from_the_emptiest() -> None:
+    quarters = Devices(["0", "1"], 2000, shares=4)
+    assert (quarters.untouched, quarters.largest_share) == (0, 1000)
+    assert [quarters.take(milli) for milli in (1, 250, 251)] == [{"0": 250}, {"1": 250}, {"0": 500}]
+    assert (quarters.free_milli, quarters.largest_share) == (1000, 750)
+    with pytest.raises(ValueError, match="no room"):
+        quarters.take(1000)
+    assert quarters.take(750) == {"1": 750}
+    quarters.give_back({"0": 500})
+    assert quarters.largest_share == 750
+
+    slices = Devices(["0"], 1000, shares=7, joins=False)
+    assert slices.largest_share == 142
+    with pytest.raises(ValueError, match="no room"):
+        slices.take(143)
+    assert [slices.take(142) for _ in range(7)] == [{"0": 142}] * 7
+    assert (slices.free_milli, slices.largest_share) == (6, 0), "what rounding leaves is no share"
+
+
+async def test_small_jobs_share_a_gpu_and_one_that_wants_it_whole_waits(path: Path, begin: Begin) -> None:
+    quarters = replace(KIND, name="quarters", gpu_milli=1000, sharing=Sharing.MPS, shares=4)  # 10 GiB each
+    overlay = EmbeddedOverlay(config(path), "kit")
+    whole = queue.submit(path, ["true"], gpus=1)
+    large = queue.submit(path, ["true"], gpus="0.2", vram_mib=10241)
+    joined = queue.submit(path, ["sleep", "30"], gpus="0.3", vram_mib=20480)
+    small = queue.submit(path, ["sleep", "30"], count=3, gpus="0.1", vram_mib=10240)
+    await begin(1, kind=quarters)
+
+    async def look() -> OverlayView:
+        return await overlay.look([quarters])
+
+    async def three_run() -> bool:
+        return sum(each.running for each in (await look()).classes) == 3
+
+    await eventually("three run: one on two shares, two on one each", three_run, 60)
+    running = {each.id for each in queue.jobs(path, states=[JobState.RUNNING])}
+    assert running == {*joined, *small[:2]}
+    (slot,) = (await look()).slots
+    assert slot.free_gpu_milli == 0
+    classes = (await look()).classes
+    refused = {each.gpu_milli: why.dimension for each in classes if (why := misfit(each, quarters)) is not None}
+    assert refused == {1000: "gpus", 200: "vram"}, "what waits in vain, the planner starts nothing for"
+    waiting = {each.id for each in queue.jobs(path, states=[JobState.IDLE])}
+    assert waiting == {*whole, *large, small[2]}

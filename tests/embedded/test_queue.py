@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded_overlay import EmbeddedOverlay, Queue, queue, table
+from adapters.embedded_overlay.overlay import _DONE
 from adapters.embedded_overlay.queue import BadJob, JobState
 from provisioner.model import DrainMode, DroneId, Misfit, OverlayView, StartOrder
 from provisioner.sites import SiteDown
@@ -152,6 +153,51 @@ async def test_finished_jobs_are_forgotten_after_a_while(path: Path) -> None:
     assert len(queue.jobs(path)) == 2
     await look(path, keep="1h")
     assert [job.id for job in queue.jobs(path)] == [2]
+
+
+async def test_jobs_that_are_done_are_told_for_a_quarter_of_an_hour(path: Path) -> None:
+    queue.submit(path, ["true"], count=4, gpus=0.2, memory_mib=512, vram_mib=8000, walltime_s=60, owner="ann")
+    now = time.time()
+    ends = [("done", 1, 20), ("failed", 2, 30), ("done", 3, 1000), ("held", 4, 5)]
+    with contextlib.closing(table.connect(path)) as connection:
+        for state, job_id, ago_s in ends:
+            connection.execute(
+                "UPDATE job SET state = ?, submitted_at = ?, started_at = ?, ended_at = ?, drone_id = 'kit-abcd-1'"
+                " WHERE id = ?",
+                (state, now - 2000, now - ago_s - 12, now - ago_s, job_id),
+            )
+        plan = connection.execute("EXPLAIN QUERY PLAN " + _DONE, (0.0, 1)).fetchall()
+    assert any("job_done" in row["detail"] for row in plan), "long-gone jobs cost nothing"
+    first, second = (await look(path)).completions or ()
+    assert (first.job_id, second.job_id) == ("1", "2"), "what failed by itself is done as well"
+    assert first.run_s == pytest.approx(12) and first.ended_at == now - 20 and first.submitted_at == now - 2000
+    assert (first.gpu_milli, first.cpus, first.memory_mib, first.vram_mib) == (200, 1, 512, 8000)
+    assert (first.owner, first.walltime_s, first.drone_id) == ("ann", 60, "kit-abcd-1")
+
+
+async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
+    queue.submit(path, ["true"], owner="ann")
+    queue.submit(path, ["true"], owner="ben")
+    row = table.SlotRow("kit-abcd-1", "here", "pair", "busy", 0, 0, 0, 0, 2, 2, 0.0, 0.0, "", 0, 0)
+    begins = "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
+    with contextlib.closing(table.connect(path)) as connection:
+        table.publish(connection, row)
+        connection.execute("UPDATE job SET lease_until = ?", (table.lease_clock() + 60,))
+        connection.execute(begins, (500.0, 1))
+        [slot] = (await look(path)).slots
+        assert (slot.owner, slot.begun_at) == ("ann", 500.0)
+        connection.execute(begins, (400.0, 2))
+        [slot] = (await look(path)).slots
+        assert (slot.owner, slot.begun_at) == ("", 400.0)
+
+
+async def test_a_queue_made_before_gets_the_index_of_what_is_done(path: Path) -> None:
+    queue.submit(path, ["true"])
+    with contextlib.closing(table.connect(path)) as connection:
+        connection.execute("DROP INDEX job_done")
+    await look(path)
+    with contextlib.closing(table.connect(path)) as connection:
+        assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'job_done'").fetchone()
 
 
 @pytest.mark.parametrize("content", [b"this is no database, whatever its name is" * 100, b""])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from adapters.htcondor_site import HTCondorSiteConfig
 from provisioner.model import DroneType
-from tests.live.lab import Condor, LabError, Pool, lab_directory, processes_with, until
+from tests.live.lab import Condor, Pool, lab_directory, processes_with, until
 
 HERE = "farm"
 SITE = """
@@ -73,8 +73,5 @@ def farm_of(condor: Condor, more: str = "") -> Iterator[Pool]:
 
 def clear(pool: Pool, controller: str) -> None:
     """End all drones of a controller, those too that are kept to be listed."""
-    for force in ((), ("-forcex",)):
-        with suppress(LabError):  # there may be none
-            pool.run("condor_rm", *force, "-constraint", "DroneId isnt undefined", identity="alice")
-    until(lambda: not pool.jobs(), 60, what="the queue is empty")
+    pool.empty("-constraint", "DroneId isnt undefined", identity="alice")
     until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={controller}"), 30, what="no drone is left")

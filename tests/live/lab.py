@@ -483,6 +483,20 @@ class Pool:
         """Stdout of a tool run as ``identity``, by its token alone; LabError if it fails."""
         return self._tool(command, self.dir / "clients" / identity / "condor_config", stdin, timeout_s)
 
+    def empty(self, *which: str, identity: str = "admin", force_after_s: float = 0.0) -> None:
+        """Ask again and again that jobs go, ``which`` by words of condor_rm, until the queue is empty. A job that is
+        removed in the moment in which it starts waits for its lease to end, half an hour or more, unless forced."""
+        began = time.monotonic()
+
+        def gone() -> bool:
+            late = time.monotonic() >= began + force_after_s
+            for force in ((), ("-forcex",)) if late else ((),):
+                with suppress(LabError):  # there may be none (removed already), or a schedd without time for us
+                    self.run("condor_rm", *force, *which, identity=identity)
+            return not self.jobs()
+
+        until(gone, what="the queue is empty", every_s=0.5)
+
     def _ads(self, *command: str) -> list[Ad]:
         text = self.run(*command).strip()
         ads: list[Ad] = json.loads(text) if text else []

@@ -52,6 +52,37 @@ def test_a_slice_of_a_gpu(smi: Path) -> None:
     assert check(smi, CUDA_VISIBLE_DEVICES="MIG-bb22", DRONE_GPUS="1") == (1, "there is no MIG-bb22")
 
 
+LISTED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000000)
+  MIG 3g.20gb     Device  0: (UUID: MIG-aa11)
+  MIG 3g.20gb     Device  1: (UUID: MIG-aa12)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000001)
+GPU 10: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000010)
+  MIG 3g.20gb     Device  0: (UUID: MIG-cc11)
+"""
+"""What `nvidia-smi -L` says of GPUs with MIG on, and off."""
+
+
+@pytest.mark.parametrize(
+    ("devices", "verdict"),
+    [
+        ("0", (0, "2 GPUs answer")),
+        ("MIG-aa11,MIG-aa12", (0, "2 GPUs answer")),
+        ("0,MIG-cc11", (0, "3 GPUs answer")),
+        ("10", (1, "the site assigned 1 of 2 GPUs: 10")),
+        ("MIG-aa11", (1, "the site assigned 1 of 2 GPUs: MIG-aa11")),
+    ],
+)
+def test_under_mig_slices_count(smi: Path, devices: str, verdict: tuple[int, str]) -> None:
+    smi.write_text(f"#!/bin/sh\ncase $1 in -L) cat <<'Y'\n{LISTED}Y\n;; *) cat <<'X'\n{A100S}X\n;; esac\n")
+    halves = {"DRONE_GPUS": "1", "DRONE_SHARING": "mig", "DRONE_SHARES": "2"}
+    assert check(smi, CUDA_VISIBLE_DEVICES=devices, **halves) == verdict
+
+
+def test_shares_of_other_kinds_are_no_devices_of_the_site(smi: Path) -> None:
+    quarters = {"DRONE_GPUS": "1", "DRONE_SHARING": "mps", "DRONE_SHARES": "4"}
+    assert check(smi, CUDA_VISIBLE_DEVICES="0", **quarters) == (0, "1 GPUs answer")
+
+
 @pytest.mark.parametrize(
     ("devices", "gpus", "why"),
     [

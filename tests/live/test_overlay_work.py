@@ -142,7 +142,9 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(new_pool: Callable[[str]
                     until(lambda job=job: pool.statuses(job.cluster) == [1], 30, what=f"{job.name} waits")  # type: ignore[misc]
                 until(lambda: len([1 for _, what in moved.entries() if what == "began"]) == 2, 60, what="one moved on")
 
-                _, evictions = await told(overlay)
+                view, evictions = await told(overlay)
+                [waits] = [each for each in view.classes if f"{plain.cluster}.0" in each.job_ids.split(", ")]
+                assert waits.oldest_at < began < asked_at - 2 < waits.idle_at, "it was evicted, and began anew to wait"
                 expected = {job.drone_id for job in (plain, saves, checkpoints, moved)}
                 assert set(evictions) - {lost.drone_id} == expected, "not those that their owner took away"
                 for job in (plain, saves, checkpoints, moved):

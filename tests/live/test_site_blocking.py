@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from adapters.htcondor_site.owner import OwnerSettings
 from adapters.htcondor_site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
 from adapters.shared.htcondor.ads import Ad, whole
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
-from tests.live.lab import Condor, LabError, Pool, lab_directory, until
+from tests.live.lab import Condor, Pool, lab_directory, until
 
 pytestmark = pytest.mark.timeout(840)
 
@@ -95,17 +95,7 @@ def empty(blocked: Pool) -> Iterator[Pool]:
 
 
 def clear(pool: Pool) -> None:
-    with suppress(LabError):  # there may be none
-        pool.run("condor_rm", "-all")
-    began = time.monotonic()
-
-    def is_empty() -> bool:
-        """A job that is removed in the moment in which it starts waits for its lease to end, half an hour or more."""
-        if pool.jobs() and time.monotonic() > began + 20:
-            pool.run("condor_rm", "-forcex", "-all")
-        return not pool.jobs()
-
-    until(is_empty, what="the queue is empty", every_s=0.5)
+    pool.empty("-all", force_after_s=20)
     until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
 
 

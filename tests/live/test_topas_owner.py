@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.live.lab import Condor, Pool, gpu_job, negotiation_s, until
+from tests.live.lab import Condor, LabError, Pool, gpu_job, negotiation_s, until
 from tests.live.site_lab import (
     GRACE_S,
     GRID,
@@ -38,6 +39,15 @@ def touch(file: Path) -> None:
 def in_pool(overlay: Pool) -> set[str]:
     """Drones that have a slot there."""
     return {str(ad["DroneId"]) for ad in overlay.slots("DroneId isnt undefined")}
+
+
+def states_are(lab: TopasLab, wanted: Counter[str]) -> bool:
+    """Whether the drones' states are those, but for drones that were taken back before they began."""
+    states = lab.controller.states()
+    del states["withdrawn"]
+    if states != wanted:
+        raise LabError(f"{dict(states)}")  # for the message, should it stay so
+    return True
 
 
 def flocking_s(lab: TopasLab) -> float:
@@ -86,12 +96,15 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         print(f"the owner waited {waited_s:.1f} s; {alone_s:.1f} s with free GPUs; {may_s:.1f} s would be in time")
         assert waited_s < may_s
 
-        until(lambda: lab.controller.states() == {"busy": 5, "preempted": 3}, 60, what="three drones gone", every_s=0.5)
-        left = {d["id"] for d in lab.controller.drones() if d["ended_at"]}
+        goes_on = Counter(busy=5, preempted=3)
+        # A GPU may look free between a drone's end and the owner's claim: a drone asked for then is taken back at once.
+        until(lambda: states_are(lab, goes_on), 60, what="three drones gone", every_s=0.5)
+        left = {d["id"] for d in lab.controller.drones() if d["state"] == "preempted"}
         if ask:
             assert left == least, "those with least to lose"
         assert carriers(lab.overlay, long) | carriers(lab.overlay, late) == {d["id"] for d in lab.controller.live()}
-        until(lambda: not left & in_pool(lab.overlay), 20, what="their slots are gone")
+        if ask:  # a drone that its site ends without mercy tells nobody: its slot stays until its ad grows old
+            until(lambda: not left & in_pool(lab.overlay), 20, what="their slots are gone")
         [site] = lab.controller.json("sites")["items"]
         assert (site["breaker"], site["failures"]) == ("active", 0), site
 
@@ -101,9 +114,10 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, "three began anew, elsewhere"
         started_again = [ad for ad in ended if ad["NumJobStarts"] == 2]
         assert not {str(ad["LastRemoteHost"]).split("@")[1] for ad in started_again} & left
-        assert set(lab.controller.states()) <= {"busy", "idle", "preempted", "draining", "done"}
-        gone = [event for event in events(lab.site) if event.what in (Happened.EVICTED, Happened.REMOVED)]
-        assert len({event.job for event in gone}) == 3, "no fourth drone was taken from the site"
+        assert set(lab.controller.states()) <= {"busy", "idle", "preempted", "draining", "done", "withdrawn"}
+        ran = {event.job for event in events(lab.site) if event.what is Happened.STARTED}
+        gone = {event.job for event in events(lab.site) if event.what in (Happened.EVICTED, Happened.REMOVED)}
+        assert len(gone & ran) == 3, "no fourth drone was taken from the site"
         assert lab.etp.statuses(owners) == [2, 2, 2]
 
 
@@ -125,8 +139,8 @@ def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
         large = lab.etp.submit(LARGE, STUDENT)
         until(lambda: waits_s(lab, large), 120, what="the large job runs")
         print(f"the large job waited {waits_s(lab, large)[0]:.1f} s")
-        until(lambda: lab.controller.states() == {"busy": 10, "preempted": 6}, 60, what="six gone", every_s=0.5)
-        left = [nodes[d["id"]] for d in lab.controller.drones() if d["ended_at"]]
+        until(lambda: states_are(lab, Counter(busy=10, preempted=6)), 60, what="six gone", every_s=0.5)
+        left = [nodes[d["id"]] for d in lab.controller.drones() if d["state"] == "preempted"]
         host = {node_of(ad) for ad in lab.etp.jobs(large)} or {left[0].partition(".")[0]}
         assert {node.partition(".")[0] for node in left} == host, "all on the node where it runs"
         touch(lab.overlay.dir / "jobs" / "enough")

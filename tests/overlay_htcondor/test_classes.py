@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from adapters.htcondor_overlay.classes import (
     GPU_JOBS,
     JOBS,
+    NO_WAITS,
     Group,
+    Waits,
+    doubts,
     group,
     group_attributes,
     job_class,
     merged,
-    oldest,
     referenced,
 )
 from provisioner.model import JobClass
@@ -31,7 +33,7 @@ def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> Group:
 
 
 def classes(*ads: classad2.ClassAd) -> list[JobClass]:
-    return [job_class(key, parts, 0, 50.0) for key, parts in merged(grouped(ad) for ad in ads).items()]
+    return [job_class(key, parts, 0, Waits(50.0, 60.0)) for key, parts in merged(grouped(ad) for ad in ads).items()]
 
 
 def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
@@ -43,7 +45,8 @@ def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
     )
     assert (found.waiting, found.running, found.held) == (7, 3, 4)
     assert (found.gpu_milli, found.cpus, found.memory_mib, found.disk_mib) == (1000, 1, 128, 1)
-    assert (found.owner, found.priority, found.oldest_at, found.job_ids) == ("alice", 3, 50.0, "4.0-4.6")
+    assert (found.owner, found.priority, found.job_ids) == ("alice", 3, "4.0-4.6")
+    assert (found.oldest_at, found.idle_at) == (50.0, 60.0)
 
 
 def test_the_same_requirements_are_one_class_over_schedds_and_looks() -> None:
@@ -104,6 +107,51 @@ def test_every_request_for_gpus_is_a_number_or_gets_a_repair(asked: str, gpu_mil
     assert repair in found.invalid and bool(repair) == bool(found.invalid)
 
 
+@pytest.mark.parametrize(
+    ("share", "gpus", "gpu_milli", "repair"),
+    [
+        ("200", "1", 200, ""),
+        ("100 + 25", "1", 125, ""),
+        ("1000", "1", 1000, ""),
+        ("undefined", "1", 1000, ""),
+        ("0", "1", 1000, "GpuMilli = 0: the share of a GPU is a whole number of thousandths from 1 to 1000"),
+        ("1001", "1", 1000, "write +GpuMilli = 200 for a fifth of one, or leave it out"),
+        ("0.2", "1", 1000, "GpuMilli = 0.2: "),
+        ('"200"', "1", 1000, 'GpuMilli = "200": '),
+        ("NoSuch", "1", 1000, "GpuMilli = NoSuch: "),
+        ("200", "2", 2000, "GpuMilli = 200 with request_gpus = 2: a share is of one GPU; write request_gpus = 1"),
+    ],
+)
+def test_a_small_job_says_what_share_of_a_gpu_it_wants(share: str, gpus: str, gpu_milli: int, repair: str) -> None:
+    (found,) = classes(job(GpuMilli=share, RequestGPUs=gpus))
+    assert found.gpu_milli == gpu_milli
+    assert repair in found.invalid and bool(repair) == bool(found.invalid)
+
+
+def test_whose_jobs_they_are_and_of_which_group() -> None:
+    (found,) = classes(job(AcctGroup='"group_a"'))
+    assert (found.owner, found.group) == ("alice", "group_a")
+    (alone,) = classes(job())
+    assert (alone.owner, alone.group) == ("alice", "")
+
+
+def test_jobs_may_say_how_they_use_a_gpu() -> None:
+    (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
+    assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
+    assert doubts("c", job(GpuDuty="0.12", GpuWidth="1")) == []
+    (silent,) = classes(job())
+    assert (silent.duty_milli, silent.width_milli) == (0, 0)
+
+
+@pytest.mark.parametrize("broken", ["12", "-0.1", '"much"', "NoSuch", 'real("NaN")'])
+def test_what_they_say_wrongly_is_left_out_and_told(broken: str) -> None:
+    ad = job(GpuDuty=broken, GpuWidth="0.5")
+    (found,) = classes(ad)
+    assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
+    (line,) = doubts("c1", ad)
+    assert line.startswith("job class c1: GpuDuty = ") and "write a share from 0 to 1" in line
+
+
 def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
     (found,) = classes(job(RequestMemory="NoSuch * 2"))
     assert "request_memory = NoSuch * 2 is not a number" in found.invalid
@@ -150,8 +198,15 @@ def test_an_operators_constraint_is_grouped_by() -> None:
 
 def test_the_age_of_a_job_is_told_by_our_clock() -> None:
     ad = classad2.ClassAd({"QDate": 1000, "ServerTime": 5100})
-    assert oldest(ad, 100.0) == (-4000.0, 1000), "the schedd is 5000 s ahead of us: its 1000 is our -4000"
-    assert oldest(ad, 5099.5)[0] == 1000.0, "rounding is no skew"
+    assert Waits.of(ad, 100.0) == Waits(-4000.0, -4000.0), "the schedd is 5000 s ahead of us: its 1000 is our -4000"
+    assert Waits.of(ad, 5099.5) == Waits(1000.0, 1000.0), "rounding is no skew"
+
+
+def test_a_job_that_was_evicted_began_anew_to_wait_but_the_others_did_not() -> None:
+    evicted = classad2.ClassAd({"QDate": 1000, "EnteredCurrentStatus": 4000, "ServerTime": 5000})
+    other = classad2.ClassAd({"QDate": 2000, "EnteredCurrentStatus": 2000, "ServerTime": 5000})
+    assert Waits.of(evicted, 5000.0) == Waits(1000.0, 4000.0)
+    assert Waits.of(evicted, 5000.0).earlier(Waits.of(other, 5000.0)) == Waits(1000.0, 2000.0)
 
 
 TEXTS = st.one_of(
@@ -216,6 +271,9 @@ def _parses(text: str) -> bool:
                 "AllowedJobDuration",
                 "MaxWallTimeMins",
                 "GPUsMinMemory",
+                "GpuMilli",
+                "GpuDuty",
+                "GpuWidth",
             ]
         ),
         TEXTS.filter(_parses),
@@ -225,11 +283,13 @@ def test_no_ad_is_too_strange(attributes: dict[str, str]) -> None:
     found = group(job(**attributes), "s1", "AcctGroup")
     if found is None:
         return
-    made = job_class(found.key, [found], 10**9, 0.0)
+    made = job_class(found.key, [found], 10**9, NO_WAITS)
+    for share in (made.duty_milli, made.width_milli):
+        assert 0 <= share <= 1000
     for amount in (made.gpu_milli, made.cpus, made.memory_mib, made.disk_mib, made.vram_mib, made.capability):
         assert 0 <= amount <= 10**18
     assert made.waiting >= 0 and made.fresh >= 0 and made.walltime_s >= 0
-    for text in (made.owner, made.invalid, made.job_ids):
+    for text in (made.owner, made.group, made.invalid, made.job_ids):
         assert text.isprintable() and len(text) < 400
     assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") in ("0", "undefined") or _zero(found)
 
@@ -240,6 +300,6 @@ def _zero(found: Any) -> bool:
 
 def test_strings_of_a_megabyte_are_cut_and_control_characters_do_not_get_through() -> None:
     ad = job(Owner=classad2.quote("\x1b[31m" + "x" * 1_000_000), JobIds=classad2.quote("1.0 " * 300_000))
-    made = job_class("c", [grouped(ad)], 0, 0.0)
+    made = job_class("c", [grouped(ad)], 0, NO_WAITS)
     assert len(made.owner) <= 80 and made.owner.startswith("?[31mxxx")
     assert len(made.job_ids) <= 200

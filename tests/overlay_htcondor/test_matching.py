@@ -9,8 +9,9 @@ import pytest
 
 from adapters.htcondor_overlay import matching
 from adapters.htcondor_overlay.classes import as_job
-from adapters.shared.htcondor.ads import clauses, number
-from provisioner.model import DroneType, Misfit
+from adapters.shared.htcondor.ads import clauses, holds, number
+from provisioner.decide.fit import jobs_in_type
+from provisioner.model import DroneType, JobClass, Misfit, Sharing
 from tests.overlay_htcondor.jobs import REQUIREMENTS, job
 
 A100 = DroneType(
@@ -24,7 +25,17 @@ CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536
 QUAD = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800,
                kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)  # fmt: skip
 
+QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4, cpus=32, memory_mib=81920)
+SLICES = replace(QUARTERS, name="slices", sharing=Sharing.MIG, shares=7)
+KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
+
 FITS = [
+    (job(GpuMilli="200"), QUARTERS),
+    (job(GpuMilli="250", RequestCpus="32"), QUARTERS),
+    (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10240"), QUARTERS),
+    (job(GpuMilli="142"), SLICES),
+    (job(GpuMilli="200"), A100),
+    (job(GpuMilli="333", RequestCpus="12"), KEEPS),
     (job(), A100),
     (job(), UNTOLD),
     (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), A100),
@@ -55,6 +66,19 @@ FITS = [
 ]
 
 REFUSED = [
+    (job(), QUARTERS, Misfit("gpus", "1", "shares of 0.25, one to a job")),
+    (job(GpuMilli="251"), QUARTERS, Misfit("gpus", "0.251", "shares of 0.25, one to a job")),
+    (job(GpuMilli="143"), SLICES, Misfit("gpus", "0.143", "shares of 0.142, one to a job")),
+    (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, Misfit("vram", "10241 MiB", "10240 MiB")),
+    (
+        job(GpuMilli="333", RequestCpus="13"),
+        KEEPS,
+        Misfit(
+            "start",
+            "(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
     (job(RequestGPUs="2"), A100, Misfit("gpus", "2", "1")),
     (job(RequestGPUs="1000000000"), A100, Misfit("gpus", "1000000000", "1")),
     (
@@ -165,6 +189,41 @@ def test_gpus_that_each_meet_something_else_are_told_as_too_few_for_all_of_it() 
         "Capability >= 8.000000000000000E+00 && GlobalMemoryMb >= 40000",
         "fewer than 1 GPUs meet all of it",
     )
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("kept_cpus", [0, 1, 3, 10, 16])
+def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus: int) -> None:
+    """One after the other, into a drone of two GPUs: blocking counts for each share as it does for the planner."""
+    sharing = Sharing.MPS if shares > 1 else Sharing.EXCLUSIVE
+    kind = replace(PAIR, sharing=sharing, shares=shares, cpus=32, kept_cpus=kept_cpus, walltime_s=0.0)
+    slot, begins = matching.template(kind), classad2.ExprTree(matching.start(kind))
+    for cpus in (1, 2, 5, 16, 17):
+        ad = as_job(job(GpuMilli="83", RequestCpus=f"{cpus}", RequestMemory="128"))
+        slot["Cpus"], slot["GPUs"], taken = 32, 2 * shares, 0
+        while holds(begins, slot, ad) and number(slot, "GPUs") and cpus <= (number(slot, "Cpus") or 0):
+            taken += 1
+            slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
+        wants = JobClass("c", 83, cpus, 128, splits=False)
+        assert jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
+
+
+def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:
+    real = classad2.parseOne(
+        '[Name="slot1@kit-1@node"; SlotType="Partitionable"; TotalSlotCpus=32; TotalSlotMemory=81920; GPUs=4;'
+        " DroneShares=4; GPUs_GlobalMemoryMb=9000; AvailableGPUs={GPUs_GPU_aa,GPUs_GPU_aa,GPUs_GPU_aa,GPUs_GPU_aa};"
+        ' GPUs_GPU_aa=[Id="GPU-aa"; Capability=8.0; GlobalMemoryMb=9000]]'
+    )
+    got = matching.received(real)
+    assert number(matching.template(QUARTERS, got), "GPUs") == 4
+    assert matching.differences(QUARTERS, got) == (
+        "drone type topas/quarters: ordered GPUs_GlobalMemoryMb 10240 MiB, received 9000 MiB",
+    )
+    slices = {f"GPUs_MIG_{n}": f'[Id="MIG-{n}"; GlobalMemoryMb=4864]' for n in range(7)}
+    for name, text in slices.items():
+        real[name] = classad2.ExprTree(text)
+    del real["GPUs_GPU_aa"]
+    assert number(matching.template(SLICES, matching.received(real)), "GPUs") == 7, "a slice is a device"
 
 
 def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.htcondor_overlay import matching, work
-from adapters.htcondor_overlay.classes import group, job_class, oldest
+from adapters.htcondor_overlay.classes import Waits, group, job_class
 from adapters.htcondor_overlay.slots import sightings
 from adapters.shared.printing import printable
 from provisioner import codec
@@ -84,9 +84,9 @@ def view_of_class(attributes: dict[str, str]) -> OverlayView:
     found = group(made, "s1", "AcctGroup")
     if found is None:
         return OverlayView(taken_at=1.0)
-    at, _ = oldest(made, 1000.0)
+    waits = Waits.of(made, 1000.0)
     refused = matching.misfit(made, matching.template(A100))
-    each = job_class(found.key, [found, found], 3, at)
+    each = job_class(found.key, [found, found], 3, waits)
     return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.wanted, refused.offered) if refused else ())
 
 
@@ -116,7 +116,7 @@ def test_each_bound_on_a_gpu(name: str, bound: str) -> None:
 
 def view_of_work(attributes: dict[str, str]) -> OverlayView:
     slots = sightings([ad()], "kit", lambda theirs: theirs).slots
-    found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7)
+    found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7, {})
     return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import classad2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.htcondor_overlay.slots import DRONE_ID, Sightings, sightings
-from provisioner.model import Slot, SlotState
+from provisioner.decide.fit import jobs_in_slot
+from provisioner.model import JobClass, Sharing, Slot, SlotState
+from tests.decide.scenes import A100
 
 REAL = {
     "DroneId": '"kit-a-1"',
@@ -26,6 +30,8 @@ REAL = {
     "Memory": "20480",
     "Disk": "1048576",
     "GPUs": "1",
+    "TotalSlotGPUs": "1",
+    "DroneShares": "1",
     "LastHeardFrom": "1001",
     "MyCurrentTime": "1000",
     "JobStarts": "0",
@@ -127,6 +133,33 @@ def test_a_slot_per_gpu_makes_one_drone() -> None:
     assert (slot.state, slot.jobs, slot.jobs_started, slot.idle_since) == (SlotState.BUSY, 1, 4, 0.0)
     assert (slot.free_gpu_milli, slot.free_cpus) == (1000, 9)
     assert slot.name.startswith("slot1@")
+
+
+@pytest.mark.parametrize(
+    ("there", "shares", "left", "free_milli"),
+    [
+        (1, 4, 4, 1000),
+        (1, 4, 1, 250),
+        (1, 3, 3, 1000),
+        (1, 3, 2, 667),
+        (1, 3, 0, 1),  # what rounding leaves: no share
+        (2, 7, 10, 1432),
+        (2, 1, 1, 1000),
+    ],
+)
+def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_milli: int) -> None:
+    attributes = {"GPUs": f"{left}", "TotalSlotGPUs": f"{there * shares}", "DroneShares": f"{shares}"}
+    assert only(**attributes).free_gpu_milli == free_milli
+    kind = replace(A100, gpu_milli=there * 1000, sharing=Sharing.MPS, shares=shares, cpus=1000, memory_mib=1 << 30)
+    slot = replace(only(**attributes, Cpus="1000", Memory="1000000"), free_disk_mib=0)
+    assert jobs_in_slot(JobClass("c", 1, 1, 1, splits=False), slot, kind) == left if shares > 1 else 1
+
+
+def test_shares_of_nonsense_are_none() -> None:
+    for shares in ("0", "-3", "true", '"x"', "1e300"):
+        assert 0 <= only(DroneShares=shares).free_gpu_milli <= 1000
+    assert seen(ad(DroneShares="4", TotalSlotGPUs="4", GPUs="4")).device_milli == {"kit-a-1": 250}
+    assert seen(ad()).device_milli == {"kit-a-1": 1000}
 
 
 def test_nonsense_numbers_are_zero() -> None:

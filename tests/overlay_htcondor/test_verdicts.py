@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
+import classad2
 import pytest
 
 from adapters.htcondor_overlay import matching, pool
-from adapters.htcondor_overlay.classes import Group, group, job_class
+from adapters.htcondor_overlay.classes import NO_WAITS, Group, Waits, group, job_class
 from adapters.shared.htcondor.ads import Ad
 from provisioner.model import DroneType, JobClass, Misfit
 from tests.overlay_htcondor.jobs import job
@@ -20,11 +23,11 @@ class Judge(pool.Pool):
 
     def __init__(self) -> None:
         self._verdicts, self._templates, self._received, self._types = {}, {}, {}, {}
-        self._oldest = {}
+        self._waits = {}
 
     def judged(self, one: Group, types: list[DroneType], until: float) -> JobClass:
         self._forget({one.key: [one]}, types)
-        return self._judged(job_class(one.key, [one], 0, 0.0), [one], types, until)
+        return self._judged(job_class(one.key, [one], 0, NO_WAITS), [one], types, until)
 
 
 def a_group() -> Group:
@@ -61,3 +64,35 @@ def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
 
 def test_types_that_the_plain_numbers_rule_out_are_not_judged() -> None:
     assert Judge().judged(a_group(), [replace(A100, cpus=0)], time.monotonic() - 1).refuses == {}
+
+
+class Schedd:
+    """Answers for one job as a schedd does, and counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self, constraint: str, **_: object) -> list[Ad]:
+        self.asked += 1
+        cluster = int(constraint.split()[2])
+        return [classad2.ClassAd({"QDate": 1000 + cluster, "EnteredCurrentStatus": 1000 + cluster})]
+
+
+def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
+    judge, schedd = Judge(), Schedd()
+    judge._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
+    queue = pool.Queue("s1", schedd, 0.0)  # type: ignore[arg-type]
+    now = time.time()
+
+    def look(number: int) -> dict[str, Waits]:
+        ads = [job(Cluster=str(n), JobIds=f'"{n}.0 {1000 * number + n}.0"') for n in range(1, 151)]
+        groups = [group(ad, "s1", "AcctGroup") for ad in ads]
+        by_class = {str(n): [each] for n, each in enumerate(groups, 1) if each is not None}
+        judge._forget(by_class, [])
+        return judge._waits_of(by_class, [queue], now)
+
+    assert sum(waits.oldest_at < now for waits in look(1).values()) == 100
+    assert schedd.asked == 100
+    submitted = {str(n): 1000.0 + n for n in range(1, 151)}
+    for number in (2, 3):
+        assert {key: waits.oldest_at for key, waits in look(number).items()} == submitted

@@ -54,8 +54,10 @@ def run(**attributes: str) -> classad2.ClassAd:
     return ad({**AGAIN, **attributes})
 
 
-def seen(*jobs: dict[str, str], now: float = 1200.0) -> work.Work:
-    return work.work([ad(each) for each in jobs], "kit", now, lambda theirs: theirs)
+def seen(*jobs: dict[str, str], now: float = 1200.0, **device_milli: int) -> work.Work:
+    """What jobs tell; ``a_1=250``: drone A_1 gives out quarters."""
+    known = {{"a_1": A_1, "a_2": A_2}[name]: milli for name, milli in device_milli.items()}
+    return work.work([ad(each) for each in jobs], "kit", now, lambda theirs: theirs, known)
 
 
 def since(**attributes: str) -> float:
@@ -86,6 +88,33 @@ def test_a_job_that_uses_no_gpu_counts_by_its_cpus() -> None:
     assert found.gpu_milli == 4000
 
 
+def test_a_job_counts_by_what_it_holds_of_a_gpu() -> None:
+    fifth = {"GPUsProvisioned": "1", "GpuMilli": "200"}
+    (share,) = seen({**RUNS, **fifth}, a_1=250).runs
+    (whole,) = seen({**RUNS, **fifth}, a_1=1000).runs
+    assert (share.gpu_milli, whole.gpu_milli) == (250, 1000), "its drone's share of a GPU, or all of an exclusive one"
+    (evicted,) = seen({**LEFT, **fifth}, a_1=250).evictions
+    assert evicted.gpu_milli == 250
+
+
+def test_in_a_drone_that_is_not_known_a_job_holds_what_it_asked_for() -> None:
+    (found,) = seen({**RUNS, "GPUsProvisioned": "1", "GpuMilli": "200"}).runs
+    assert found.gpu_milli == 200
+    for other in ({"GpuMilli": "0"}, {"GpuMilli": "5000"}, {"GpuMilli": '"x"'}):
+        (found,) = seen({**RUNS, "GPUsProvisioned": "1", **other}).runs
+        assert found.gpu_milli == 1000
+
+
+def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:
+    ann = {**RUNS, "Owner": '"ann"', "LastCkptTime": "1100"}
+    ben = {**RUNS, "Owner": '"ben"', "JobCurrentStartExecutingDate": "1060"}
+    slot = Slot(A_1, SlotState.BUSY, 1200.0)
+    (hers,) = seen(ann, ann).on([slot])
+    assert (hers.owner, hers.begun_at, hers.work_at) == ("ann", 1010, 1100)
+    (theirs,) = seen(ben, ann).on([slot])
+    assert (theirs.owner, theirs.begun_at) == ("", 1010), "of several it is nobody's"
+
+
 def test_what_was_given_counts_and_not_what_was_asked_for() -> None:
     (found,) = seen({**RUNS, "GPUsProvisioned": "1"}).runs
     assert found.gpu_milli == 1000
@@ -109,7 +138,7 @@ def test_a_checkpoint_saves_what_was_done_before_it() -> None:
 
 
 def test_the_schedds_clock_is_not_ours() -> None:
-    found = work.work([ad(RUNS), ad(LEFT)], "kit", 1200.0, lambda theirs: theirs - 50)
+    found = work.work([ad(RUNS), ad(LEFT)], "kit", 1200.0, lambda theirs: theirs - 50, {})
     assert [each.since for each in found.runs] == [960]
     assert [(each.at, each.lost_s) for each in found.evictions] == [(1050, 90)]
 

@@ -16,12 +16,14 @@ from provisioner.decide.check import check
 from provisioner.model import (
     Answer,
     Claim,
+    Completion,
     DroneId,
     DroneState,
     EndKind,
     Eviction,
     Fault,
     FaultKind,
+    Group,
     JobClass,
     Node,
     OverlayReading,
@@ -37,7 +39,7 @@ from provisioner.model import (
     SlotState,
     Snapshot,
 )
-from provisioner.service.border import LARGEST, LONGEST, receipt_taken_over, taken_over
+from provisioner.service.border import LARGEST, LONGEST, Border, View, receipt_taken_over
 from provisioner.service.calls import fault_of
 from provisioner.sites import SiteDown
 from tests.decide.scenes import NOW, SMALL, drone, slot_of, snapshot
@@ -69,6 +71,8 @@ site_views = of(
     nodes=st.lists(of(Node, types=names), max_size=2, unique_by=lambda n: n.name).map(tuple),
     claims=st.lists(of(Claim, count=st.sampled_from([nan, -1, 0, 3]), nodes=names), max_size=2).map(tuple),
     owner_runs=st.none() | of(OwnerLoad),
+    quota=st.none() | st.dictionaries(texts | st.just("a100"), numbers, max_size=3),
+    free_gpu_milli=st.none() | numbers,
     notices=st.lists(texts, max_size=2).map(tuple),
 )
 overlay_views = of(
@@ -96,6 +100,37 @@ def test_no_view_however_nasty_breaks_a_decision_or_the_record(
     assert check(snap, plan) == ()
     again = codec.from_json(Snapshot, codec.to_json(snap))
     assert decide(again) == plan, "a saved snapshot replays"
+
+
+def taken_over(view: View, began: float, ahead_s: float) -> View:
+    return Border().taken_over(view, began, ahead_s)
+
+
+def test_the_same_value_is_judged_once_and_another_of_its_kind_anew() -> None:
+    border = Border()
+    sound, odd = Slot(DroneId("kit-ab12-1"), SlotState.IDLE, NOW - 5), Slot(DroneId("kit-ab12-2"), SlotState.IDLE, nan)
+    for n in range(3):
+        view = border.taken_over(OverlayView(NOW + n, slots=(sound, odd)), NOW + n, 0.0)
+        assert view.slots[0] is sound and view.slots[1].heard_at == 0.0
+        assert view.notices == ("1 values that cannot be: slot kit-ab12-2: heard_at = nan",), "told at every look"
+    again = replace(sound, heard_at=nan)
+    assert border.taken_over(OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0].heard_at == 0.0
+    set_back = border.taken_over(OverlayView(NOW - 3600, slots=(sound,)), NOW, -3600.0)
+    assert set_back.slots[0].heard_at == NOW - 5 + 3600, "by a clock that was set back, it is another time"
+    remote = RemoteDrone(sound.drone_id, RemoteState.RUNNING)
+    for key in (sound.drone_id, DroneId("kit-ab12-3")):
+        listed = border.taken_over(SiteView("topas", NOW, {key: remote}), NOW, 0.0)
+        assert listed.drones[key].drone_id == key, "the site's own key says which drone it is"
+
+
+def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
+    group = Group("physics", quota_milli=-4, used_milli=5, priority=nan)
+    ended = Completion("7.0", nan, NOW - 60, 30.0, 1000, 1, 1024, drone_id=DroneId("\udcff"))
+    view = taken_over(OverlayView(NOW, completions=(ended,), groups=(group,)), NOW, 0.0)
+    assert view.groups == (replace(group, quota_milli=None, priority=0.0),)
+    assert view.completions == (replace(ended, ended_at=0.0, drone_id=None),)
+    assert view.notices[0].startswith("4 values that cannot be")
+    codec.to_json(view)
 
 
 def test_a_sound_view_is_taken_over_as_it_is() -> None:
@@ -143,6 +178,36 @@ def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() ->
     assert overlay.evictions == (replace(sound, lost_s=0.0),)
 
 
+def test_a_quota_that_is_none_allows_none_and_free_gpus_that_cannot_be_are_not_told() -> None:
+    odd: Any = {"a100": 2.5, "h100": nan, "v100": -3, "t4": 10**400, "k\udcff": 1, "l4": 4}
+    view = taken_over(SiteView("topas", NOW, quota=odd, free_gpu_milli=-1000), NOW, 0.0)
+    assert view.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": LARGEST, "k?": 1, "l4": 4}
+    assert view.free_gpu_milli is None
+    assert view.notices == ("5 values that cannot be: quota: a100 = 2.5; quota: h100 = nan; quota: v100 = -3",)
+    codec.to_json(view)
+
+
+@pytest.mark.parametrize("odd", [nan, inf, 2000.0, 10**400, True, "8000"])
+def test_free_gpus_are_a_whole_number_or_not_told(odd: Any) -> None:
+    view = taken_over(SiteView("topas", NOW, free_gpu_milli=odd), NOW, 0.0)
+    assert view.free_gpu_milli is None
+    assert view.notices == (f"1 values that cannot be: site: free_gpu_milli = {str(odd)[:40]}",)
+
+
+def test_a_quota_and_free_gpus_that_are_sound_cross_as_they_are() -> None:
+    for quota, free in (({"a100": 0, "h100": 7}, 0), (None, None), ({}, 8000)):
+        told = SiteView("topas", NOW - 1, quota=quota, free_gpu_milli=free)
+        assert taken_over(told, NOW, 0.0) == told
+
+
+def test_a_quota_that_an_adapter_changes_in_place_is_judged_anew() -> None:
+    border, quota = Border(), {"a100": 3}
+    for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
+        quota["a100"] = count
+        view = border.taken_over(SiteView("topas", now, quota=quota), now, 0.0)
+        assert (view.quota, len(view.notices)) == ({"a100": max(0, count)}, notices)
+
+
 def test_a_request_that_is_no_amount_is_the_jobs_mistake() -> None:
     (job,) = taken_over(OverlayView(NOW, (replace(SMALL, cpus=-5),)), NOW, 0.0).classes
     assert (job.cpus, job.invalid) == (0, "cpus = -5 is no amount")
@@ -174,5 +239,3 @@ def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
     assert codec.from_json(Receipt, codec.to_json(receipt)) == receipt
     assert receipt.fault is not None and len(receipt.fault.message) == LONGEST
     assert codec.to_json(fault_of(SiteDown("/tmp/\udcff"), NOW))
-
-

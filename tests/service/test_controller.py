@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneState, OverlayView, RequestKind, SiteView
-from provisioner.service import controller as service
 from provisioner.service.controller import LEAVE_PATIENCE_S
 from provisioner.sim.loop import run_virtual
 from provisioner.sites import SiteDenied
@@ -27,7 +26,7 @@ async def breaks() -> None:
     raise KeyError("an adapter's own mistake")
 
 
-@pytest.mark.parametrize("call", ["requests", "record", "settle", "event", "prune"])
+@pytest.mark.parametrize("call", ["requests", "record", "settle", "event", "experience", "forgets", "prune"])
 def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_nothing_unrecorded(call: str) -> None:
     async def story() -> None:
         here, store = Place(), FullDisk(call)
@@ -143,7 +142,7 @@ def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest
         here, store = Place(), MemoryStore("kit", 1e9, 10)
         async with serving(here, store=store) as controller:
             with monkeypatch.context() as patch:
-                patch.setattr(service, "decide", lambda snapshot: 1 / 0)
+                patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
                 reports = [await controller.tick(), await controller.tick()]
             assert all("ZeroDivisionError" in r.faults[0] and not r.plan.acts for r in reports)
             told = [e.name for e in store.reader().events()]
@@ -162,7 +161,7 @@ def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> N
             await controller.tick()
             asked = store.reader().ask(RequestKind.KILL, list(store.drones), reason="hot", by="anna", at=EPOCH)
             with monkeypatch.context() as patch:
-                patch.setattr(service, "check", lambda snapshot, plan: ("wrong",))
+                patch.setattr(controller, "judge", lambda snapshot, plan: ("wrong",))
                 await controller.tick()
             assert not store.reader().request_done(asked)
             await controller.tick()

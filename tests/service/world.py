@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from provisioner.learned import Experience
 from provisioner.model import (
     Admission,
     Answer,
@@ -32,7 +33,7 @@ from provisioner.model import (
 )
 from provisioner.service.controller import Controller
 from provisioner.sim.loop import VirtualClock
-from provisioner.store import StoreBroken
+from provisioner.store import Forget, StoreBroken
 from provisioner.store.memory import MemoryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
@@ -119,7 +120,7 @@ class Pool:
 
 
 class FullDisk(MemoryStore):
-    """A record that can be read and cannot be written (nor, for ``requests``, read) while ``full`` names the call."""
+    """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
 
     def __init__(self, *full: str) -> None:
         super().__init__("kit", 1e9, 10)
@@ -146,6 +147,14 @@ class FullDisk(MemoryStore):
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._write("event")
         await super().event(at, name, fields)
+
+    async def experience(self) -> Experience | None:
+        self._write("experience")
+        return await super().experience()
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        self._write("forgets")
+        return await super().forgets()
 
     async def prune(self, now: float) -> None:
         self._write("prune")

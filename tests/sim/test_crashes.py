@@ -17,6 +17,7 @@ from provisioner.sim.faults import Crash
 from provisioner.sim.scenario import simulate
 from provisioner.store.memory import MemoryStore
 from provisioner.store.sql import SqlStore
+from tests.sim.witness import watched
 from tests.sim.worlds import calm, rough
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "1000"))
@@ -48,11 +49,12 @@ def test_crashes_and_a_bad_wire_by_the_thousand(part: int) -> None:
     failed = {}
     seeds = range(FIRST + part, FIRST + SEEDS, PARTS)
     for seed in seeds:
-        outcome = simulate(rough(seed))
+        seen = watched(rough(seed))
+        outcome = seen.outcome
         died_at.update(outcome.lives)
         troubles.update(trouble.value for trouble in outcome.tally.troubles.elements())
-        if outcome.violations or outcome.jobs_done != 12:
-            failed[seed] = outcome.lives, outcome.violations
+        if seen.violations or outcome.jobs_done != 12:
+            failed[seed] = outcome.lives, seen.violations
     assert not failed, f"seeds {sorted(failed)}; first: {failed[min(failed)]}"
     if len(seeds) >= 100:  # enough to have met everything: else it proves less than it says
         acts = {"store.record", "store.settle", "site.start", "overlay.drain", "overlay.admission"}

@@ -19,6 +19,6 @@ def test_a_day_of_four_thousand_jobs_at_three_sites() -> None:
     assert tally.peak("topas") <= 56
     assert tally.peak("cloud") <= 12
     assert tally.peak("horeka/h100") <= 8
-    assert spent.held == pytest.approx(spent.good + spent.badput + spent.boot + spent.idle)
+    assert spent.held == pytest.approx(spent.good + spent.badput + spent.boot + spent.release + spent.idle)
     assert spent.good > 0.5 * spent.held, f"more than half of the GPU time was wasted: {spent}"
     assert sum(tally.ends.values()) == sum(tally.accepted.values())

@@ -16,16 +16,17 @@ from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.sim.scenario import Outcome, Scenario, simulate
 from provisioner.sim.site import GpuPool
 from provisioner.sim.workload import IMPOSSIBLE, burst
+from tests.sim.witness import watched
 from tests.sim.worlds import BRISK, SHORT, calm
 
 LATER = burst(6, SHORT, at_s=300.0, seed=1)
 
 
 def kept(scenario: Scenario) -> Outcome:
-    """Play it; no promise may be broken."""
-    outcome = simulate(scenario)
-    assert outcome.violations == (), f"seed {scenario.seed}"
-    return outcome
+    """Play it before a witness; no promise may be broken."""
+    seen = watched(scenario)
+    assert seen.violations == (), f"seed {scenario.seed}"
+    return seen.outcome
 
 
 def with_habits(scenario: Scenario, **given: object) -> Scenario:

@@ -98,7 +98,8 @@ def test_the_books_tell_where_the_gpu_time_went() -> None:
         assert spent.boot == pytest.approx(35.0)
         assert spent.good == pytest.approx(60.0)
         assert spent.badput == 0.0
-        assert spent.idle == pytest.approx(201.9 - 95.0)
+        assert spent.release == pytest.approx(2.0)
+        assert spent.idle == pytest.approx(201.9 - 97.0)
         assert tally.waits_s == [pytest.approx(40.0)]
         assert tally.accepted == {"kit": 1}
         assert tally.ends == {("kit", EndKind.EXITED): 1}
@@ -203,6 +204,25 @@ def test_a_draining_drone_can_be_taken_back_into_service() -> None:
         assert (await pool.look(world.types)).slots[0].state is SlotState.IDLE
 
     in_world(script, jobs=jobs(2))
+
+
+def test_a_job_that_was_cut_short_begins_anew_to_wait_and_is_as_old_as_before() -> None:
+    async def script(world: World) -> None:
+        pool = world.overlay
+        await world.sites["kit"].start([order("d-1")])
+        before = (await pool.look(world.types)).classes[0]
+        assert before.idle_at == before.oldest_at
+        await asyncio.sleep(60.0)
+        await pool.drain([DroneId("d-1")], DrainMode.FAST, "a test")
+        await asyncio.sleep(60.0)
+        after = (await pool.look(world.types)).classes[0]
+        assert after.waiting == 1 and after.oldest_at == before.oldest_at
+        assert 60.0 <= after.idle_at - before.idle_at <= 120.0
+        await world.sites["kit"].start([order("d-2")])
+        await asyncio.sleep(200.0)
+        assert pool.done == 1 and not any(each.idle_at for each in (await pool.look(world.types)).classes)
+
+    in_world(script, jobs=jobs(1))
 
 
 def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_nothing() -> None:

@@ -1,26 +1,46 @@
-"""Scenarios in which nearly everything is drawn from a seed: sites, types, jobs, and all that goes wrong at once."""
+"""Scenarios in which nearly all is drawn from a seed: sites, types, jobs, owners, and all that goes wrong at once.
+
+A plain world is drawn first, and what makes it wilder with numbers of its own: so the plain worlds of old seeds stay as
+they were.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
 
-from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
 from provisioner.sim.body import Habits
 from provisioner.sim.draws import Fixed, LogNormal, Uniform, keyed
 from provisioner.sim.facilities import drone_type
 from provisioner.sim.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, crashes, rough_wire
 from provisioner.sim.jobs import SimJob, Wants
-from provisioner.sim.owner import Victim
-from provisioner.sim.scenario import Scenario
+from provisioner.sim.owner import Owner, OwnerJob, Victim
+from provisioner.sim.scenario import START_EPOCH, Scenario
 from provisioner.sim.site import Facility, GpuPool
 from provisioner.sim.workload import Shape, burst, poisson_mix
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
+NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
+"""Headroom is kept until then: it would keep drones for ever."""
 
 
 def wild(seed: int) -> Scenario:
+    """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types that are slow and
+    dear, jobs of many sizes from several groups, drones kept warm."""
+    rng, base = keyed(seed, "wilder"), plain(seed)
+    facilities = tuple(_dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities)
+    warm = (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),) if rng.random() < 0.15 else ()
+    return replace(
+        base,
+        facilities=facilities,
+        jobs=base.jobs + _of_groups(seed, rng),
+        policy=replace(base.policy, headroom=warm),
+    )
+
+
+def plain(seed: int) -> Scenario:
     """One to three sites; lies are shorter than ``gone_after``, so that no cap may be broken because of them."""
     rng = keyed(seed, "wild")
     facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
@@ -103,6 +123,50 @@ def _habits(rng: Random) -> Habits:
     )
 
 
+def _owned(facility: Facility, rng: Random) -> Facility:
+    """The owner's load is of jobs, which ask for places on nodes and are seen to wait."""
+    if rng.random() < 0.65:
+        return facility
+    (pool,) = facility.pools
+    jobs = (
+        OwnerJob(rng.uniform(0.0, BUSY_S), rng.uniform(60.0, 400.0), gpus=rng.randint(1, pool.gpus_per_node), cpus=8)
+        for _ in range(rng.randint(1, 6))
+    )
+    owner = Owner(
+        tuple(sorted(jobs, key=lambda job: job.submit_s)),
+        preempts_after_s=rng.choice([0.0, 60.0]),
+        grace_s=facility.policy.grace_s,
+        victim=pool.victim,
+        pslot_preemption=rng.random() < 0.5,
+    )
+    seen = replace(pool, owner=(), cpus_per_node=64, memory_mib_per_node=512 << 10)
+    return replace(facility, pools=(seen,), owner=owner, tells_nodes=rng.random() < 0.7)
+
+
+def _shared(facility: Facility, rng: Random) -> Facility:
+    """One more type, whose GPUs are offered in shares."""
+    if rng.random() < 0.65:
+        return facility
+    sharing = rng.choice([Sharing.TIME_SLICED, Sharing.MPS, Sharing.MIG])
+    kind = drone_type(facility.name, "shared", sharing=sharing, shares=rng.choice([2, 4, 7]), capability=90)
+    return replace(facility, types=(*facility.types, kind))
+
+
+def _dear(facility: Facility, rng: Random) -> Facility:
+    """One more type, that takes minutes to come and costs more, that any job fits, and that does not break down: it may
+    be the only one that a job fits, and then hours would pass until it lasts for that long."""
+    if rng.random() < 0.65:
+        return facility
+    kind = drone_type(facility.name, "dear", gpu_milli=2000, vram_mib=81920, capability=90, price=4.0)
+    slow = replace(facility.habits, boot=Uniform(120.0, 300.0), lifetime=None)
+    return replace(
+        facility,
+        types=(*facility.types, kind),
+        habits_of={"dear": slow},
+        policy=replace(facility.policy, boot_limit_s=400.0),
+    )
+
+
 def _owner(rng: Random) -> tuple[tuple[float, int], ...]:
     if rng.random() < 0.6:
         return ()
@@ -126,6 +190,31 @@ def _jobs(seed: int, rng: Random) -> tuple[SimJob, ...]:
     ]
     steady = poisson_mix(shapes, per_hour=rng.choice([40.0, 120.0]), span_s=BUSY_S, seed=seed)
     return steady + burst(rng.randint(0, 10), shapes[0], at_s=rng.uniform(0.0, 600.0), seed=seed)
+
+
+def _of_groups(seed: int, rng: Random) -> tuple[SimJob, ...]:
+    """Jobs of several sizes and groups, some of which say how they use a GPU, in bursts and one by one."""
+    if rng.random() < 0.3:
+        return ()
+    shapes = [
+        Shape(
+            Wants(
+                gpu_milli=gpu_milli,
+                owner=group,
+                group=f"physics.{group}",
+                duty_milli=rng.choice([0, 300]),
+                priority=rng.choice([0, 5]),
+            ),
+            Uniform(10.0, rng.choice([60.0, 300.0])),
+        )
+        for gpu_milli, group in zip(rng.sample([100, 250, 1000, 2000], 3), ("atlas", "cms", "theory"), strict=True)
+    ]
+    bursts = tuple(
+        job
+        for n, shape in enumerate(shapes)
+        for job in burst(rng.randint(0, 8), shape, at_s=rng.uniform(0.0, BUSY_S), seed=seed + n)
+    )
+    return bursts + poisson_mix(shapes, per_hour=rng.choice([0.0, 40.0]) + 1e-6, span_s=BUSY_S, seed=seed + 1)
 
 
 def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[Spell, ...]:

@@ -105,7 +105,7 @@ async def test_no_listing_is_told_until_every_job_was_looked_at(restd: Restd) ->
     for number in range(1, 31):
         restd.add(number, "drone" if number == 30 else "owner")
     restd.before = slow
-    async with cluster(restd, deadline="1s") as slurm:
+    async with cluster(restd, deadline="3s") as slurm:
         with pytest.raises(SiteDown, match="still learning which jobs are ours: 10 of 30"):
             await slurm.ours()
         let_in = 1000

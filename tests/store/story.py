@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from provisioner.learned import UNKNOWN, Delays, Experience, Learned, Rise, SiteExperience
 from provisioner.model import (
     Claim,
+    Completion,
     Drone,
     DroneId,
     DroneState,
@@ -52,6 +54,22 @@ A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capabil
 NODES = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
 CLAIMS = (Claim(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
 EVICTIONS = (Eviction(DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
+DONE = Completion(
+    "submit.test#204.7", 90.5, 40.25, 31.5, 200, 2, 4096, 1024, 8192, 70, "ann", "group_a", 600.0, DroneId("kit-ab12-2")
+)
+LEARNED = Learned(
+    {"ann": (5.0, 31.5)}, {A100.key: Delays(3.5, 61.25)}, {"topas": Rise(((0, 1000), (2000,)))}, {}, {"topas": 60.0}
+)
+KNOWN = Experience(
+    90.5,
+    {"": (31.5, 86400.1), "ann": (31.5,), "ann/200/2/4096": (31.5,)},
+    {A100.key: Delays(3.5, 61.25)},
+    {
+        "topas": SiteExperience((2000, 2000, UNKNOWN, UNKNOWN, 0), 88.0, (12.5, 3660.0), 0.0, 0.0),
+        "horeka": SiteExperience((), 0.0, (), 1.5, 7200.25),
+    },
+    frozenset({("submit.test#204.7", 90.5), ("submit.test#9.0", 80.0)}),
+)
 
 
 class Ground:
@@ -103,7 +121,9 @@ def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
         next_serial=store.next_serial,
         policy=Policy(sites={"topas": SitePolicy("topas", blocking=(Reserve(("w*",), 8, 20480),))}),
         types=(A100,),
-        overlay=OverlayReading(OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS)),
+        overlay=OverlayReading(
+            OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
+        ),
         sites={"topas": SiteReading("topas", view)},
         drones=store.drones,
         breakers=store.breakers,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner.learned import Experience
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -26,7 +27,21 @@ from provisioner.model import (
 )
 from provisioner.reasons import EndedAtSite, IdleTooLong, NoRecord, NotInListing, OperatorAsked
 from provisioner.store import Event, StoreHeld, Transition
-from tests.store.story import NOTHING_FITS, SEEN, WHY, Ground, drone, now_is, record, seen, starts
+from tests.store.story import (
+    DONE,
+    KEEP_S,
+    KNOWN,
+    LEARNED,
+    NOTHING_FITS,
+    SEEN,
+    WHY,
+    Ground,
+    drone,
+    now_is,
+    record,
+    seen,
+    starts,
+)
 
 S = DroneState
 TOLD = EndedAtSite("exited", 0, "walltime", 3600.0, 12)
@@ -500,3 +515,88 @@ async def test_what_a_drone_said_last_is_kept_with_it(ground: Ground) -> None:
     reader = ground.reader()
     assert reader.last_words(DroneId("kit-ab12-1")) == "power off"
     assert reader.last_words(DroneId("kit-ab12-3")) == ""
+
+
+async def test_a_job_that_is_done_is_on_record_once_however_often_it_is_told(ground: Ground) -> None:
+    elsewhere = replace(DONE, job_id="submit.test#9.0", ended_at=80.0, group="", drone_id=None)
+    again = replace(DONE, ended_at=700.0, run_s=9.0)  # a schedd that was set up anew counts from 1 again
+    async with ground.store() as store:
+        await store.completed([DONE, elsewhere])
+        await store.completed([])
+        assert ground.reader().completions(0.0, 1e9) == [elsewhere, DONE]
+    async with ground.store() as store:
+        await store.completed([replace(DONE, run_s=1.0), again])
+        assert ground.reader().completions(0.0, 1e9) == [elsewhere, DONE, again], "by id and end; the first word counts"
+        assert ground.reader().completions(80.0, 90.5) == [elsewhere], "the end of the time is not in it"
+        assert ground.reader().completions(800.0, 1e9) == []
+
+
+async def test_jobs_that_were_done_long_ago_are_forgotten(ground: Ground) -> None:
+    async with ground.store() as store:
+        at_once = [replace(DONE, job_id=f"s#{n}.0", ended_at=100.0) for n in range(700)]  # more than a batch
+        await store.completed([*at_once, *(replace(DONE, job_id=f"s#{n}.1", ended_at=n / 2) for n in range(1400))])
+        await store.prune(100.0 + KEEP_S)
+        assert min(each.ended_at for each in ground.reader().completions(0.0, 1e9)) == 100.0
+        assert len(ground.reader().completions(0.0, 1e9)) == 700 + 1200
+        await store.prune(1e9)
+        assert ground.reader().completions(0.0, 1e9) == []
+
+
+async def test_what_the_overlay_told_of_jobs_done_is_in_the_views_and_in_the_next_snapshot(ground: Ground) -> None:
+    async with ground.store() as store:
+        told = await record(store, starts(1, drone(1)))
+        assert told.overlay.view is not None and told.overlay.view.completions == (DONE,)
+        views, snapshot = ground.reader().views(), ground.reader().snapshot()
+        assert views is not None and snapshot is not None
+        assert views.overlay == snapshot.overlay == told.overlay
+        none = replace(told.overlay.view, completions=None)
+        plan = Plan(2, 115.0)
+        await store.record(plan, replace(told, overlay=OverlayReading(none)))
+        views = ground.reader().views()
+        assert views is not None and views.overlay == OverlayReading(none)
+
+
+# ------------------------------------------------------------------------------------------------ what was learned
+
+
+async def test_what_was_learned_is_there_for_the_next_controller_just_as_it_was(ground: Ground) -> None:
+    async with ground.store() as store:
+        assert await store.experience() is None and ground.reader().experience() is None
+        await store.learn(replace(KNOWN, at=50.0, runs={}))
+        await store.learn(KNOWN)
+        assert ground.reader().experience() == KNOWN
+    async with ground.store() as store:
+        assert await store.experience() == KNOWN
+        await store.prune(1e9)
+        assert await store.experience() == KNOWN, "it is bounded in itself, not by age"
+
+
+async def test_what_is_to_be_forgotten_waits_until_it_is_and_goes_with_what_was_known_of_it(ground: Ground) -> None:
+    reader = ground.reader()
+    async with ground.store() as store:
+        await store.learn(KNOWN)
+    reader.forget("user:ann", reason="new code; rm -rf /", by="mg", at=5.0)
+    reader.forget("all", reason="moved", by="ab", at=6.0)
+    async with ground.store() as store:
+        first, second = await store.forgets()
+        assert (first.what, first.reason, first.by, first.at) == ("user:ann", "new code; rm -rf /", "mg", 5.0)
+        assert (second.what, second.by) == ("all", "ab") and reader.forgets() == (first, second)
+        await store.learn(replace(KNOWN, at=91.0, runs={}), [first.id])
+        assert await store.forgets() == reader.forgets() == (second,)
+        await store.learn(replace(KNOWN, at=92.0), ())
+        assert await store.forgets() == (second,)
+        await store.learn(Experience(93.0), [second.id])
+    reader.forget("site:topas", reason="x", by="mg", at=7.0)
+    (third,) = reader.forgets()
+    assert third.id > second.id, "a number means one thing"
+    assert reader.experience() == Experience(93.0)
+
+
+async def test_what_the_newest_tick_knew_is_in_the_views_and_in_both_snapshots(ground: Ground) -> None:
+    async with ground.store() as store:
+        plan = starts(1, drone(1))
+        await store.record(plan, seen(store, plan, learned=LEARNED))
+        await store.record(Plan(2, 115.0), seen(store, Plan(2, 115.0), learned=LEARNED))
+        views, following, kept = ground.reader().views(), ground.reader().snapshot(), ground.reader().snapshot(1)
+        assert views is not None and following is not None and kept is not None
+        assert views.learned == following.learned == kept.learned == LEARNED

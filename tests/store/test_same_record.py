@@ -14,11 +14,34 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provisioner.model import Breaker, BreakerState, Drone, DroneId, DroneState, Move, Plan, RequestKind, Start
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Completion,
+    Drone,
+    DroneId,
+    DroneState,
+    Move,
+    Plan,
+    RequestKind,
+    Start,
+)
 from provisioner.store import Hazard, Reader, Store
 from provisioner.store.memory import MemoryStore
 from provisioner.store.sql import SqlReader, SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, NOTHING_FITS, SEEN, SNAPSHOTS, WHY, drone, record, seen
+from tests.store.story import (
+    CONTROLLER,
+    KEEP_S,
+    KNOWN,
+    LEARNED,
+    NOTHING_FITS,
+    SEEN,
+    SNAPSHOTS,
+    WHY,
+    drone,
+    record,
+    seen,
+)
 
 SERIALS = st.integers(1, 6)
 STATES = st.sampled_from(DroneState)
@@ -38,6 +61,10 @@ class Tick:
     takes_up: bool
     asks: bool
     tells: bool
+    done: list[tuple[int, float]]
+    knows: bool
+    learns: bool
+    forgets: bool
     prunes: bool
     restarts: bool
 
@@ -55,6 +82,10 @@ TICKS = st.lists(
         takes_up=st.booleans(),
         asks=st.booleans(),
         tells=st.booleans(),
+        done=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([90.0, 100.0, 420.0, 800.0])), max_size=3),
+        knows=st.booleans(),
+        learns=st.booleans(),
+        forgets=st.booleans(),
         prunes=st.booleans(),
         restarts=st.booleans(),
     ),
@@ -106,6 +137,7 @@ async def _run(opened: Callable[[], Store], reader: Reader, ticks: list[Tick]) -
         ids = [drone(serial).id for serial in range(1, 7)]
         seen_on_the_way.append((store.tick, store.next_serial, dict(store.drones), dict(store.breakers)))
         seen_on_the_way.append((await store.requests(), dict(await store.ended(ids))))
+        seen_on_the_way.append((await store.experience(), await store.forgets()))
     await store.__aexit__(None, None, None)
     return seen_on_the_way
 
@@ -124,9 +156,15 @@ async def _one(store: Store, reader: Reader, tick: Tick, number: int, now: float
         breakers=(Breaker("topas", tick.breaker, now),) if tick.breaker else (),
         requests_done=tuple(each.id for each in await store.requests()) if tick.takes_up else (),
     )
-    await store.record(plan, seen(store, plan))
+    await store.record(plan, seen(store, plan, learned=LEARNED) if tick.knows else seen(store, plan))
     changed = (Breaker("topas/a100", tick.breaker),) if tick.breaker else ()
     await store.settle(number, _moves(store, tick.settles, now), changed)
+    await store.completed([Completion(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
+    if tick.forgets:
+        reader.forget("site:topas", reason="new owner", by="mg", at=now)
+    if tick.learns:
+        asked = await store.forgets()
+        await store.learn(replace(KNOWN, at=now), [each.id for each in asked[:1]])
     if tick.prunes:
         await store.prune(now)
 
@@ -168,6 +206,8 @@ def _told(reader: Reader) -> dict[str, object]:
         "hazards": [_rounded(reader.hazards(since, 1000.0)) for since in (0.0, 300.0)],
         "on w1": [reader.drones(ended=None, nodes=[node]) for node in ("w1", "w1.example.org", "w2")],
         "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
+        "jobs done": [reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))],
+        "learned": (reader.experience(), reader.forgets()),
         "done": [reader.request_done(number) for number in range(10)],
     }
 

@@ -11,12 +11,13 @@ from alembic import command
 from alembic.config import Config
 
 import provisioner.store.migrations as migrations
+from provisioner.learned import Learned
 from provisioner.model import DroneId, DroneState, Plan, RequestKind
 from provisioner.reasons import JobsWait, OwnerClaim
 from provisioner.store import StoreBroken
 from provisioner.store.opening import engine
 from provisioner.store.sql import SqlReader, SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, SNAPSHOTS, now_is, record
+from tests.store.story import CONTROLLER, DONE, KEEP_S, KNOWN, SNAPSHOTS, now_is, record
 
 WHY = '{"class_id":"class-1","waiting":7,"covered":2,"starts":1,"kind":"jobs-wait"}'
 POLICY = (
@@ -100,7 +101,7 @@ async def _opened(file: Path) -> None:
 
 async def test_a_reader_leaves_the_old_record_alone_and_says_who_brings_it_up(old: Path) -> None:
     before = _bytes(old)
-    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up to 0003"):
+    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up to 0005"):
         SqlReader(old).drones()
     assert _bytes(old) == before
 
@@ -130,6 +131,7 @@ async def test_what_was_said_and_seen_before_is_still_told(old: Path) -> None:
     views = reader.views()
     assert views is not None and views.overlay.view is not None
     assert views.policy.sites["topas"].blocking == () and views.types[0].kept_cpus == 0
+    assert views.overlay.view.completions is None and reader.completions(0.0, 1e9) == []
     view = views.sites["topas"].view
     assert view is not None and view.free == {"a100": 3} and view.nodes == () and view.owner_runs is None
     assert (view.claims[0].gpu_milli, view.claims[0].nodes) == (6000, ())
@@ -150,6 +152,22 @@ async def test_the_new_columns_are_written_to_old_rows_too(old: Path) -> None:
     assert SqlReader(old).drone(one.id) == told.drone
     async with SqlStore(old, CONTROLLER, KEEP_S, SNAPSHOTS) as store:
         assert store.drones[one.id] == told.drone
+
+
+async def test_jobs_that_are_done_are_kept_from_then_on(old: Path) -> None:
+    async with SqlStore(old, CONTROLLER, KEEP_S, SNAPSHOTS) as store:
+        await store.completed([DONE])
+    assert SqlReader(old).completions(0.0, 1e9) == [DONE]
+
+
+async def test_an_old_record_has_nothing_learned_in_it_and_takes_it_from_then_on(old: Path) -> None:
+    async with SqlStore(old, CONTROLLER, KEEP_S, SNAPSHOTS) as store:
+        assert await store.experience() is None and await store.forgets() == ()
+        views, snapshot = SqlReader(old).views(), SqlReader(old).snapshot()
+        assert views is not None and snapshot is not None
+        assert views.learned == snapshot.learned == Learned()
+        await store.learn(KNOWN)
+    assert SqlReader(old).experience() == KNOWN
 
 
 async def test_an_upgrade_that_is_cut_short_leaves_the_old_record_as_it_was(

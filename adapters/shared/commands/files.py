@@ -21,16 +21,22 @@ _PUT = f"""\
 set -eu
 umask 077
 dir=$1 digest=$2
-if [ -e "$dir/{_MARK}$digest" ]; then cat >/dev/null; exit 0; fi
+there() {{ [ -e "$dir/{_MARK}$digest" ]; }}
+if there; then cat >/dev/null; exit 0; fi
 mkdir -p -- "$(dirname -- "$dir")"
-new=$dir.new.$$ old=$dir.old.$$
-trap 'rm -rf -- "$new"' EXIT
-mkdir -- "$new"
+new=$(mktemp -d -- "$dir.new.XXXXXX")
+old=$new.old
+trap 'rm -rf -- "$new" "$old"' EXIT
 tar -xof - -C "$new"
 : >"$new/{_MARK}$digest"
-if [ -e "$dir" ]; then mv -- "$dir" "$old"; fi
-mv -- "$new" "$dir"
-rm -rf -- "$old"
+# Nothing can be given the name of a directory that holds anything: of those who put the same, one does, all others see
+# it. Another content goes away first.
+for try in 1 2 3 4 5; do
+    if mv -T -- "$new" "$dir" 2>/dev/null || there; then exit 0; fi
+    mv -T -- "$dir" "$old" 2>/dev/null || :
+    rm -rf -- "$old"
+done
+mv -T -- "$new" "$dir"
 """
 _REMOVE = 'exec rm -rf -- "$1"'
 

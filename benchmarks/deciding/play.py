@@ -1,0 +1,156 @@
+"""One run: a rule against a trace and an owner's load, with a seed; and the rules by their names."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from benchmarks.deciding.always_on import AlwaysOn
+from benchmarks.deciding.clairvoyant import schedule
+from benchmarks.deciding.cobald import Cobald
+from benchmarks.deciding.glidein import Glidein
+from benchmarks.deciding.karpenter import Karpenter
+from benchmarks.deciding.rule import Rule
+from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
+from provisioner.decide import decide
+from provisioner.model import Plan, Policy, Snapshot
+from provisioner.service.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
+from provisioner.service.controller import Planner
+from provisioner.sim.books import result_of
+from provisioner.sim.jobs import SimJob
+from provisioner.sim.results import Decisions, Result
+from provisioner.sim.scenario import START_EPOCH, Scenario, simulate
+
+OURS, CLAIRVOYANT = "ours", "clairvoyant"
+PATIENCE_S = 30 * 86400.0
+"""A run is broken off so long after the last job was submitted."""
+
+REFERENCE: Mapping[str, Callable[..., Rule]] = {
+    "cobald-documented": partial(Cobald, per_pool=False),
+    "cobald-pools": Cobald,
+    "cobald-low-waste": partial(Cobald, low=0.5, rate=0.1),
+    "glidein": Glidein,
+    "karpenter": Karpenter,
+    "always-on": AlwaysOn,
+}
+RULES = (*REFERENCE, OURS, CLAIRVOYANT)
+TITLES = {
+    "cobald-documented": "COBalD as documented (one LinearController .9/.9, rate 1)",
+    "cobald-pools": "COBalD Linear .9/.9, one per pool",
+    "cobald-low-waste": "COBalD Linear .5/.9 rate .1, one per pool",
+    "glidein": "glideinWMS-like",
+    "karpenter": "Karpenter-like (availability, 30 s)",
+    "always-on": "always on (124 GPUs)",
+    OURS: "ours",
+    CLAIRVOYANT: "clairvoyant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is to be played."""
+
+    rule: str
+    trace: str
+    owner: str
+    seed: int
+    days: float = math.inf
+    """Only so much of the trace."""
+
+    def __str__(self) -> str:
+        part = "" if math.isinf(self.days) else f"-{self.days:g}d"
+        return f"{self.trace}{part}-{self.owner}-{self.rule}-{self.seed}"
+
+
+@dataclass(slots=True)
+class Timed:
+    """A planner, with the processor time that it takes."""
+
+    planner: Planner
+    count: int = 0
+    total_s: float = 0.0
+    worst_s: float = 0.0
+
+    def __call__(self, snapshot: Snapshot) -> Plan:
+        begin_s = time.process_time()
+        plan = self.planner(snapshot)
+        took_s = time.process_time() - begin_s
+        self.count += 1
+        self.total_s += took_s
+        self.worst_s = max(self.worst_s, took_s)
+        return plan
+
+    @property
+    def decisions(self) -> Decisions:
+        return Decisions(self.count, self.total_s / max(1, self.count), self.worst_s)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The planner of the one life that a run has."""
+
+    make: Callable[[], Planner]
+    timed: list[Timed] = field(default_factory=list)
+
+    def __call__(self) -> Timed:
+        self.timed.append(Timed(self.make()))
+        return self.timed[-1]
+
+
+def play(run: Run) -> Result:
+    """Play it, in this process."""
+    jobs, owner = jobs_of(run.trace, run.days), owner_of(run.owner)
+    if run.rule == CLAIRVOYANT:
+        hours, waits = schedule(jobs, owner, PLACES)
+        return Result(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits)
+    scenario = _ours(jobs) if run.rule == OURS else _reference(run.rule, jobs)
+    ours = run.rule == OURS
+    release_s = Rule.release_s if ours else _class_of(run.rule).release_s
+    planner = _Kept(scenario.planner)
+    scenario = replace(
+        scenario, facilities=facilities(owner, release_s=release_s, ours=ours), seed=run.seed, planner=planner
+    )
+    outcome = simulate(scenario)
+    types = [place.kind for place in PLACES]
+    result = result_of(outcome, policy=run.rule, trace=run.trace, jobs=jobs, types=types)
+    # A rule may ask for more than an operator would allow: that is its own affair.
+    violations = outcome.violations if run.rule == OURS else ()
+    return replace(result, violations=violations, decisions=planner.timed[0].decisions, samples=())
+
+
+def _class_of(rule: str) -> type[Rule]:
+    made = REFERENCE[rule]
+    return made.func if isinstance(made, partial) else made  # type: ignore[return-value]
+
+
+def _ours(jobs: tuple[SimJob, ...], **policy: Any) -> Scenario:
+    """The product as it comes: its own limits are the sites' quotas."""
+    return Scenario(
+        (),
+        jobs,
+        policy=Policy(**policy),
+        pool=POOL,
+        limit_s=jobs[-1].submit_s + PATIENCE_S,
+        planner=lambda: decide,
+    )
+
+
+def _reference(rule: str, jobs: tuple[SimJob, ...]) -> Scenario:
+    made = _class_of(rule)
+    own_s = (made.idle_timeout_s - OWN_TIMEOUT_MORE_S) / OWN_TIMEOUT_FACTOR
+    last_at = START_EPOCH + jobs[-1].submit_s
+    return Scenario(
+        (),
+        jobs,
+        policy=Policy(idle_timeout_s=own_s, max_drones=UNLIMITED),
+        tick_s=made.tick_s,
+        tick_quick_s=made.tick_s,
+        pool=POOL,
+        limit_s=jobs[-1].submit_s + PATIENCE_S,
+        planner=lambda: REFERENCE[rule](QUOTAS, last_at, RETIRE_S),
+        judge=lambda snapshot, plan: (),
+    )

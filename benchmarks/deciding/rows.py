@@ -1,0 +1,105 @@
+"""The figures of a run, kept in a file of its own: a series that was broken off goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from benchmarks.deciding.play import Run
+from benchmarks.deciding.worlds import ROOT
+from provisioner.sim.results import Result
+
+RESULTS = ROOT / "var" / "deciding"
+"""Not under `build`: `make clean` would throw hours away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One run. Waste and its parts are shares of the good GPU-hours."""
+
+    rule: str
+    trace: str
+    owner: str
+    seed: int
+    days: float
+    """Of the trace; of the whole of it: infinite."""
+    span_days: float
+    """Until the last job was done."""
+    jobs: int
+    jobs_done: int
+    good_h: float
+    waste: float
+    idle: float
+    boot_release: float
+    badput: float
+    wait_mean_s: float
+    wait_p50_s: float
+    wait_p95_s: float
+    burst_first_s: float | None
+    burst_most_s: float | None
+    requests: int
+    preempted: int
+    decision_mean_s: float
+    decision_worst_s: float
+    violations: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Run, result: Result) -> Self:
+        hours, waits = result.gpu_hours, result.waits
+        return cls(
+            rule=run.rule,
+            trace=run.trace,
+            owner=run.owner,
+            seed=run.seed,
+            days=run.days,
+            span_days=result.days,
+            jobs=result.jobs,
+            jobs_done=result.jobs_done,
+            good_h=hours.good,
+            waste=hours.waste,
+            idle=hours.idle / hours.good,
+            boot_release=(hours.boot + hours.release) / hours.good,
+            badput=hours.badput / hours.good,
+            wait_mean_s=waits.mean_s,
+            wait_p50_s=waits.p50_s,
+            wait_p95_s=waits.p95_s,
+            burst_first_s=result.burst_first_s,
+            burst_most_s=result.burst_most_s,
+            requests=result.requests,
+            preempted=result.preempted,
+            decision_mean_s=result.decisions.mean_s,
+            decision_worst_s=result.decisions.worst_s,
+            violations=result.violations,
+        )
+
+    @property
+    def gpus_in_use(self) -> float:
+        """On average, by good work."""
+        return self.good_h / (24.0 * self.span_days) if self.span_days else 0.0
+
+
+def file_of(place: Path, run: Run) -> Path:
+    return place / f"{run}.json"
+
+
+def write(place: Path, run: Run, result: Result) -> None:
+    """Whole, or not at all."""
+    place.mkdir(parents=True, exist_ok=True)
+    path = file_of(place, run)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(Row.of(run, result)), indent=1) + "\n")
+    part.replace(path)
+
+
+def _named(place: Path) -> Iterator[tuple[str, Row]]:
+    for path in sorted(place.glob("*.json")):
+        fields = json.loads(path.read_text())
+        yield path.name, Row(**(fields | {"violations": tuple(fields["violations"])}))
+
+
+def merged(places: Sequence[Path]) -> list[Row]:
+    """Of several directories; of a run that is in more than one of them, the row in the last."""
+    return list({file_name: row for place in places for file_name, row in _named(place)}.values())

@@ -1,0 +1,40 @@
+"""Draw docs/pictures/report.svg: a day of jobs at two sites under three idle time-outs, as the report shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from provisioner.model import Policy
+from provisioner.sim.draws import Uniform
+from provisioner.sim.facilities import cloud, small
+from provisioner.sim.jobs import Wants
+from provisioner.sim.overlay import PoolHabits
+from provisioner.sim.replay import Replay, run
+from provisioner.sim.report.plots import stacked_hours
+from provisioner.sim.workload import Shape, day
+from provisioner.sim.worldplan import WorldPlan
+
+JOBS = 150
+SEEDS = (1, 2, 3)
+TIMEOUTS_S = {"30 s": 30.0, "5 min": 300.0, "30 min": 1800.0}
+WORLD = WorldPlan((small(gpus=4), cloud()), PoolHabits(negotiation_s=60.0))
+
+
+def main() -> None:
+    runs = {f"idle for {name}": [run(replay(name, seed), seed) for seed in SEEDS] for name in TIMEOUTS_S}
+    (Path(__file__).parent / "report.svg").write_text(stacked_hours(runs) + "\n", encoding="utf-8")
+
+
+def replay(name: str, seed: int) -> Replay:
+    return Replay(
+        policy=name,
+        trace="a day",
+        jobs=day(count=JOBS, seed=seed, shapes=(Shape(Wants(), Uniform(120.0, 1800.0)),)),
+        world=WORLD,
+        rules=Policy(idle_timeout_s=TIMEOUTS_S[name]),
+        tick_s=30.0,
+    )
+
+
+if __name__ == "__main__":
+    main()

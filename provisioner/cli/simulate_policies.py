@@ -1,0 +1,109 @@
+"""What ``provisioner simulate`` replays side by side: one policy or several, in the world that is or would be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provisioner import say
+from provisioner.cli.exits import Exit, Failure
+from provisioner.cli.output import note
+
+if TYPE_CHECKING:
+    from provisioner.sim.replay import Replay
+    from provisioner.sim.traces import Trace
+    from provisioner.sim.worldplan import WorldPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which policies are to be replayed in which world."""
+
+    config: Path
+    world: Path | None
+    policy: Path | None
+    what_if: tuple[str, ...]
+    compare: tuple[Path, ...]
+
+
+def replays_of(asked: Asked, trace: Trace) -> list[Replay]:
+    """What is replayed side by side: what is, and what would be."""
+    configs = [*(asked.compare or (asked.config,)), *([asked.policy] if asked.policy else [])]
+    if twice := next((config for n, config in enumerate(configs) if config in configs[:n]), None):
+        raise Failure(f"{twice} is named twice: there is nothing to compare", code=Exit.USAGE)
+    names = _names(configs)
+    replays = [_replay(config, name, asked.world, trace) for config, name in zip(configs, names, strict=True)]
+    if not asked.what_if:
+        return replays
+    worlds = [_world_if(each.world, asked.what_if, trace.span_s) for each in replays]
+    words = ", ".join(asked.what_if)
+    others = [replace(r, world=w, policy=f"{r.policy}, {words}") for r, w in zip(replays, worlds, strict=True)]
+    # A change is compared with what is; where two policies are compared, both undergo it.
+    return others if asked.compare else [replays[0], others[-1]]
+
+
+def _world_if(world: WorldPlan, questions: Sequence[str], span_s: float) -> WorldPlan:
+    """``world`` as it would be; what comes after the last submission is told to matter little."""
+    from provisioner.sim.changed_world import changed
+    from provisioner.sim.what_if import Down, QuestionError, read
+
+    try:
+        for text in questions:
+            question = read(text, [facility.name for facility in world.facilities])
+            world = changed(world, question)
+            if isinstance(question, Down) and question.from_s > span_s:
+                note(f"--what-if: {text}: by then the last job has come: it does so after {say.age(span_s)}")
+    except QuestionError as error:
+        raise Failure(f"--what-if: {error}", code=Exit.USAGE) from None
+    return world
+
+
+def _names(configs: Sequence[Path]) -> list[str]:
+    """As little of each path as tells them apart."""
+    parts = [config.absolute().parts for config in configs]
+    least = next((n for n in range(1, max(map(len, parts))) if len({each[-n:] for each in parts}) == len(parts)), 0)
+    return [str(Path(*each[-least:])) for each in parts]
+
+
+def _replay(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
+    from provisioner.config import ConfigErrors, load
+    from provisioner.sim.replay import PATIENCE_S, Replay
+    from provisioner.sim.worldplan import world_of
+
+    settings = load(config, connects=False)
+    try:
+        plan = world_of(settings, world, span_s=trace.span_s + PATIENCE_S)
+    except ConfigErrors as error:
+        raise Failure(
+            *map(str, error.problems), "the world file's keys: docs/how-to/simulate.md", code=Exit.UNMET
+        ) from None
+    return Replay(
+        policy=name,
+        trace=trace.name,
+        jobs=trace.jobs,
+        world=plan,
+        rules=settings.policy,
+        tick_s=settings.tick_s,
+        tick_quick_s=settings.tick_quick_s,
+        carbon_g_per_kwh=settings.carbon_g_per_kwh,
+    )
+
+
+def misfits(replays: Sequence[Replay]) -> list[str]:
+    """Jobs that no drone type fits, by what they ask for: a line, or one for each policy where they differ."""
+    told = {replay.policy: _misfits(replay) for replay in replays}
+    if len(set(told.values())) == 1:
+        return [line for line in set(told.values()) if line]
+    return [f"{policy}: {line or 'all jobs fit some drone type'}" for policy, line in told.items()]
+
+
+def _misfits(replay: Replay) -> str:
+    sizes = replay.misfits()
+    if not sizes:
+        return ""
+    told = ", ".join(f"{number:,} of {label}" for label, number in sizes.most_common(3))
+    more = f" and {len(sizes) - 3} more sizes" if len(sizes) > 3 else ""
+    number = say.count(sizes.total(), "job")
+    return f"{number} of {len(replay.jobs):,} fit no drone type and wait for ever: {told}{more}"

@@ -1,0 +1,40 @@
+"""Numbers, durations and foreign names as a report writes them."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from provisioner.say import clean
+
+NOTHING = "-"
+MOST_NAME = 60
+"""Longest foreign name in a table; in plots it is half of that."""
+
+
+def amount(value: float | None) -> str:
+    """Three significant digits, from a thousand on all before the point: ``1,234``, ``12.3``, ``0.00123``."""
+    if value is None or value != value:
+        return NOTHING
+    if not isfinite(value):
+        return "∞" if value > 0 else "-∞"
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value else "0"
+
+
+def change(value: float) -> str:
+    """With its sign."""
+    return f"+{amount(value)}" if value > 0 else amount(value)
+
+
+def duration(seconds: float, _position: object = None) -> str:
+    """In its largest unit, as on an axis: ``30 s``, ``10 min``, ``2 h``, ``3 d``."""
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.3g} {unit}"
+    return f"{seconds:.3g} s" if seconds else "0"
+
+
+def name(text: str, most: int = MOST_NAME) -> str:
+    """A policy, class, site or trace by its foreign name: one line, nothing invisible, not too long."""
+    return clean(text, most).strip() or "(no name)"

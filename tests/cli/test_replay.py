@@ -1,0 +1,176 @@
+"""A saved production snapshot decides the same again, byte for byte, or tells what it would do otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.cli.exits import Exit
+from provisioner.cli.files import read_snapshot, snapshot_text
+from provisioner.codec import from_json, to_json
+from provisioner.decide import decide
+from provisioner.model import Completion, DroneId, Group, Plan, Snapshot
+from tests.cli.conftest import NOW, Cli
+
+DONE = Completion(
+    "s#1.0", NOW - 60, NOW - 900, 600.0, 200, 1, 2048, owner="ann", group="group_a", drone_id=DroneId("k-a-1")
+)
+
+
+@pytest.fixture
+def saved(on: Cli, tmp_path: Path) -> Path:
+    """A snapshot as ``provisioner snapshot`` writes it, with all that a pool may tell."""
+    path = tmp_path / "snapshot.json"
+    assert on("snapshot", "-o", path).code == Exit.OK
+    snapshot = read_snapshot(path)
+    view = snapshot.overlay.view
+    assert view is not None
+    classes = tuple(replace(each, group="group_a", duty_milli=120, width_milli=500) for each in view.classes)
+    slots = tuple(replace(slot, owner="alice", begun_at=NOW - 500.25) for slot in view.slots)
+    full = replace(
+        view, classes=classes, slots=slots, completions=(DONE,), groups=(Group("group_a", 4000, 1000, False, 0.5),)
+    )
+    types = tuple(replace(kind, shares=4, power_w=300.5) for kind in snapshot.types)
+    path.write_text(snapshot_text(replace(snapshot, types=types, overlay=replace(snapshot.overlay, view=full))))
+    return path
+
+
+def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte(on: Cli, saved: Path) -> None:
+    snapshot = read_snapshot(saved)
+    assert snapshot_text(snapshot) == saved.read_text()
+    assert snapshot.overlay.view is not None and snapshot.overlay.view.completions == (DONE,)
+    plan = decide(snapshot)
+    assert from_json(Snapshot, to_json(snapshot)) == snapshot
+    assert to_json(decide(from_json(Snapshot, to_json(snapshot)))) == to_json(plan)
+    assert from_json(Plan, to_json(plan)) == plan
+    told = [on("replay", saved, "-o", "json").out for _ in range(2)]
+    assert told[0] == told[1] and json.loads(told[0])["plan"] == json.loads(to_json(plan))
+
+
+NEW = {"completions", "groups", "group", "duty_milli", "width_milli", "owner", "begun_at", "shares", "power_w"}
+
+
+def without(tree: Any, names: set[str]) -> Any:
+    if isinstance(tree, dict):
+        return {key: without(value, names) for key, value in tree.items() if key not in names}
+    return [without(each, names) for each in tree] if isinstance(tree, list) else tree
+
+
+def keys(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        yield from tree
+        for value in tree.values():
+            yield from keys(value)
+    elif isinstance(tree, list):
+        for each in tree:
+            yield from keys(each)
+
+
+def test_a_snapshot_of_an_older_program_still_loads(on: Cli, saved: Path) -> None:
+    now = on("replay", saved, "-o", "json").json
+    tree = without(json.loads(saved.read_text()), NEW)
+    assert not NEW & set(keys(tree)), "as a program wrote it that knew nothing of these"
+    saved.write_text(json.dumps(tree))
+    again = on("replay", saved, "-o", "json")
+    assert again.code == Exit.OK and again.json["plan"]["tick"] == now["plan"]["tick"]
+
+
+CONFIG = """
+controller: kit
+store: {path: p.db}
+overlay: {adapter: embedded, options: {path: q.db}}
+sites: [topas.yaml, new.yaml]
+policy: {idle_timeout: 10min}
+"""
+SITE = """
+site: SITE
+adapter: local
+limits: {max_drones: MOST}
+types:
+  KIND: {gpus: 1, gpu_model: A100, vram: 40 GiB, capability: 8.0, cpus: 8, memory: 20 GiB, disk: 50 GiB}
+options: {directory: drones}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Another policy: TOpAS may have one more drone than it has, HoreKa is given up, and there is a new site."""
+    path = tmp_path / "new" / "provisioner.yaml"
+    path.parent.mkdir()
+    path.write_text(CONFIG)
+    for site, most, kind in (("topas", "3", "a100"), ("new", "5", "a100")):
+        text = SITE.replace("SITE", site).replace("MOST", most).replace("KIND", kind)
+        (path.parent / f"{site}.yaml").write_text(text)
+    return path
+
+
+def actions(document: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(i["action"], i["subject"]): (i["before"], i["after"]) for i in document["items"]}
+
+
+def test_another_policy_is_told_as_what_it_does_instead(on: Cli, saved: Path, config: Path) -> None:
+    ran = on("replay", saved, "--policy", config, "-o", "json")
+    assert ran.code == Exit.OK, ran.err
+    assert ran.json["schema"] == "provisioner.plan-diff/1" and ran.json["same"] is False
+    assert ran.json["before"] == on("replay", saved, "-o", "json").json["plan"]
+    assert ran.json["before"] != ran.json["after"]
+    assert actions(ran.json)["refuse", "site:new"][0] == 0, "the new site is told of, and nothing starts there"
+    table = on("replay", saved, "--policy", config)
+    assert "new: no look at it is in the snapshot, so nothing starts there" in table.err
+    assert "new/a100: the jobs' own requirements were never judged against it" in table.err
+    assert "difference" in table.err and "instead of" in table.err
+
+
+def test_a_site_that_is_gone_is_told_with_reasons(on: Cli, saved: Path) -> None:
+    tick = on("snapshot", "--list").lines[0]
+    ran = on("replay", "--tick", tick, "--what-if", "topas down", "-o", "json")
+    assert ran.code == Exit.OK, ran.err
+    told = {(i["action"], i["subject"]): i for i in ran.json["items"]}
+    assert actions(ran.json)["start", "topas/a100"] == (3, 0)
+    assert (
+        told["start", "topas/a100"]["change"] == "less"
+        and "5 jobs of class 7 wait" in told["start", "topas/a100"]["why"]
+    )
+    assert actions(ran.json)["refuse", "class:7"] == (2, 5) and told["refuse", "class:7"]["change"] == "more"
+    assert "away, as was asked" in told["refuse", "site:topas"]["why"]
+    noted = on("replay", saved, "--what-if", "topas down").err
+    assert "2 jobs that run at topas are not counted as waiting again" in noted
+
+
+def test_a_question_without_consequence_says_so(on: Cli, saved: Path) -> None:
+    ran = on("replay", saved, "--what-if", "topas owner=none", "-o", "json")
+    assert (ran.code, ran.json["same"], ran.json["items"]) == (Exit.OK, True, [])
+
+
+def test_a_recorded_tick_answers_too(on: Cli) -> None:
+    tick = on("snapshot", "--list").lines[0]
+    ran = on("replay", "--tick", tick, "--what-if", "topas max_drones=1", "-o", "json")
+    assert actions(ran.json)["start", "topas/a100"] == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--what-if", "topaz down"), "no site `topaz` here: did you mean `topas`?"),
+        (("--what-if", "topas down 2d..3d"), "a snapshot is one moment"),
+        (("--what-if", "topas down", "--expect", "plan.json"), "leave out --policy and --what-if"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_told_so(
+    on: Cli, saved: Path, words: tuple[str, ...], complaint: str
+) -> None:
+    ran = on("replay", saved, *words)
+    assert ran.code == Exit.USAGE
+    assert complaint in ran.err and "Traceback" not in ran.err
+
+
+def test_a_policy_that_is_none_is_told_with_its_line(on: Cli, saved: Path, config: Path) -> None:
+    config.write_text(CONFIG.replace("idle_timeout", "idle_timout"))
+    ran = on("replay", saved, "--policy", config)
+    assert ran.code == Exit.UNMET
+    assert "provisioner.yaml:6:" in ran.err and "idle_timeout" in ran.err

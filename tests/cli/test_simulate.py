@@ -1,0 +1,323 @@
+"""``provisioner simulate``: a small replay from end to end, comparisons, questions, and every broken input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from provisioner.cli.schemas import output_schemas
+from provisioner.config import load
+from provisioner.sim.jobs import SimJob, Wants
+from provisioner.sim.report import from_json
+from provisioner.sim.scenario import Scenario, simulate
+from provisioner.sim.worldplan import world_of
+from provisioner.store.sql import SqlStore
+from tests.cli.conftest import Cli, process
+
+CONTROLLER = """
+controller: test
+store: {path: test.db}
+overlay: {adapter: htcondor, options: {}}
+sites: [farm.yaml, cloud.yaml]
+policy: {idle_timeout: 1min}
+"""
+SITE = """
+site: %s
+adapter: htcondor
+limits: {max_drones: %d, max_gpus: %d}
+types:
+  gpu: {gpus: 1, gpu_model: V100, vram: 32 GiB, cpus: 4, memory: 8 GiB, disk: 10 GiB, price: %s}
+"""
+WORLD = """
+sites:
+  farm: {boot: {median: 1min, sigma: 0.3}, queue: 10s}
+  cloud: {boot: {median: 3min, sigma: 0.3}}
+"""
+TRACE = "submit_s,duration_s,gpus,user\n" + "".join(f"{60 * n},{300 + 40 * (n % 7)},1,ann\n" for n in range(40))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A configuration of two sites, a world and a trace."""
+    for name, text in (
+        ("provisioner.yaml", CONTROLLER),
+        ("other.yaml", CONTROLLER.replace("1min", "20min")),
+        ("farm.yaml", SITE % ("farm", 6, 6, "1.0")),
+        ("cloud.yaml", SITE % ("cloud", 4, 4, "2.0")),
+        ("world.yaml", WORLD),
+        ("t.csv", TRACE),
+    ):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def figures(answer: object) -> dict[tuple[str, str], dict[str, object]]:
+    return {(row["figure"], row["policy"]): row for row in answer["figures"]}  # type: ignore[index]
+
+
+# ------------------------------------------------------------------------------------------------------------- replays
+
+
+def test_a_small_replay_from_end_to_end(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "--world", "world.yaml", "--seed", "7", "-o", "json", "--json", "all.json")
+    assert ran.code == 0, ran.err
+    answer = ran.json
+    jsonschema.validate(answer, output_schemas()["provisioner.simulation/1"])
+    assert (answer["trace"], answer["jobs"], answer["seeds"]) == ("t", 40, [7])
+    assert "cloud: no queue, release 20 s" in answer["notes"]
+    told = figures(answer)
+    assert told["Jobs done", "provisioner.yaml"]["mean"] == 40
+    assert told["Violations", "provisioner.yaml"]["mean"] == 0
+    good = sum(300 + 40 * (n % 7) for n in range(40)) / 3600
+    assert told["Good", "provisioner.yaml"]["mean"] == pytest.approx(good)
+    assert told["Held", "provisioner.yaml"]["mean"] > good  # type: ignore[operator]
+    (result,) = from_json((here / "all.json").read_text())["provisioner.yaml"]
+    assert (result.seed, result.jobs_done, result.violations) == (7, 40, ())
+    hours = result.gpu_hours
+    assert hours.held == pytest.approx(hours.good + hours.badput + hours.boot + hours.release + hours.idle)
+
+
+def test_the_same_seed_gives_the_same_replay_in_this_process_and_in_others(here: Path, cli: Cli) -> None:
+    alone = cli("simulate", "t.csv", "--world", "world.yaml", "--seeds", "2", "-j", "1", "-o", "json")
+    done = process("simulate", "t.csv", "--world", "world.yaml", "--seeds", "2", "-j", "2", "-o", "json", cwd=here)
+    assert done.returncode == alone.code == 0, done.stderr
+
+    def timeless(answer: object) -> object:
+        return [row for row in answer["figures"] if row["group"] != "Cost"]  # type: ignore[index]
+
+    assert timeless(json.loads(done.stdout)) == timeless(alone.json)
+
+
+def test_the_table_has_the_figures_and_says_what_was_assumed(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "-j", "1")
+    assert ran.code == 0, ran.err
+    assert "farm: 6 GPUs for gpu, as its limits allow; nobody else uses it" in ran.err
+    lines = [line.split() for line in ran.lines]
+    assert ["FIGURE", "UNIT", "MEAN"] in lines and ["Jobs", "done", "-", "40"] in lines
+    assert any(line[:2] == ["Mean", "wait"] for line in lines)
+
+
+def test_two_policies_side_by_side_over_the_same_seeds(here: Path, cli: Cli) -> None:
+    compared = ("simulate", "t.csv", "--compare", "provisioner.yaml", "other.yaml", "-j", "1")
+    ran = cli(*compared, "--seeds", "3", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
+    told = figures(ran.json)
+    first, second = told["Idle", "provisioner.yaml"], told["Idle", "other.yaml"]
+    assert first["difference"] is None and first["seeds"] == second["seeds"] == 3
+    assert second["difference"] == pytest.approx(second["mean"] - first["mean"])  # type: ignore[operator]
+    assert second["mean"] > first["mean"] and second["improved"] == 0  # type: ignore[operator]
+    table = cli(*compared, "--seeds", "2").out
+    head = next(line for line in table.splitlines() if line.startswith("FIGURE"))
+    assert {"FIGURE", "POLICY", "MEAN", "DIFFERENCE"} <= set(head.split()) and len(head) <= 100
+
+
+def test_another_policy_beside_the_configured_one(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "--policy", "other.yaml", "-j", "1", "-o", "json")
+    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
+
+
+def test_policies_are_called_by_what_tells_them_apart(here: Path, cli: Cli) -> None:
+    (here / "old").mkdir()
+    for name in ("provisioner.yaml", "farm.yaml", "cloud.yaml"):
+        (here / "old" / name).write_bytes((here / name).read_bytes())
+    compared = ("--compare", "old/provisioner.yaml", "other.yaml", "--policy", here / "provisioner.yaml")
+    ran = cli("simulate", "t.csv", *compared, "--limit", "1", "-j", "1", "-o", "json")
+    assert ran.json["policies"] == ["old/provisioner.yaml", f"{here.name}/other.yaml", f"{here.name}/provisioner.yaml"]
+
+
+def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
+    (here / "t.csv").write_text("submit_s,duration_s,gpus\n0,60,1\n5,60,4\n9,60,8\n9,60,4\n")
+    ran = cli("simulate", "t.csv", "-j", "1", "-o", "json")
+    assert ran.code == 0 and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 3
+    assert "3 jobs of 4 fit no drone type and wait for ever: 2 of 4 GPU, 1 of 8 GPU" in ran.err
+
+
+def test_a_site_that_goes_down_after_all_is_said_to_matter_little(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "--limit", "1", "--what-if", "farm down 2d", "-j", "1")
+    assert ran.code == 0 and "--what-if: farm down 2d: by then the last job has come" in ran.err
+
+
+def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "--what-if", "farm down", "-j", "1", "-o", "json")
+    assert ran.code == 0, ran.err
+    name = "provisioner.yaml, farm down"
+    told = figures(ran.json)
+    assert told["Jobs done", name]["mean"] == 40
+    assert told["Mean wait", name]["difference"] > 0  # type: ignore[operator]
+
+
+def test_what_if_there_were_more_gpus(here: Path, cli: Cli) -> None:
+    ran = cli("simulate", "t.csv", "--what-if", "farm gpus=2", "--what-if", "cloud down", "-j", "1", "-o", "json")
+    assert ran.code == 0, ran.err
+    told = figures(ran.json)
+    assert told["95th percentile of waits", "provisioner.yaml, farm gpus=2, cloud down"]["difference"] > 0  # type: ignore[operator]
+
+
+def test_a_page_is_written(here: Path, cli: Cli) -> None:
+    pytest.importorskip("matplotlib")
+    ran = cli("simulate", "t.csv", "-j", "1", "--report", "out.html")
+    assert ran.code == 0, ran.err
+    assert "</html>" in (here / "out.html").read_text() and "report: out.html" in ran.err
+
+
+def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A farm that is away for ever leaves jobs undone: no cloud, no drone."""
+    monkeypatch.setattr("provisioner.sim.replay.STILL_S", 600.0)
+    (here / "provisioner.yaml").write_text(CONTROLLER.replace("farm.yaml, cloud.yaml", "farm.yaml"))
+    ran = cli("simulate", "t.csv", "--limit", "2", "--what-if", "farm down", "-j", "1", "-o", "json")
+    assert ran.code == 3
+    assert "2 of 2 jobs were not done" in ran.err
+    assert ran.json["violations"][0]["text"].endswith("none has run since 60 s")
+
+
+# ------------------------------------------------------------------------------------------------------ jobs on record
+
+MONTH = tuple(
+    SimJob(
+        1200.0 * (n // 4), 600.0 + 60 * (n % 3), Wants(1000, 2, 4096, owner="ann" if n % 2 else "ben", group="physics")
+    )
+    for n in range(24)
+)
+"""Four jobs every 20 minutes."""
+
+
+@pytest.fixture
+def lived(here: Path) -> Path:
+    """The configured controller has run them, in virtual time, with its real store."""
+    settings = load(here / "provisioner.yaml", connects=False)
+    plan = world_of(settings, None, span_s=1.0)
+    scenario = Scenario(plan.facilities, MONTH, policy=settings.policy, pool=plan.pool, seed=3)
+    outcome = simulate(scenario, lambda: SqlStore(here / "test.db", "test", 1e9, 3, threaded=False))
+    assert (outcome.violations, outcome.jobs_done) == ((), 24)
+    return here
+
+
+def test_jobs_on_record_are_replayed_as_they_came(lived: Path, cli: Cli) -> None:
+    ran = cli("simulate", "--recorded", "-j", "1", "-o", "json", "--json", "all.json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["trace"], ran.json["jobs"]) == ("recorded", 24)
+    assert "test.db: jobs submitted from 2025-05-" in ran.err and "are not on record" in ran.err
+    (result,) = from_json((lived / "all.json").read_text())["provisioner.yaml"]
+    good_h = sum(job.duration_s for job in MONTH) / 3600
+    assert result.jobs_done == 24 and result.gpu_hours.good == pytest.approx(good_h, rel=0.01)
+    part = cli("simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json")
+    assert part.json["jobs"] == 6, "half of the jobs are ann's, and half of those are of the last hour"
+    assert cli("simulate", "--recorded", "--group", "physics", "-j", "1", "-o", "json").json["jobs"] == 24
+
+
+def test_another_policy_on_jobs_on_record(lived: Path, cli: Cli) -> None:
+    ran = cli("simulate", "--recorded", "--policy", "other.yaml", "-j", "1", "-o", "json")
+    assert ran.code == 0, ran.err
+    told = figures(ran.json)
+    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
+    assert told["Jobs done", "other.yaml"]["mean"] == 24
+    assert told["Idle", "other.yaml"]["difference"] > 0  # type: ignore[operator]
+
+
+def test_a_site_that_had_been_down_that_day(lived: Path, cli: Cli) -> None:
+    ran = cli("simulate", "--recorded", "--what-if", "farm down", "-j", "1", "-o", "json", "--report", "out.html")
+    assert ran.code == 0, ran.err
+    assert figures(ran.json)["Jobs done", "provisioner.yaml, farm down"]["mean"] == 24
+    assert "farm down" in (lived / "out.html").read_text()
+
+
+def children(of: int) -> dict[int, int]:
+    """Processes that ``of`` has started, with the ticks of processor time that each has had."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                words = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(words[1]) == of:
+                    found[int(entry.name)] = int(words[11])
+    return found
+
+
+def test_a_polite_kill_ends_all_processes(here: Path) -> None:
+    (here / "t.csv").write_text("submit_s,duration_s\n" + "".join(f"{600 * n},300\n" for n in range(50_000)))
+    command = [sys.executable, "-m", "provisioner.cli", "simulate", "t.csv", "--seeds", "2", "-j", "2"]
+    running = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        second = os.sysconf("SC_CLK_TCK")
+        while sum(ticks > 2 * second for ticks in children(running.pid).values()) < 2:  # both replay
+            assert running.poll() is None
+            time.sleep(0.1)
+        theirs = children(running.pid)
+        running.send_signal(signal.SIGTERM)
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130 and "Traceback" not in err, err
+    while any(Path(f"/proc/{pid}").exists() for pid in theirs):  # the test's own deadline ends this
+        time.sleep(0.1)
+
+
+# --------------------------------------------------------------------------------------------------------- broken input
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ((), 2, "name a TRACE, or take the jobs on record with --recorded"),
+        (("nothing.csv",), 1, "no trace at nothing.csv"),
+        (("t.csv", "--span", "7"), 2, "--span: `7` is not a duration: write `30s`, `10min` or `2h30m`"),
+        (("t.csv", "--group", "bob"), 3, "t.csv: no job of group `bob`"),
+        (("t.csv", "--ignore", "cpu"), 2, "--ignore cpu: did you mean `cpus`?"),
+        (("t.csv", "--trace-columns", "submit=A"), 2, "--trace-columns: no column declared for duration"),
+        (("t.csv", "--what-if", "fram down"), 2, "--what-if: `fram down`: no site `fram` here: did you mean `farm`?"),
+        (("t.csv", "-c", "nothing.yaml"), 1, "no configuration at nothing.yaml"),
+        (("t.csv", "--world", "nothing.yaml"), 3, "nothing.yaml:1:1: no such file"),
+        (("t.csv", "--policy", "t.csv"), 3, "t.csv:"),
+        (("--recorded",), 1, "no record at test.db"),
+        (("t.csv", "--recorded"), 2, "name a TRACE, or take the jobs on record"),
+        (("--recorded", "--from", "1d"), 2, "--from, --ignore, --trace-columns, --swf-cpus and --skip-bad are for a"),
+        (("t.csv", "--seed", "3", "--seeds", "2"), 2, "--seed is one seed, --seeds is seeds 1 to N: leave one out"),
+        (("t.csv", "--swf-cpus"), 2, "--swf-cpus is for the Standard Workload Format; t.csv is CSV by its name"),
+        (("t.swf", "--trace-columns", "submit=a,duration=b"), 2, "--trace-columns is for CSV"),
+        (("t.csv", "--compare", "other.yaml", "other.yaml"), 2, "other.yaml is named twice"),
+        (("t.csv", "--policy", "provisioner.yaml"), 2, "provisioner.yaml is named twice"),
+        (("t.csv", "--report", "no/such/place.html"), 1, "no/such/place.html: no directory no/such"),
+        (("t.csv", "--json", "."), 1, ". is a directory: name a file"),
+        (("t.csv", "--what-if", "farm queue*2"), 2, "it takes no time there to begin with"),
+        (("t.csv", "--what-if", "farm owner=none"), 2, "farm has no owner"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said_in_a_line(
+    here: Path, cli: Cli, words: tuple[str, ...], code: int, told: str
+) -> None:
+    ran = cli("simulate", *words)
+    assert (ran.code, ran.out) == (code, ""), ran.err
+    assert told in ran.err and "Traceback" not in ran.err
+
+
+def test_a_broken_line_of_a_trace_is_named_or_left_out(here: Path, cli: Cli) -> None:
+    (here / "t.csv").write_text(TRACE + "x,300,1,ann\n")
+    ran = cli("simulate", "t.csv")
+    assert ran.code == 3 and "t.csv:42: `submit_s`: `x` is no number" in ran.err and "--skip-bad" in ran.err
+    ran = cli("simulate", "t.csv", "--skip-bad", "--limit", "3", "-j", "1", "-o", "json")
+    assert ran.code == 0 and ran.json["bad_lines"] == 1 and ran.json["jobs"] == 3
+    assert "left out 1 bad line, the first: t.csv:42" in ran.err
+
+
+def test_a_broken_world_is_named_with_line_and_repair(here: Path, cli: Cli) -> None:
+    (here / "world.yaml").write_text("sites:\n  farm:\n    boot: 75\n")
+    ran = cli("simulate", "t.csv", "--world", "world.yaml")
+    assert ran.code == 3 and "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`" in ran.err
+    assert "provisioner check" not in ran.err, "it does not look at world files"
+
+
+def test_a_trace_is_found_by_name(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "traces").mkdir()
+    os.replace(here / "t.csv", here / "traces" / "t.csv")
+    monkeypatch.setenv("PROVISIONER_TRACES", str(here / "traces"))
+    assert cli("simulate", "t.csv", "--limit", "1", "-j", "1").code == 0

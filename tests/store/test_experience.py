@@ -1,0 +1,126 @@
+"""The document of what was learned: how large it gets, and what comes of one that cannot be read."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.learned import Delays, Experience, SiteExperience
+from provisioner.service.learning import KEYS_KEPT, RUNS_KEPT, USE_KEPT
+from provisioner.store import ExperienceUnread, StoreBroken
+from provisioner.store.experience import FORM, read, written
+from provisioner.store.sql import SqlReader, SqlStore
+from tests.store.story import CONTROLLER, KEEP_S, KNOWN, SNAPSHOTS, drone, record, starts
+
+MIB = 1 << 20
+
+
+def store_at(file: Path) -> SqlStore:
+    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
+
+
+def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:
+    """All keys full of run times to the tenth of a second, ten owners who change what they hold every six minutes."""
+    chance = random.Random(1)
+
+    def run_s(mean: float) -> float:
+        return round(min(14 * 86400.0, chance.lognormvariate(mean, 1.0)) + 0.1, 1)
+
+    def site() -> SiteExperience:
+        held, use = 0, []
+        for _ in range(USE_KEPT):
+            held = max(0, held + chance.randint(-8, 8)) if chance.random() < 0.3 else held
+            use.append(1000 * held)
+        return SiteExperience(tuple(use), 1e9, tuple(chance.expovariate(1 / 60) for _ in range(200)))
+
+    means = [chance.uniform(4, 9) for _ in range(KEYS_KEPT)]
+    runs = {f"etp/user{n % 500}/1000/{n // 500}/20480": tuple(run_s(m) for _ in range(RUNS_KEPT)) for n, m in
+            enumerate(means)}  # fmt: skip
+    seen = frozenset((f"submit{n % 5}.example.org#{100_000 + n}.0", 1.7e9 + n / 2) for n in range(13_000))
+    full = Experience(1e9, runs, {}, {f"site{n}": site() for n in range(10)}, seen)
+    body = written(full)
+    assert len(body) < 4 * MIB and len(zlib.decompress(body)) < 8 * MIB
+    assert len(written(replace(full, runs={}, seen=frozenset()))) < 0.2 * MIB, "run lengths"
+    assert read(Path("provisioner.db"), FORM, body) == full
+
+
+def json_of(text: str) -> tuple[int, bytes]:
+    return FORM, zlib.compress(text.encode())
+
+
+SITE = '{"use":%s,"used_at":1,"gaps_s":[],"taken":0,"run_s":0}'
+
+DAMAGED = {
+    "not compressed": (FORM, b"{}"),
+    "cut off": (FORM, written(KNOWN)[:-20]),
+    "no JSON": json_of("{"),
+    "nothing in it": json_of("{}"),
+    "a list": json_of("[]"),
+    "a run time that is none": json_of('{"at":1,"runs":{"ann":["x"]}}'),
+    "a negative one": json_of('{"at":1,"runs":{"ann":[-5]}}'),
+    "one that is not a number": json_of('{"at":1,"runs":{"ann":[NaN]}}'),
+    "one without end": json_of('{"at":1,"runs":{"ann":[Infinity]}}'),
+    "a delay of one part": json_of('{"at":1,"delays":{"topas/a100":[1]}}'),
+    "a use that is none": json_of('{"at":1,"sites":{"topas":%s}}' % (SITE % "[[-2,1]]")),
+    "a run length beyond reason": json_of('{"at":1,"sites":{"topas":%s}}' % (SITE % "[[0,1000000000000]]")),
+}
+
+
+async def _put(file: Path, form: int, body: bytes) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1)))
+        await store.learn(KNOWN)
+    with sqlite3.connect(file) as sql:
+        sql.execute("UPDATE experience SET form = ?, body = ?", (form, body))
+    sql.close()
+
+
+@pytest.mark.parametrize("case", DAMAGED.values(), ids=DAMAGED)
+async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mends_it(
+    file: Path, case: tuple[int, bytes]
+) -> None:
+    await _put(file, *case)
+    said = r"what was learned is damaged \(.+\): learning starts anew.*restore a backup"
+    async with store_at(file) as store:
+        for ask in (store.experience, store.experience):
+            with pytest.raises(ExperienceUnread, match=said):
+                await ask()
+        with pytest.raises(ExperienceUnread, match=said):
+            SqlReader(file).experience()
+        assert set(store.drones) == {drone(1).id} and SqlReader(file).drones(), "nothing else is the worse for it"
+        await store.learn(KNOWN)
+        assert await store.experience() == KNOWN
+
+
+@pytest.mark.parametrize(("form", "other"), [(FORM + 1, "a newer"), (FORM - 1, "an older")])
+async def test_a_document_of_another_program_is_told_apart_from_damage(file: Path, form: int, other: str) -> None:
+    await _put(file, form, b"who knows")
+    said = f"written by {other} provisioner .form {form}, this one reads {FORM}"
+    async with store_at(file) as store:
+        with pytest.raises(ExperienceUnread, match=said):
+            await store.experience()
+
+
+UNFIT = {
+    "text that is none": (replace(KNOWN, seen=frozenset({("\udcff", 1.0)})), ""),
+    "a negative delay": (replace(KNOWN, delays={"topas/a100": Delays(-0.4, 61.0)}), r"delays\.topas/a100\.0: "),
+    "a negative gap": (replace(KNOWN, sites={"topas": SiteExperience(gaps_s=(-1.0,))}), r"sites\.topas\.gaps_s\.0: "),
+    "not a number": (replace(KNOWN, runs={"ann": (1.0, float("nan"))}), r"runs\.ann\.1: "),
+    "without end": (replace(KNOWN, sites={"topas": SiteExperience(run_s=float("inf"))}), r"sites\.topas\.run_s: "),
+}
+
+
+@pytest.mark.parametrize(("experience", "where"), UNFIT.values(), ids=UNFIT)
+async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
+    file: Path, experience: Experience, where: str
+) -> None:
+    async with store_at(file) as store:
+        await store.learn(KNOWN)
+        with pytest.raises(StoreBroken, match=f"a value cannot be recorded .*{where}"):
+            await store.learn(experience)
+        assert await store.experience() == KNOWN
