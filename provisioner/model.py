@@ -574,7 +574,7 @@ class Fault:
     at: float
     of_order: bool = False
     """An order met it, not a look: then a look that succeeds says nothing of it."""
-    late: bool = False
+    accepted: bool = False
     """A drone met it whose order had been accepted: then another order that is accepted says nothing of it either."""
 
 

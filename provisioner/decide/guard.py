@@ -231,7 +231,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
 
 def _by_order(breaker: Breaker) -> bool:
     """Whether an order that is accepted shows that its fault has passed."""
-    return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.late
+    return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.accepted
 
 
 def _cures(snapshot: Snapshot, move: Move, breaker: Breaker) -> bool:
@@ -239,7 +239,7 @@ def _cures(snapshot: Snapshot, move: Move, breaker: Breaker) -> bool:
     was asked for since (one of the same batch may have got the last of it); all else (what starts may fail as it boots)
     by being in the pool."""
     fault, drone = breaker.fault, move.drone
-    if fault is None or not fault.late or drone.state.ended:
+    if fault is None or not fault.accepted or drone.state.ended:
         return False
     before = snapshot.drones.get(drone.id)
     joined = bool(drone.joined_at) and not (before and before.joined_at)
@@ -276,7 +276,7 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
         if told:
             kind = FaultKind(told)
             scope = str(drone.type) if BACKOFF[kind].per_type else drone.site
-            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, late=True)
+            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)
     return found
 
 
@@ -293,7 +293,7 @@ def _hopeless(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault
         if remote is not None and remote.hopeless and remote.blocked:
             scope = str(drone.type) if BACKOFF[remote.blocked].per_type else drone.site
             message = f"{drone.id} waits: {remote.reason}"
-            found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, late=True)
+            found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, accepted=True)
     return found
 
 

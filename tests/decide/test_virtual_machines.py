@@ -130,7 +130,7 @@ def test_a_machine_in_error_is_taken_back_at_once_and_its_type_backs_off(fault: 
 
 
 def probed(fault: FaultKind, *, since: float = NOW - 60) -> Breaker:
-    met = Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, late=True)
+    met = Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, accepted=True)
     return Breaker("cloud/h100", BreakerState.PROBING, since, 2, 0.0, met)
 
 
@@ -156,7 +156,7 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
 
 @pytest.mark.parametrize("fault", [FaultKind.CAPACITY, FaultKind.QUOTA])
 def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: FaultKind) -> None:
-    met = Fault(fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, late=True)
+    met = Fault(fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, accepted=True)
     breaker = Breaker("cloud/h100", BreakerState.BANNED, NOW - 5, 2, NOW + 100, met)
     for age_s, cured in ((30.0, False), (2.0, True)):
         was = drone("kit-ab12-2", S.QUEUED, VM, age_s=age_s)
