@@ -1,4 +1,4 @@
-"""One HTTP exchange with a service of the cloud: bounded in size, without redirects, cookies or a proxy."""
+"""One HTTP exchange with a service of the cloud, and what it said."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Self
 
 import aiohttp
 
 from adapters.openstack_site.faults import complaint
+from adapters.shared import http
 from adapters.shared.printing import printable
 
 LARGEST_ANSWER = 32 * 1024**2
@@ -20,10 +20,6 @@ LARGEST_ANSWER = 32 * 1024**2
 _LONGEST_WORDS = 300
 _ECHO = re.compile(r"\S{64,}")
 """Nova says a value that it refuses once more, and user data hold what a drone joins its pool with."""
-
-
-class TooLong(ValueError):
-    """The answer is longer than anything that we have asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +63,7 @@ class Wire:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        traces = aiohttp.TraceConfig()
-        traces.on_request_headers_sent.append(_note_sent)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._parallel),
-            timeout=aiohttp.ClientTimeout(total=None),  # who asks sets a deadline on the call as a whole
-            headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-            auto_decompress=False,  # a few bytes could become very many
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=[traces],
-            trust_env=False,
-        )
+        self._session = http.session(aiohttp.TCPConnector(limit=self._parallel))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -96,29 +82,13 @@ class Wire:
         trust: ssl.SSLContext | bool,
         sent: list[bool],
     ) -> Answer:
-        """One call and its answer. ``sent`` is added to once something was sent. Raises TooLong, and what aiohttp and
-        asyncio raise."""
+        """One call and its answer; raises and ``sent`` as in :func:`adapters.shared.http.exchange`."""
         assert self._session is not None, "not entered"
-        async with self._session.request(
-            method,
-            url,
-            params=query,
-            json=body,
-            headers=headers,
-            ssl=trust,
-            allow_redirects=False,  # our token is for this one
-            trace_request_ctx=sent,
-        ) as response:
-            raw = bytearray()
-            async for piece in response.content.iter_any():
-                raw += piece
-                if len(raw) > LARGEST_ANSWER:
-                    raise TooLong(f"it says more than {LARGEST_ANSWER // 1024**2} MiB")
-            return _answer(response.status, bytes(raw), {name.lower(): text for name, text in response.headers.items()})
-
-
-async def _note_sent(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx.append(True)
+        session, largest = self._session, LARGEST_ANSWER
+        reply = await http.exchange(
+            session, method, url, query, body=body, headers=headers, trust=trust, sent=sent, largest=largest
+        )
+        return _answer(reply.status, reply.raw, reply.headers)
 
 
 def _answer(status: int, raw: bytes, headers: Mapping[str, str]) -> Answer:

@@ -9,13 +9,13 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
+from adapters.shared import http
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.printing import printable
 from adapters.slurm_site.settings import RestSettings
@@ -83,17 +83,7 @@ class RestLink:
             way, width = await self._over_ssh(settings.ssh), min(_WIDTH, settings.ssh.max_sessions)
         else:
             way, width = _direct(settings), _WIDTH
-        traces = aiohttp.TraceConfig()
-        traces.on_request_headers_sent.append(_note_sent)
-        self._session = await self._stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=_Connector(way, limit=width),
-                timeout=aiohttp.ClientTimeout(total=None),  # a deadline is set on each call as a whole
-                headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[traces],
-            )
-        )
+        self._session = await self._stack.enter_async_context(http.session(_Connector(way, limit=width)))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -227,25 +217,14 @@ class RestLink:
         assert self._session is not None, "not entered"
         url = self._settings.url if self._settings.url.startswith("http") else "http://localhost"
         headers = {"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {}
-        async with self._session.request(
-            method,
-            f"{url.rstrip('/')}/{path}",
-            params=query,
-            json=body,
-            headers=headers,
-            allow_redirects=False,  # our token is for this one
-            trace_request_ctx=sent,
-        ) as response:
-            raw = bytearray()
-            async for piece in response.content.iter_any():
-                raw += piece
-                if len(raw) > LARGEST_ANSWER:
-                    raise TooLong(f"{self.where}: it says more than {LARGEST_ANSWER // 1024**2} MiB of {path}")
-            return _answer(response.status, bytes(raw))
-
-
-async def _note_sent(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx.append(True)
+        where = f"{url.rstrip('/')}/{path}"
+        try:
+            reply = await http.exchange(
+                self._session, method, where, query, body=body, headers=headers, sent=sent, largest=LARGEST_ANSWER
+            )
+        except http.TooLong as error:
+            raise TooLong(f"{self.where}: {error} of {path}") from None
+        return _answer(reply.status, reply.raw)
 
 
 # ----------------------------------------------------------------------------------------------------------- connecting

@@ -1,0 +1,79 @@
+"""One HTTP exchange with a site: bounded in size, without redirects, cookies or a proxy, and it is known what was sent.
+
+Who asks sets a deadline on the call as a whole, and judges the answer.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+
+class TooLong(ValueError):
+    """The answer is longer than anything that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the other side said, as it came."""
+
+    status: int
+    raw: bytes
+    headers: Mapping[str, str] = field(repr=False)
+    """In lower case. One of them may be a token."""
+
+
+def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """Of ``connector``, which it owns and closes. Nothing of the environment and of earlier answers goes along."""
+    traces = aiohttp.TraceConfig()
+    traces.on_request_headers_sent.append(_note_sent)
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+        auto_decompress=False,  # a few bytes could become very many
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trace_configs=[traces],
+        trust_env=False,
+    )
+
+
+async def exchange(
+    to: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    query: Sequence[tuple[str, str]] = (),
+    *,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str],
+    trust: ssl.SSLContext | bool = True,
+    sent: list[bool],
+    largest: int,
+) -> Reply:
+    """One call by a session made here, and its answer of at most ``largest`` bytes. ``sent`` is added to once anything
+    was sent: without that a call that failed has done nothing. Raises TooLong, and what aiohttp and asyncio raise."""
+    async with to.request(
+        method,
+        url,
+        params=query,
+        json=body,
+        headers=headers,
+        ssl=trust,
+        allow_redirects=False,  # our token is for this one
+        trace_request_ctx=sent,
+    ) as response:
+        raw = bytearray()
+        async for piece in response.content.iter_any():
+            raw += piece
+            if len(raw) > largest:
+                raise TooLong(f"it says more than {largest // 1024**2} MiB")
+        return Reply(response.status, bytes(raw), {name.lower(): text for name, text in response.headers.items()})
+
+
+async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    context.trace_request_ctx.append(True)
