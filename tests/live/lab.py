@@ -490,10 +490,17 @@ class Pool:
 
         def gone() -> bool:
             late = time.monotonic() >= began + force_after_s
+            refused: list[str] = []
             for force in ((), ("-forcex",)) if late else ((),):
-                with suppress(LabError):  # there may be none (removed already), or a schedd without time for us
+                try:
                     self.run("condor_rm", *force, *which, identity=identity)
-            return not self.jobs()
+                except LabError as error:  # there may be none (removed already), or a schedd without time for us
+                    refused.append(str(error))
+            if left := self.jobs():
+                known = ("ClusterId", "ProcId", "JobStatus", "RemoteHost", "ShadowBday", "HoldReason", "RemoveReason")
+                ads = [{key: ad[key] for key in known if key in ad} for ad in left]
+                raise LabError(f"{ads}; condor_rm said {refused}; the schedd: {self.log('SchedLog', 15)}")
+            return True
 
         until(gone, what="the queue is empty", every_s=0.5)
 
