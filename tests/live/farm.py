@@ -73,5 +73,5 @@ def farm_of(condor: Condor, more: str = "") -> Iterator[Pool]:
 
 def clear(pool: Pool, controller: str) -> None:
     """End all drones of a controller, those too that are kept to be listed."""
-    pool.empty("-constraint", "DroneId isnt undefined", identity="alice")
+    pool.empty("-constraint", "DroneId isnt undefined")
     until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={controller}"), 30, what="no drone is left")
