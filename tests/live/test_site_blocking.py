@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(840)
 
 A100, V100 = "topas-a100-1.test", "topas-v100-1.test"
 # A claim whose job was removed in the moment of the match is known to the node alone, and given back at the end of its
-# lease: a minute here, half an hour elsewhere.
+# lease: a minute here, 6 times 300 s by HTCondor's defaults.
 FORGOTTEN_CLAIMS = "ALIVE_INTERVAL = 10\nMAX_CLAIM_ALIVES_MISSED = 6\n"
 NODE = """
 NUM_CPUS = 192
