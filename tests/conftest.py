@@ -33,6 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test was tried again: what fails now and then is otherwise never seen to the bottom of."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.write_sep("-", f"tried again: {report.nodeid}")
+        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
+
+
 @dataclass(frozen=True)
 class Played:
     """A demo that is over: where it was, and what it printed."""

@@ -522,13 +522,17 @@ class Pool:
     def forget(self, which: str) -> None:
         """Have the collector drop slot ads. A drone that was killed leaves its own behind, seen more with 25.14: the
         next job would be sent there, and the next test might take it for its own."""
-        file = self.dir / "jobs" / "forget.ad"
+        file = self.file("forget.ad")
         file.write_text(f'MyType = "Query"\nTargetType = "Machine"\nRequirements = {which}\n')
         file.chmod(0o644)
         self.run("condor_advertise", "-tcp", "INVALIDATE_STARTD_ADS", str(file), identity="condor")
 
+    def file(self, name: str) -> Path:
+        """Where jobs and a test leave word for each other; what an earlier try of the test left is elsewhere."""
+        return self.dir / "jobs" / own(name)
+
     def submit(self, text: str, identity: str = "alice") -> int:
-        """Submit a description; its cluster. Files of a job are in ``pool.dir / "jobs"``."""
+        """Submit a description; its cluster. What a job prints is in ``pool.dir / "jobs"``."""
         out = self.run("condor_submit", "-terse", "-", identity=identity, stdin=text)
         return int(out.split()[-1].partition(".")[0])
 

@@ -82,8 +82,8 @@ def busy(pool: Pool, drone: DroneProcess, text: str) -> int:
 
 def told_job(pool: Pool, name: str, needs_s: int) -> tuple[str, Path]:
     """A job that writes down that it began, that it got SIGTERM, each second after that, and that it left by itself."""
-    diary = pool.dir / "jobs" / f"{name}.diary"
-    program = pool.dir / "jobs" / f"{name}.sh"
+    diary = pool.file(f"{name}.diary")
+    program = pool.file(f"{name}.sh")
     program.write_text(
         f"""#!/bin/sh
 exec >>{diary}
@@ -194,7 +194,7 @@ def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool,
     kept = {"DRONE_KEPT_CPUS": "2", "DRONE_KEPT_MEMORY_MIB": "256", "DRONE_KEPT_DISK_MIB": "100"}
     drone = drone_on(pool, "blocks-1", env={**four, **kept, "DRONE_MEMORY_MIB": "1280"})
     joined(pool, drone)
-    enough = pool.dir / "jobs" / "blocks-1.enough"
+    enough = pool.file("blocks-1.enough")
     # 5 CPUs would be left for 3 GPUs; the startd would give 640 MiB; 74 MiB of disk would be left
     asked = ({"cpus": 3}, {"memory_mib": 513}, {"more": "request_disk = 950MB"})
     greedy = [pool.submit(gpu_job(until_there=enough, **each)) for each in asked]  # type: ignore[arg-type]
@@ -415,7 +415,7 @@ def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(pool: Pool, d
     check = b"#!/bin/sh\n[ ! -e $DRONE_DIR/ill ] || { echo fever; exit 1; }\n"
     drone = drone_on(pool, "ill-1", env={"DRONE_CHECK_S": "1"}, files={"checks/health": check})
     assert until(lambda: joined(pool, drone).get("DroneHealthy") is True, what="the slot says that it is well")
-    enough = pool.dir / "jobs" / "ill-1.enough"
+    enough = pool.file("ill-1.enough")
     first = busy(pool, drone, gpu_job(until_there=enough))
     (drone.dir / "ill").touch()
     assert until(lambda: joined(pool, drone).get("DroneHealthy") is False, what="the slot says that it is ill")

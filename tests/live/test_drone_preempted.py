@@ -54,7 +54,7 @@ class Payload:
 def payload(pool: Pool, name: str, drones: list[str], needs_s: float, file_mib: int = 0) -> Payload:
     """Submit a job for some drones. When told to leave it takes ``needs_s`` to save how far it has counted in a file
     that goes home, with ``file_mib`` beside it; started again it counts on from there."""
-    diary, program = (pool.dir / "jobs" / f"{name}.{kind}" for kind in ("diary", "sh"))
+    diary, program = (pool.file(f"{name}.{kind}") for kind in ("diary", "sh"))
     program.write_text(
         f"""#!/bin/sh
 say() {{ echo "$(date +%s.%N) $*" >>{diary}; }}
@@ -97,7 +97,7 @@ def test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere(
     overlay_pool: Pool, drone_on: StartDrone, grace_s: int
 ) -> None:
     names = [f"grace-{grace_s}-{n}" for n in (1, 2)]
-    job = payload(overlay_pool, f"grace-{grace_s}", names, needs_s=grace_s // 2, file_mib=20)
+    job = payload(overlay_pool, f"grace-{grace_s}", names, needs_s=grace_s - 6, file_mib=20)
     try:
         drone = drone_on(names[0], DRONE_GRACE_S=str(grace_s))
         until(job.lines, 60, what="the job counts")
@@ -125,6 +125,7 @@ def test_a_job_that_needs_longer_is_ended_and_its_pool_knows_at_once(overlay_poo
         drone.send(signal.SIGTERM)
         assert drone.wait(12) == 0, "it must be gone before the site kills it"
         assert " told" in job.lines()[-1], "it had its notice, and did not get to the end of its work"
+        assert drone.outcome["jobs_started"] == "1", drone.outcome
         assert until(lambda: overlay_pool.statuses(job.cluster) == [1], 20, what="the pool has it back")
         (ad,) = overlay_pool.jobs(job.cluster)
         assert drone.id in str(ad["LastRemoteHost"]) and "JobDisconnectedDate" not in ad, "told, not missed by a lease"

@@ -80,7 +80,7 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
     """Whoever has a drone's token can advertise what he likes, and whoever may submit can write what he likes."""
     pool, controller = lab
     controller.start()
-    canary = pool.dir / "jobs" / "canary"
+    canary = pool.file("canary")
     shell = f"touch {canary}"
     forged = {
         "x; rm -rf /": "",
@@ -92,7 +92,7 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
 
     def advertise() -> None:
         for at, (drone, more) in enumerate(forged.items()):
-            file = pool.dir / "jobs" / f"forged-{at}.ad"
+            file = pool.file(f"forged-{at}.ad")
             text = FORGED.format(name=f"slot{at}@x; {shell}; `{shell}`@$({shell})", drone=drone, more=more)
             file.write_bytes(text.encode(errors="surrogateescape"))
             file.chmod(0o644)
@@ -134,7 +134,7 @@ def test_a_killed_controller_finds_its_drones_again(lab: tuple[Pool, LabControll
     pool, controller = lab
     controller.idle_s = 600
     controller.start()
-    flag = pool.dir / "jobs" / "enough"
+    flag = pool.file("enough")
     job = pool.submit(gpu_job(n=2, until_there=flag))
     until(lambda: pool.statuses(job) == [2, 2], 120, what="two jobs run")
     until(lambda: controller.states() == {"busy": 2}, 60, what="and the controller knows")

@@ -372,9 +372,8 @@ async def test_hostile_ads_are_notices_at_most(overlay_pool: Pool, tmp_path: Pat
         f'GPUs_DeviceName = "{"y" * 1_000_000}"\nSiteName = "lab"\nDroneType = "a100"\n',
         "latin": 'DroneId = "kit-latin"\nSiteName = "K\udcf6ln"\nGPUs_DeviceName = "\udcff\udcfe"\n',
     }
-    spot = overlay_pool.dir / "jobs"
     for at, (name, text) in enumerate(ads.items()):
-        file = spot / f"{name}.ad"
+        file = overlay_pool.file(f"{name}.ad")
         file.write_bytes((HOSTILE.replace("slot1", f"slot{at}") + text).encode(errors="surrogateescape"))
         file.chmod(0o644)
         overlay_pool.run("condor_advertise", "-tcp", "UPDATE_STARTD_AD", str(file), identity="drone")
@@ -424,7 +423,7 @@ async def test_peaceful_lets_the_job_end_and_resume_takes_it_back(
     async with overlay_on(overlay_pool) as overlay:
         look = partial(overlay.look, [A100])
         with a_drone(overlay_pool) as process:
-            first, second = (overlay_pool.dir / "jobs" / f"peaceful-{n}" for n in (1, 2))
+            first, second = (overlay_pool.file(f"peaceful-{n}") for n in (1, 2))
             cluster = queue(gpu_job(until_there=first))
             await eventually(look, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
             assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE

@@ -78,7 +78,7 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[str]
 
 async def test_whose_jobs_run_and_what_share_they_want(new_pool: Callable[[str], Pool]) -> None:
     pool = new_pool("")
-    enough = pool.dir / "jobs" / "enough"
+    enough = pool.file("enough")
     small = "+GpuMilli = 200\n+GpuDuty = 0.12\n+GpuWidth = 0.5\naccounting_group = group_a"
     process = start_drone(pool, ONE, drone.script("condor_drone.sh"))
     try:
@@ -112,7 +112,7 @@ async def test_whose_jobs_run_and_what_share_they_want(new_pool: Callable[[str],
 @pytest.mark.parametrize("trouble", ["none is kept", "it never ends"])
 async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str], Pool], trouble: str) -> None:
     pool = new_pool("HISTORY =\n" if trouble == "none is kept" else "HISTORY_HELPER = $(LOCAL_DIR)/jobs/slow\n")
-    slow = pool.dir / "jobs" / "slow"
+    slow = pool.file("slow")
     slow.write_text("#!/bin/sh\nexec sleep 300\n")
     slow.chmod(0o755)
     pool.account.give(slow)

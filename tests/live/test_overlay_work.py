@@ -52,10 +52,10 @@ class Job:
 
     @property
     def diary(self) -> Path:
-        return self.pool.dir / "jobs" / f"{self.name}.diary"
+        return self.pool.file(f"{self.name}.diary")
 
     def submit(self) -> None:
-        program = self.diary.with_suffix(".sh")
+        program = self.pool.file(f"{self.name}.sh")
         does, more = BODIES[self.body]
         program.write_text(f'#!/bin/sh\nsay() {{ echo "$(date +%s.%N) $*" >>{self.diary}; }}\nsay began\n{does}\n')
         program.chmod(0o755)
@@ -170,7 +170,7 @@ async def test_jobs_that_want_no_gpu_count_by_their_cpus(overlay_pool: Pool) -> 
     cpu = {"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0", "DRONE_CPUS": "4", "DRONE_GPU_SIMULATE": ""}
     name = DroneId(own("kit-cpus"))
     process = start_drone(overlay_pool, name, drone.script("condor_drone.sh"), env=cpu)
-    enough = overlay_pool.dir / "jobs" / "cpus.enough"
+    enough = overlay_pool.file("cpus.enough")
     text = gpu_job(cpus=3, until_there=enough).replace("request_gpus = 1\n", "")
     cluster = overlay_pool.submit(text)
     try:

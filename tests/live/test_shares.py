@@ -64,7 +64,7 @@ def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[P
     pool, controller = lab
     needs_shares(pool)
     controller.sites = (QUARTERS,)
-    flag = pool.dir / "jobs" / "enough"
+    flag = pool.file("enough")
     small = pool.submit(gpu_job(n=4, until_there=flag, memory_mib=100, more=A_QUARTER))
     whole, third = pool.submit(gpu_job()), pool.submit(gpu_job(more="+GpuMilli = 300"))
     large = pool.submit(gpu_job(more=f"{A_QUARTER}\ngpus_minimum_memory = 12000"))

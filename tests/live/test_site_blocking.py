@@ -224,10 +224,10 @@ def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: C
 
 def test_the_owners_job_takes_a_drones_slot_after_notice_and_grace(empty: Pool) -> None:
     """The drones trap SIGTERM, say so, and stay: the site kills them when their grace is over."""
-    told = empty.dir / "jobs" / "told"
+    told = empty.file("told")
     stubborn = f"trap 'echo TERM >>{told}' TERM; while :; do sleep 0.2; done"
     text = drones(8, more=at(A100)).replace("executable = /bin/sleep", "executable = /bin/sh")
-    script = empty.dir / "jobs" / "stubborn.sh"
+    script = empty.file("stubborn.sh")
     script.write_text(stubborn)
     script.chmod(0o755)
     those = empty.submit(text.replace("arguments = 600", f"arguments = {script}"))

@@ -57,7 +57,7 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
         assert cpus < 64 + 4 or memory_mib < 8 * 20 * 1024 + 100 * 1024, "and all of that"
 
         lab.controller.start()
-        jobs = lab.overlay.submit(gpu_job(n=8, until_there=lab.overlay.dir / "jobs" / "enough"))
+        jobs = lab.overlay.submit(gpu_job(n=8, until_there=lab.overlay.file("enough")))
         until(lambda: lab.overlay.statuses(jobs) == [2] * 8, 150, what="eight drones, eight jobs", every_s=0.5)
         assert lab.drones_at() == {"node1": 8}
         assert Counter(d["state"] for d in lab.controller.drones()).keys() <= {"idle", "busy"}, "none had to leave"
@@ -72,7 +72,7 @@ def test_cpu_drones_use_the_rest_and_never_the_reserve(newest_condor: Condor) ->
         lab.controller.sites = (TopasSite(lab.site, lab.etp, types=GPU_TYPE + CPU_TYPE, blocking=BLOCKING),)
         lab.controller.idle_s = 120
         lab.controller.start()
-        enough = lab.overlay.dir / "jobs" / "enough"
+        enough = lab.overlay.file("enough")
         cpu_job = gpu_job(n=30, cpus=1, until_there=enough).replace("request_gpus = 1\n", "")
         cpu = lab.overlay.submit(cpu_job)
         until(lambda: lab.overlay.statuses(cpu).count(2) == 16, 120, what="two CPU drones are full", every_s=0.5)

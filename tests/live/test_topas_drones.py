@@ -14,7 +14,7 @@ def test_eight_free_gpus_get_eight_drones_and_nothing_queues(newest_condor: Cond
     with topas_lab(newest_condor) as lab:
         lab.controller.idle_s = 60
         lab.controller.start()
-        enough = lab.overlay.dir / "jobs" / "enough"
+        enough = lab.overlay.file("enough")
         jobs = lab.overlay.submit(gpu_job(n=12, until_there=enough))
         until(lambda: sorted(lab.overlay.statuses(jobs)) == [1] * 4 + [2] * 8, 150, what="eight jobs run, four wait")
         until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)

@@ -39,8 +39,8 @@ class Diary:
     """What a payload wrote down itself, with times."""
 
     def __init__(self, pool: Pool, name: str, program: str, **more: object) -> None:
-        self.file = pool.dir / "jobs" / f"{name}.diary"
-        self.script = pool.dir / "jobs" / f"{name}.sh"
+        self.file = pool.file(f"{name}.diary")
+        self.script = pool.file(f"{name}.sh")
         self.script.write_text("#!/bin/sh\n" + program.format(diary=self.file, **more))
         self.script.chmod(0o755)
         pool.account.give(self.script)
@@ -86,7 +86,7 @@ def touch(file: Path) -> None:
 
 def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> None:
     with topas_lab(newest_condor, (TWO_GPUS,)) as lab:
-        enough = lab.overlay.dir / "jobs" / "enough"
+        enough = lab.overlay.file("enough")
         computes = Diary(lab.overlay, "computes", COMPUTES)
         counts = Diary(lab.overlay, "counts", COUNTS, enough=enough)
         lab.controller.idle_s = 60

@@ -75,16 +75,16 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         lab.controller.sites = (TopasSite(lab.site, lab.etp, ask_first=ask),)
         lab.controller.idle_s = 60
         lab.controller.start()
-        jobs_dir = lab.overlay.dir / "jobs"
+        long_done, short_done = lab.overlay.file("long"), lab.overlay.file("short")
         alone_s = flocking_s(lab)
-        long = lab.overlay.submit(gpu_job(n=5, until_there=jobs_dir / "long"))
-        short = lab.overlay.submit(gpu_job(n=3, until_there=jobs_dir / "short"))
+        long = lab.overlay.submit(gpu_job(n=5, until_there=long_done))
+        short = lab.overlay.submit(gpu_job(n=3, until_there=short_done))
         until(lambda: len(carriers(lab.overlay, long)) == 5 and len(carriers(lab.overlay, short)) == 3, 150,
               what="eight jobs in eight drones", every_s=0.3)  # fmt: skip
         least = carriers(lab.overlay, short)
-        touch(jobs_dir / "short")
+        touch(short_done)
         until(lambda: not lab.overlay.jobs(short), 60, what="three jobs done", every_s=0.3)
-        late = lab.overlay.submit(gpu_job(n=3, until_there=jobs_dir / "long"))
+        late = lab.overlay.submit(gpu_job(n=3, until_there=long_done))
         until(lambda: carriers(lab.overlay, late) == least, 60, what="others in their place", every_s=0.3)
         until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)
         lab.controller.ticks(2)
@@ -108,7 +108,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         [site] = lab.controller.json("sites")["items"]
         assert (site["breaker"], site["failures"]) == ("active", 0), site
 
-        touch(jobs_dir / "long")
+        touch(long_done)
         until(lambda: not lab.overlay.jobs(long) and not lab.overlay.jobs(late), 120, what="all done", every_s=0.5)
         ended = [*lab.overlay.history(long), *lab.overlay.history(late)]
         assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, "three began anew, elsewhere"
@@ -130,7 +130,7 @@ def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
     with topas_lab(newest_condor, TWO) as lab:
         lab.controller.idle_s = 60
         lab.controller.start()
-        jobs = lab.overlay.submit(gpu_job(n=16, until_there=lab.overlay.dir / "jobs" / "enough"))
+        jobs = lab.overlay.submit(gpu_job(n=16, until_there=lab.overlay.file("enough")))
         until(lambda: lab.overlay.statuses(jobs) == [2] * 16, 240, what="sixteen jobs run", every_s=0.5)
         until(lambda: lab.controller.states() == {"busy": 16}, 60, what="and the controller knows", every_s=0.5)
         assert lab.drones_at() == {"node1": 8, "node2": 8}
@@ -143,7 +143,7 @@ def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
         left = [nodes[d["id"]] for d in lab.controller.drones() if d["state"] == "preempted"]
         host = {node_of(ad) for ad in lab.etp.jobs(large)} or {left[0].partition(".")[0]}
         assert {node.partition(".")[0] for node in left} == host, "all on the node where it runs"
-        touch(lab.overlay.dir / "jobs" / "enough")
+        touch(lab.overlay.file("enough"))
         until(lambda: not lab.overlay.jobs(jobs), 120, what="all done", every_s=0.5)
 
 
