@@ -151,7 +151,7 @@ rest() {
 }
 
 # ------------------------------------------------------------------------------------------------------------ the end
-guard='' mps='' leaving='' leave_by=0
+guard='' mps='' leaving='' leave_by=0 jobs_begun=0
 asked=''                           # TERM or QUIT once we are told to leave
 trap 'asked=TERM' TERM HUP
 trap 'asked=QUIT' INT QUIT
@@ -178,6 +178,7 @@ finish() {
     while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
     ended=$(jobs_ended)
     started=$((ended + $(jobs_running)))
+    [ $started -ge $jobs_begun ] || started=$jobs_begun      # a startd that was killed has not written down its last job
     chmod -R u+rwx "$D" 2>/dev/null
     rm -rf "$D" extra.conf checks 2>/dev/null
     case $DRONE_TOKEN_FILE in /*) ;; *) rm -f "$DRONE_TOKEN_FILE" ;; esac
@@ -529,6 +530,7 @@ last_words() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LO
 leave() {
     [ "$leaving" != QUIT ] || return
     leaving=$1 leave_code=$2 leave_reason=$3 leave_why=$4
+    jobs_begun=$(($(jobs_ended) + $(jobs_running)))
     say "leaves: $3: $4"
     case $1 in
         TERM)
