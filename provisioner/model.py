@@ -193,6 +193,10 @@ class Slot:
     """Whose jobs run in it; empty if none runs, if they are of several, or if not told."""
     begun_at: float = 0.0
     """When the job that began first of those that run now began; 0 if none runs or not told."""
+    job_gpu_milli: int = 0
+    """What its job asks for, as its class does; with its CPUs and MiB below. 0 if none or several run, or not told."""
+    job_cpus: int = 0
+    job_memory_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,6 +530,9 @@ class Drone:
     """GPU-seconds (of a CPU drone: CPU-seconds) of jobs' work that its end has cost; known once it has ended, and
     by ``lost_jobs`` evictions or, where the queue told none, by the work of its slot."""
     lost_jobs: int = 0
+    avoids: str = ""
+    """Users whose jobs it does not take, with commas between: they would lose too much before an owner
+    (:mod:`provisioner.decide.avoids`)."""
 
     @property
     def site(self) -> str:
@@ -934,6 +941,8 @@ class StartOrder:
     kept_s: float = 0.0
     uses_reserve: bool = False
     """It may stand on what is kept for GPUs; the site's own blocking must let it."""
+    avoids: str = ""
+    """Users whose jobs it must not take, with commas between; each of letters, digits and ``._@-``."""
 
 
 @dataclass(frozen=True, slots=True)

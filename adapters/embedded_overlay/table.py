@@ -86,6 +86,8 @@ class Offer:
     """It has GPUs: what is beside them is for jobs that want some. Without, it takes only those that want none."""
     each_milli: int = 1000
     """Where its GPUs are offered in shares: what each is of one."""
+    avoids: str = ""
+    """Users whose jobs it does not take, with commas between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ _FITS = """
         * CASE WHEN :each_milli < 1000 THEN max(1, (gpu_milli + :each_milli - 1) / :each_milli) ELSE 1 END
     AND capability <= :capability AND gpu_model IN ('', :gpu_model)
     AND walltime_s <= :life_s
+    AND (:avoids = '' OR owner = '' OR instr(',' || :avoids || ',', ',' || owner || ',') = 0)
 """
 
 

@@ -42,6 +42,8 @@ class Terms:
     max_lost: int
     check: tuple[str, ...]
     check_deadline_s: float
+    avoids: str
+    """Users whose jobs it does not take, with commas between."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Terms:
@@ -71,6 +73,7 @@ class Terms:
                 max_lost=int(env["EMBEDDED_MAX_LOST"]),
                 check=tuple(json.loads(env["EMBEDDED_CHECK"])),
                 check_deadline_s=float(env["EMBEDDED_CHECK_DEADLINE_S"]),
+                avoids=env.get("EMBEDDED_AVOIDS", ""),
             )
         except KeyError as error:
             raise BadTerms(f"{error.args[0]} is not set") from None

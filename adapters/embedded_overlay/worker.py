@@ -195,6 +195,7 @@ class Worker:
             submitted_before=_last_negotiation(time.time(), terms.negotiation_s),
             for_gpus=terms.gpu_milli > 0,
             each_milli=1000 // terms.shares,
+            avoids=terms.avoids,
         )
 
     def _reap(self) -> None:

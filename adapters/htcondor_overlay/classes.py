@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import classad2
 
@@ -165,13 +165,12 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
     idle = [g for g in groups if g.status == IDLE]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
-    gpu_milli, invalid = gpus_asked(ad)
-    least = bounds(ad)
+    size, least = size_asked(ad), bounds(ad)
     return JobClass(
         id=class_id,
-        gpu_milli=gpu_milli,
-        cpus=whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1,
-        memory_mib=whole(ad, "RequestMemory"),
+        gpu_milli=size.gpu_milli,
+        cpus=size.cpus,
+        memory_mib=size.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
         vram_mib=math.ceil(least.get("globalmemorymb", 0)),
         capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
@@ -184,7 +183,7 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
-        invalid=invalid or _undefined(ad),
+        invalid=gpus_asked(ad)[1] or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,
@@ -192,6 +191,19 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
     )
+
+
+class Size(NamedTuple):
+    """What a job asks for, by which its run time is known: GPUs in thousandths, CPUs, MiB."""
+
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+
+
+def size_asked(ad: Ad) -> Size:
+    cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
+    return Size(gpus_asked(ad)[0], cpus, whole(ad, "RequestMemory"))
 
 
 def gpus_asked(ad: Ad) -> tuple[int, str]:

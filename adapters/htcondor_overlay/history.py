@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import htcondor2
 
-from adapters.htcondor_overlay.classes import bounds, gpus_asked, walltime
+from adapters.htcondor_overlay.classes import bounds, size_asked, walltime
 from adapters.htcondor_overlay.pool import Queue, ahead
 from adapters.htcondor_overlay.work import TOLD_S, drone_named
 from adapters.shared.htcondor import clock
-from adapters.shared.htcondor.ads import Ad, moment, number, source, text, whole
+from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.printing import printable
 from provisioner.model import Completion
@@ -152,16 +152,15 @@ def completion(
     began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of a run before where this one never told
     if not ended or not 0 < began <= ended:
         return None
-    gpu_milli, _ = gpus_asked(ad)
-    least = bounds(ad)
+    size, least = size_asked(ad), bounds(ad)
     return Completion(
         job_id=f"{printable(schedd, 120)}#{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
         ended_at=to_our_clock(ended),
         submitted_at=to_our_clock(moment(ad, "QDate") or began),
         run_s=ended - began,
-        gpu_milli=gpu_milli,
-        cpus=whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1,
-        memory_mib=whole(ad, "RequestMemory"),
+        gpu_milli=size.gpu_milli,
+        cpus=size.cpus,
+        memory_mib=size.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
         vram_mib=math.ceil(least.get("globalmemorymb", 0)),
         capability=math.ceil(round(least.get("capability", 0) * 10, 6)),

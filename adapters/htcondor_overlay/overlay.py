@@ -118,6 +118,7 @@ class HTCondorOverlay:
             "DRONE_TOKEN_FILE": "token",
             "DRONE_KEPT_VRAM_MIB": str(order.kept_vram_mib),
             "DRONE_KEPT_S": str(round(order.kept_s)),
+            "DRONE_AVOIDS": order.avoids,
         }
         if self._config.condor_prefix:
             env["CONDOR_PREFIX"] = self._config.condor_prefix

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import classad2
 
+from adapters.htcondor_overlay.classes import Size, size_asked
 from adapters.htcondor_overlay.slots import DRONE_ID
 from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, Slot
@@ -19,9 +20,12 @@ PROJECTION = [
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "RemoteHost", "LastRemoteHost", "JobCurrentStartDate",
     "JobCurrentStartExecutingDate", "JobLastStartDate", "LastVacateTime", "JobDisconnectedDate", "LastJobLeaseRenewal",
     "LastCkptTime", "TransferOutStarted", "TransferOutFinished", "LastHoldReasonCode", "RequestGPUs",
-    "GPUsProvisioned", "RequestCpus", "CpusProvisioned", "GpuMilli", "Owner",
+    "GPUsProvisioned", "RequestCpus", "CpusProvisioned", "GpuMilli", "Owner", "RequestMemory", "MemoryUsage",
+    "ResidentSetSize", "ImageSize", "DiskUsage",
 ]  # fmt: skip
+"""The last four are what requests that were left to the schedd refer to."""
 
+NO_SIZE = Size(0, 0, 0)
 IDLE = 1
 RUNS = frozenset({2, 6, 7})
 """JobStatus of a job in a slot: running, transferring output, suspended."""
@@ -52,6 +56,7 @@ class Run:
     begun_at: float = 0.0
     """Its start there, by our clock."""
     owner: str = ""
+    asks: Size = NO_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,16 @@ class Work:
 def _at_work(slot: Slot, runs: list[Run]) -> Slot:
     total = sum(run.gpu_milli for run in runs)
     owners = {run.owner for run in runs}
+    asks = runs[0].asks if len(runs) == 1 else NO_SIZE
     return replace(
         slot,
         work_gpu_milli=total,
         work_at=sum(run.gpu_milli * run.since for run in runs) / total,
         owner=owners.pop() if len(owners) == 1 else "",
         begun_at=min(run.begun_at for run in runs),
+        job_gpu_milli=asks.gpu_milli,
+        job_cpus=asks.cpus,
+        job_memory_mib=asks.memory_mib,
     )
 
 
@@ -103,7 +112,8 @@ def work(
             since, begun_at = (
                 min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
             )
-            runs.append(Run(drone_id, _milli(ad, device_milli.get(drone_id)), since, begun_at, text(ad, "Owner", 80)))
+            milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
+            runs.append(Run(drone_id, milli, since, begun_at, owner, size_asked(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
     return Work(tuple(runs), tuple(evictions))

@@ -11,6 +11,7 @@ from provisioner.model import Drone
 
 _TITLES = {
     "id": "drone", "type": "type", "state": "state", "for_class": "started for class", "remote_id": "id at the site",
+    "avoids": "takes no jobs of",
     "node": "node", "site_slot": "slot at the site", "slot": "slot in the pool",
     "gpu_milli": "gpus", "jobs": "jobs now", "jobs_started": "jobs so far", "leaving": "will end as",
     "requested_at": "asked for", "submitted_at": "taken by the site", "started_at": "started",

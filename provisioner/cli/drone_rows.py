@@ -98,6 +98,7 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
         whole("gpu_milli", attrgetter("gpu_milli"), "Thousandths of a GPU.", level=1, head="GPUS", show=say.gpus),
         text("for_class", attrgetter("for_class"), "Job class that it was started for.", level=1, head="CLASS",
              least=6),
+        text("avoids", attrgetter("avoids"), "Users whose jobs it does not take.", level=2),
         text("remote_id", attrgetter("remote_id"), "The site's id.", level=0, head="REMOTE", least=8, tail=True),
         Column[Drone]("node", attrgetter("node"), "Node that it runs on, as the site names it; empty: not told.",
                       level=0, least=8, tail=True, spare=1, show=lambda x: short(x.node)),

@@ -245,6 +245,8 @@ def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[str]:
             or job.memory_mib > kind.memory_mib
         ):
             yield f"{start.drone.id} of {kind.key} cannot run class {job.id}"
+        if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
+            yield f"{start.drone.id} is started for class {job.id} and avoids its user"
         reading = snapshot.sites.get(start.drone.site)
         down_at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)

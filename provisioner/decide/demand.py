@@ -9,6 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from provisioner.decide.avoids import is_avoided
 from provisioner.decide.fit import jobs_in, left, need_of, whole
 from provisioner.decide.lifetime import DOWNTIME_MARGIN_S, ENDLESS, downtime_at
 from provisioner.decide.scene import Scene
@@ -29,12 +30,16 @@ class Bin:
     """Not in the pool yet."""
     late: bool = False
     """They start only after a while (:mod:`provisioner.decide.late`)."""
+    avoids: str = ""
+    """Users whose jobs they do not take, as on their records."""
     held: dict[Suited, int] = field(default_factory=dict)
     """What :meth:`holds` found, by shape."""
 
     def holds(self, job: JobClass, suited: Suited, now: float) -> int:
         """Jobs of the class that one of these drones can still take. Remaining life counts: a drone about to leave is
         no supply for a long job (field notes, B 4)."""
+        if self.avoids and is_avoided(job.owner, self.avoids):
+            return 0
         found = self.held.get(suited)
         if found is None:
             too_long = job.walltime_s and now + job.walltime_s > self.ends_at
@@ -53,16 +58,16 @@ class Bin:
     def less(self, job: JobClass, jobs: int, count: int) -> Bin:
         """``count`` of these drones with ``jobs`` more jobs in each."""
         room = self.room.plus(need_of(job, self.kind), -jobs)
-        return Bin(self.kind, room, count, self.ends_at, self.on_the_way, self.late)
+        return Bin(self.kind, room, count, self.ends_at, self.on_the_way, self.late, self.avoids)
 
     @property
     def full(self) -> bool:
         return self.room.gpu_milli <= 0 if self.kind.gpu_milli else self.room.cpus <= 0
 
 
-def empty(kind: DroneType, count: int, ends_at: float) -> Bin:
+def empty(kind: DroneType, count: int, ends_at: float, avoids: str = "") -> Bin:
     """``count`` drones of a type on their way, with nothing in them."""
-    return Bin(kind, whole(kind), count, ends_at, on_the_way=True)
+    return Bin(kind, whole(kind), count, ends_at, on_the_way=True, avoids=avoids)
 
 
 class Taken(NamedTuple):
@@ -93,14 +98,14 @@ class Ledger:
     def of(cls, scene: Scene) -> Ledger:
         """What the drones on record can still take. Those asked to leave take nothing."""
         ledger = cls(scene.now)
-        groups: dict[tuple[TypeKey, Space, float, bool, bool], int] = {}
+        groups: dict[tuple[TypeKey, Space, float, bool, bool, str], int] = {}
         for drone in scene.unsettled.values():
             room = _room(scene, drone)
             if room is not None:
-                key = (drone.type, *room, drone.id in scene.late)
+                key = (drone.type, *room, drone.id in scene.late, drone.avoids)
                 groups[key] = groups.get(key, 0) + 1
-        for (key_of_type, space, ends_at, on_the_way, late), count in groups.items():
-            ledger.add(key_of_type, Bin(scene.types[key_of_type], space, count, ends_at, on_the_way, late))
+        for (key_of_type, space, ends_at, on_the_way, late, avoids), count in groups.items():
+            ledger.add(key_of_type, Bin(scene.types[key_of_type], space, count, ends_at, on_the_way, late, avoids))
         return ledger
 
     def add(self, kind: TypeKey, more: Bin) -> None:

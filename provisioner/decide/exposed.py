@@ -14,6 +14,7 @@ from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
+from provisioner.decide.avoids import is_avoided
 from provisioner.decide.risk import accepted, free_milli, lost, runs_of, waited
 from provisioner.decide.scene import Scene
 from provisioner.decide.shapes import Suited
@@ -63,7 +64,10 @@ class Exposure:
         return {
             drone.id: Exposed(site, loss(head), limit)
             for drone, head in zip(line.drones[:safe], line.heads_milli, strict=False)
-            if drone.joined_at and not drone.notice_at and drone.type in suited.places
+            if drone.joined_at
+            and not drone.notice_at
+            and drone.type in suited.places
+            and not is_avoided(job.owner, drone.avoids)
         }
 
     def _next_in_line(self) -> Mapping[str, JobClass]:

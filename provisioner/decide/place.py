@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from provisioner.decide import fit, warm
+from provisioner.decide.avoids import Avoiding
 from provisioner.decide.demand import NONE_TAKEN, Ledger, Taken, empty
 from provisioner.decide.exposed import Exposure
 from provisioner.decide.fairness import Shares
@@ -111,6 +112,10 @@ class Turns:
     def risk(self) -> Risk:
         return Risk.of(self.scene)
 
+    @cached_property
+    def avoiding(self) -> Avoiding:
+        return Avoiding(self.scene, self.risk, self._safer)
+
     def serve(self, job: JobClass, suited: Suited) -> None:
         """Give jobs of a class what their group is entitled to."""
         if job.fresh:
@@ -200,13 +205,14 @@ class Turns:
         if is_virtual(job.id):  # a warm drone is for whoever comes
             reason, vram_mib = WarmHeadroom(job.id.removeprefix(PREFIX), job.waiting, covered, count), 0
         life_s, on_reserve = cut_s(self.scene, kind), self.room.on_reserve(kind)
-        drones = self._requested(key, count, job.id)
+        self.risk.book(kind, count)
+        avoids = self.avoiding.of_drones_for(job, kind)
+        drones = self._requested(key, count, job.id, avoids)
         self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
         self.room.start(key, count)
-        self.risk.book(kind, count)
-        self.ledger.add(key, empty(kind, count, ends_at(self.scene, kind)))
+        self.ledger.add(key, empty(kind, count, ends_at(self.scene, kind), avoids))
 
-    def _requested(self, key: TypeKey, count: int, class_id: str) -> Iterator[Drone]:
+    def _requested(self, key: TypeKey, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
         snapshot, kind = self.scene.snapshot, self.scene.types[key]
         first = snapshot.next_serial + len(self.starts)
         for serial in range(first, first + count):
@@ -218,6 +224,7 @@ class Turns:
                 requested_at=snapshot.now,
                 gpu_milli=kind.gpu_milli,
                 for_class=class_id,
+                avoids=avoids,
             )
 
     def _fall_short(self, job: JobClass, suited: Suited, lack: int, held_back: Reason | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from provisioner.decide.avoids import is_avoided
 from provisioner.decide.exposed import Exposure
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.scene import Scene
@@ -39,6 +40,7 @@ class Returning:
             if drone.site not in risky:
                 risky[drone.site] = self.exposure.to(job, suited, drone.site)
             fits = drone.type in suited.jobs and covered < lack and drone.id not in risky[drone.site]
+            fits = fits and not is_avoided(job.owner, drone.avoids)
             room = jobs_in_slot(job, self.scene.slots[drone.id], self.scene.types[drone.type]) if fits else 0
             if room:
                 del self.draining[drone.id]

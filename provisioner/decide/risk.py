@@ -26,7 +26,7 @@ from provisioner.learned import HORIZONS_S
 from provisioner.model import DroneType, JobClass
 from provisioner.reasons import OwnerRisk
 
-TOLERATED = 0.01
+TOLERATED = 0.02
 """Share of lost work that is accepted for jobs of :data:`USUAL_S` that have not waited."""
 USUAL_S = 3600.0
 PATIENCE_S = 3600.0

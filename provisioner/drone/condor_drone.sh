@@ -50,6 +50,7 @@ number DRONE_WALLTIME_S 0          # 0: without end
 number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
 number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
 number DRONE_KEPT_S 0
+word DRONE_AVOIDS 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
 number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keeps for the job that will take it
 number DRONE_KEPT_MEMORY_MIB 0
 number DRONE_KEPT_DISK_MIB 0
@@ -363,6 +364,8 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
         kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
     fi
+    welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
+    [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
@@ -450,7 +453,7 @@ STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
 
 # --- what it takes: jobs that want a GPU (or, without GPUs, that want none), that say no longer than we live, while all
 # checks are good
-START = $takes && $healthy && $fits && $kept
+START = $takes && $healthy && $fits && $kept && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

@@ -93,6 +93,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
                         kept_vram_mib=s.vram_mib,
                         kept_s=KEPT_S,
                         uses_reserve=s.uses_reserve,
+                        avoids=s.drone.avoids,
                     )
                     for s in plan.starts
                     if s.drone.site == site

@@ -17,6 +17,7 @@ from provisioner.learned import (
     HORIZONS_S,
     NOTHING_LEARNED,
     UNKNOWN,
+    USUAL_RUN_S,
     Delays,
     Experience,
     Learned,
@@ -27,9 +28,12 @@ from provisioner.learned import (
 )
 from provisioner.model import PENDING, Completion, Drone, DroneState, Plan, SiteReading, Snapshot
 from provisioner.reasons import IdleTooLong
+from provisioner.service.unfinished import Unfinished, expected, spread
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
 """Run times under one key: how many of the newest are kept, as how many they are told, and from how many on."""
+UNFINISHED_EVERY_S = 300.0
+"""How often those that are not done yet are looked through."""
 KEYS_KEPT = 5000
 USE_EVERY_S = 120.0
 """How often an owner's use is noted."""
@@ -130,12 +134,18 @@ class Learning:
     """Of the policy, at the newest tick."""
     _pool_at: float = 0.0
     """When the pool was seen last."""
+    _unfinished: Unfinished = field(default_factory=Unfinished)
+    _looked_at: float = 0.0
+    """When those that are not done were looked through."""
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take in what one tick saw and did."""
         view, now, self._wait_worth = snapshot.overlay.view, snapshot.now, snapshot.policy.wait_worth
         if view is not None and view.completions and view.completions is not self._told:
             self._note_runs(view.completions, now)
+        if view is not None and view.completions is not None and now - self._looked_at >= UNFINISHED_EVERY_S:
+            self._unfinished.note(view)
+            self._looked_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
         watched = now - self._pool_at <= AWAY_S
         if view is not None and snapshot.overlay.fault is None:
             self._pool_at = now
@@ -177,9 +187,10 @@ class Learning:
         memory, (kind, _, name) = self.memory, what.partition(":")
         match kind:
             case "all":
-                self.memory = Memory()
+                self.memory, self._unfinished = Memory(), Unfinished()
             case "user":
                 memory.runs = {key: runs for key, runs in memory.runs.items() if key and owner_of(key) != name}
+                self._unfinished.forget(name)
             case "site":
                 memory.sites.pop(name, None)
                 memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
@@ -277,7 +288,7 @@ class Learning:
             site = key.partition("/")[0]
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
         return Learned(
-            runs={key: thinned(runs, RUNS_TOLD) for key, runs in memory.runs.items() if len(runs) >= RUNS_NEEDED},
+            runs=self._runs(),
             delays=dict(memory.delays),
             rises={name: site.rise for name, site in memory.sites.items() if site.rise is not None},
             taken_per_s={name: s.taken / s.run_s for name, s in memory.sites.items() if s.taken and s.run_s},
@@ -287,6 +298,22 @@ class Learning:
                 if name in boots
             },
         )
+
+
+    def _runs(self) -> dict[str, tuple[float, ...]]:
+        """Equally likely run times by key. Those of jobs that are not done count where all that are done are kept: of
+        the newest alone it is not known how many began when. What is missing of :data:`RUNS_NEEDED` then is borrowed
+        from those that are done under the next wider key."""
+        known = self.memory.runs
+        of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
+        told = dict(of_done)
+        for (key, *wider), so_far in self._unfinished.so_far(self._looked_at):
+            done = known.get(key, ())
+            if len(done) < RUNS_KEPT:
+                others = next((of_done[each] for each in wider if each in of_done), (USUAL_RUN_S,))
+                borrowed = spread(others, max(0, RUNS_NEEDED - len(done)))
+                told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
+        return told
 
 
 def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:

@@ -69,6 +69,8 @@ class Seat:
         self.cpus = kind.cpus
         self.memory_mib = kind.memory_mib
         self.disk_mib = kind.disk_mib
+        self.avoids = frozenset(filter(None, body.order.avoids.split(",")))
+        """Users whose jobs it does not take."""
         self.running: dict[int, Run] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
@@ -148,6 +150,7 @@ class Seat:
             kind, runs = self.body.type, self.running.values()
             work_milli, work_s = self._work(heard_s)
             owners = {run.ticket.wants.owner for run in runs}
+            alone = next(iter(runs)).ticket.wants if len(runs) == 1 else None
             self._view = Slot(
                 drone_id=self.body.id,
                 state=self._state(),
@@ -168,6 +171,9 @@ class Seat:
                 work_at=start_epoch + work_s if work_milli else 0.0,
                 owner=owners.pop() if len(owners) == 1 else "",
                 begun_at=start_epoch + min(run.begun_s for run in runs) if runs else 0.0,
+                job_gpu_milli=alone.gpu_milli if alone else 0,
+                job_cpus=alone.cpus if alone else 0,
+                job_memory_mib=alone.memory_mib if alone else 0,
             )
         elif self._view.heard_at != heard_at:
             work_milli, work_s = self._work(heard_s)  # checkpoints made since

@@ -65,6 +65,8 @@ drones = Table(
     Column("work_at", Float, nullable=False, server_default=text("0")),
     Column("lost_gpu_s", Float, nullable=False, server_default=text("0")),
     Column("lost_jobs", Integer, nullable=False, server_default=text("0")),
+    # Of 0006.
+    Column("avoids", Text, nullable=False, server_default=text("''")),
     Index("drones_live", "live", "requested_at"),
     Index("drones_serial", "serial"),
     Index("drones_remote_id", "remote_id"),

@@ -31,7 +31,7 @@ def saved(on: Cli, tmp_path: Path) -> Path:
     view = snapshot.overlay.view
     assert view is not None
     classes = tuple(replace(each, group="group_a", duty_milli=120, width_milli=500) for each in view.classes)
-    slots = tuple(replace(slot, owner="alice", begun_at=NOW - 500.25) for slot in view.slots)
+    slots = tuple(replace(slot, owner="alice", begun_at=NOW - 500.25, job_cpus=8) for slot in view.slots)
     full = replace(
         view, classes=classes, slots=slots, completions=(DONE,), groups=(Group("group_a", 4000, 1000, False, 0.5),)
     )
@@ -52,7 +52,10 @@ def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte
     assert told[0] == told[1] and json.loads(told[0])["plan"] == json.loads(to_json(plan))
 
 
-NEW = {"completions", "groups", "group", "duty_milli", "width_milli", "owner", "begun_at", "shares", "power_w"}
+NEW = {
+    "completions", "groups", "group", "duty_milli", "width_milli", "owner", "begun_at", "shares", "power_w",
+    "job_gpu_milli", "job_cpus", "job_memory_mib", "avoids",
+}  # fmt: skip
 
 
 def without(tree: Any, names: set[str]) -> Any:

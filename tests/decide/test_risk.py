@@ -110,8 +110,8 @@ def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
 
 def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
     hour, four, quarter = (accepted(0.0, (run_s,)) for run_s in (HOUR_S, 4 * HOUR_S, HOUR_S / 4))
-    assert (hour, four, quarter) == (0.01, 0.005, 0.02)
-    assert accepted(HOUR_S, (HOUR_S,)) == 0.02
+    assert (hour, four, quarter) == (0.02, 0.01, 0.04)
+    assert accepted(HOUR_S, (HOUR_S,)) == 0.04
     assert accepted(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
 
 

@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,3 +212,15 @@ async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones
     drone = await begin(1, one_gpu, idle_s=0.5)
     assert await drones.status(drone, 60) == 0
     assert queue.counts(path)[JobState.DONE] == 10
+
+
+def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(path: Path) -> None:
+    for owner in ("ann", "an", "ben", ""):
+        queue.submit(path, ["true"], owner=owner)
+    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+        offer = replace(OFFER, avoids="ann,ben")
+        taken = []
+        while claim := table.take(connection, offer, "one", table.lease_clock() + 60):
+            taken.append(claim.job_id)
+        assert taken == [2, 4]
+        assert not table.fits_any(connection, offer) and table.fits_any(connection, OFFER)

@@ -186,9 +186,10 @@ async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
         connection.execute(begins, (500.0, 1))
         [slot] = (await look(path)).slots
         assert (slot.owner, slot.begun_at) == ("ann", 500.0)
+        assert (slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib) == (1000, 1, 1024), "what a class asks for"
         connection.execute(begins, (400.0, 2))
         [slot] = (await look(path)).slots
-        assert (slot.owner, slot.begun_at) == ("", 400.0)
+        assert (slot.owner, slot.begun_at, slot.job_cpus) == ("", 400.0, 0), "of several it is nobody's"
 
 
 async def test_a_queue_made_before_gets_the_index_of_what_is_done(path: Path) -> None:

@@ -174,6 +174,20 @@ def test_at_first_it_takes_only_jobs_of_the_vram_that_it_was_started_for(pool: P
     assert drone.ended_jobs() == 2, "not in the drone that is"
 
 
+def test_it_takes_no_jobs_of_users_whom_it_avoids(pool: Pool, drone_on: StartDrone) -> None:
+    avoided, other = pool.submit(gpu_job(0.5)), pool.submit(gpu_job(0.5), identity="admin")
+    (user,) = {str(ad["Owner"]) for ad in pool.jobs(avoided)}
+    drone = drone_on(pool, "avoids-1", env={"DRONE_AVOIDS": f"somebody,{user}"})
+    until(lambda: not pool.jobs(other), what="the job of another user is done")
+    until(lambda: drone.ended_jobs() == 1, what="the drone has noted it")
+    assert pool.statuses(avoided) == [1], "older, but kept out"
+
+    after = drone_on(pool, "avoids-2", env={"DRONE_AVOIDS": f"somebody,{user[1:]},{user}s"})
+    until(lambda: not pool.jobs(avoided), what="it runs in a drone that takes it")
+    until(lambda: after.ended_jobs() == 1, what="that drone has noted it")
+    assert drone.ended_jobs() == 1, "not in the one that avoids it"
+
+
 def test_a_drone_without_gpus_takes_only_jobs_that_want_none(pool: Pool, drone_on: StartDrone) -> None:
     gpu = pool.submit(gpu_job(0.5))
     of_the_node = f"{QUICK_DRONE}\nGPU_DISCOVERY_EXTRA = -extra -simulate:4,2\n".encode()  # not for this drone

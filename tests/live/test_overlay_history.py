@@ -112,7 +112,7 @@ async def test_whose_jobs_run_and_what_share_they_want(new_pool: Callable[[str],
 @pytest.mark.parametrize("trouble", ["none is kept", "it never ends"])
 async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str], Pool], trouble: str) -> None:
     pool = new_pool("HISTORY =\n" if trouble == "none is kept" else "HISTORY_HELPER = $(LOCAL_DIR)/jobs/slow\n")
-    slow = pool.file("slow")
+    slow = pool.dir / "jobs" / "slow"
     slow.write_text("#!/bin/sh\nexec sleep 300\n")
     slow.chmod(0o755)
     pool.account.give(slow)

@@ -144,8 +144,10 @@ def test_the_slices_of_mig_are_the_devices(pool: Pool, shared: StartDrone) -> No
     drone = shared("mig-2", Sharing.MIG, 2, **two)
     slot = slot_of(pool, drone)
     assert (slot["GPUs"], slot["DroneShares"]) == (2, 2)
-    jobs = pool.submit(gpu_job(3, n=2, more="+GpuMilli = 500"))
+    enough = pool.file("enough")
+    jobs = pool.submit(gpu_job(n=2, more="+GpuMilli = 500", until_there=enough))
     until(lambda: pool.statuses(jobs) == [2, 2], 60, what="a job on each slice")
+    enough.touch()
     until(lambda: not pool.jobs(jobs), 60, what="both are done")
     each = set(devices_of(pool, jobs, 2))
     assert len(each) == 2 and all(line.startswith("CUDA_VISIBLE_DEVICES=MIG-GPU-a0223334") for line in each), each

@@ -106,13 +106,16 @@ def test_in_a_drone_that_is_not_known_a_job_holds_what_it_asked_for() -> None:
 
 
 def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:
-    ann = {**RUNS, "Owner": '"ann"', "LastCkptTime": "1100"}
+    size = {"RequestCpus": "3", "RequestMemory": "2048", "RequestGPUs": "1"}
+    ann = {**RUNS, **size, "Owner": '"ann"', "LastCkptTime": "1100"}
     ben = {**RUNS, "Owner": '"ben"', "JobCurrentStartExecutingDate": "1060"}
     slot = Slot(A_1, SlotState.BUSY, 1200.0)
     (hers,) = seen(ann, ann).on([slot])
     assert (hers.owner, hers.begun_at, hers.work_at) == ("ann", 1010, 1100)
     (theirs,) = seen(ben, ann).on([slot])
-    assert (theirs.owner, theirs.begun_at) == ("", 1010), "of several it is nobody's"
+    assert (theirs.owner, theirs.begun_at, theirs.job_cpus) == ("", 1010, 0), "of several it is nobody's"
+    (alone,) = seen(ann).on([slot])
+    assert (alone.job_gpu_milli, alone.job_cpus, alone.job_memory_mib) == (1000, 3, 2048), "as its class asks"
 
 
 def test_what_was_given_counts_and_not_what_was_asked_for() -> None:
