@@ -469,3 +469,23 @@ def test_an_owner_a_bad_wire_and_crashes_at_once_break_no_promise(seed: int) -> 
     assert outcome.violations == (), outcome.lives
     assert len(outcome.lives) == 4
     assert outcome.tally.troubles
+
+
+def test_a_drone_takes_no_jobs_of_users_whom_it_avoids() -> None:
+    facility = cluster(Owner(()))
+    jobs = [SimJob(0.0, 5000.0, Wants(cpus=4, memory_mib=8192, owner=owner)) for owner in ("ann", "ben")]
+
+    async def script(world: World) -> None:
+        first, second = orders(facility, 2)
+        await world.sites["topas"].start([replace(first, avoids="ann,carl")])
+        await until(200.0)
+        view = await world.overlay.look(world.types)
+        assert {job.owner: (job.waiting, job.running) for job in view.classes} == {"ann": (1, 0), "ben": (0, 1)}
+        (slot,) = view.slots
+        assert (slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib) == ("ben", 1000, 4, 8192)
+        await world.sites["topas"].start([second])
+        await until(400.0)
+        view = await world.overlay.look(world.types)
+        assert {job.owner: job.running for job in view.classes} == {"ann": 1, "ben": 1}
+
+    in_world(facility, script, jobs)
