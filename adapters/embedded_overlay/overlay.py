@@ -273,8 +273,9 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Misfi
 # A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
 _WORK = """
 SELECT drone_id, sum(milli) AS milli, sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
-    CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner, count(*) = 1 AS alone,
-    min(gpu_milli) AS gpu_milli, min(cpus) AS cpus, min(memory_mib) AS memory_mib
+    CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
+    (count(*) = 1) * min(gpu_milli) AS gpu_milli, (count(*) = 1) * min(cpus) AS cpus,
+    (count(*) = 1) * min(memory_mib) AS memory_mib
 FROM (
     SELECT drone_id, owner, started_at, gpu_milli, cpus, memory_mib,
         CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000) ELSE 1000 * min(cpus, 4096) END AS milli
@@ -308,9 +309,9 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
             work_at=at_stake["at"] if at_stake else 0.0,
             owner=at_stake["owner"] if at_stake else "",
             begun_at=at_stake["begun_at"] if at_stake else 0.0,
-            job_gpu_milli=at_stake["gpu_milli"] if at_stake and at_stake["alone"] else 0,
-            job_cpus=at_stake["cpus"] if at_stake and at_stake["alone"] else 0,
-            job_memory_mib=at_stake["memory_mib"] if at_stake and at_stake["alone"] else 0,
+            job_gpu_milli=at_stake["gpu_milli"] if at_stake else 0,
+            job_cpus=at_stake["cpus"] if at_stake else 0,
+            job_memory_mib=at_stake["memory_mib"] if at_stake else 0,
         )
 
 

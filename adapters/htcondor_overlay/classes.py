@@ -165,12 +165,12 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
     idle = [g for g in groups if g.status == IDLE]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
-    size, least = size_asked(ad), bounds(ad)
+    asks, least = request(ad), bounds(ad)
     return JobClass(
         id=class_id,
-        gpu_milli=size.gpu_milli,
-        cpus=size.cpus,
-        memory_mib=size.memory_mib,
+        gpu_milli=asks.gpu_milli,
+        cpus=asks.cpus,
+        memory_mib=asks.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
         vram_mib=math.ceil(least.get("globalmemorymb", 0)),
         capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
@@ -183,7 +183,7 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
-        invalid=gpus_asked(ad)[1] or _undefined(ad),
+        invalid=asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,
@@ -193,17 +193,20 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
     )
 
 
-class Size(NamedTuple):
-    """What a job asks for, by which its run time is known: GPUs in thousandths, CPUs, MiB."""
+class Request(NamedTuple):
+    """What a job asks for: GPUs in thousandths, CPUs, MiB."""
 
-    gpu_milli: int
-    cpus: int
-    memory_mib: int
+    gpu_milli: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    invalid: str = ""
+    """What is wrong with the GPUs, if no slot can ever meet that."""
 
 
-def size_asked(ad: Ad) -> Size:
+def request(ad: Ad) -> Request:
+    gpu_milli, invalid = gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
-    return Size(gpus_asked(ad)[0], cpus, whole(ad, "RequestMemory"))
+    return Request(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
 
 
 def gpus_asked(ad: Ad) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import htcondor2
 
-from adapters.htcondor_overlay.classes import bounds, size_asked, walltime
+from adapters.htcondor_overlay.classes import bounds, request, walltime
 from adapters.htcondor_overlay.pool import Queue, ahead
 from adapters.htcondor_overlay.work import TOLD_S, drone_named
 from adapters.shared.htcondor import clock
@@ -152,15 +152,15 @@ def completion(
     began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of a run before where this one never told
     if not ended or not 0 < began <= ended:
         return None
-    size, least = size_asked(ad), bounds(ad)
+    asks, least = request(ad), bounds(ad)
     return Completion(
         job_id=f"{printable(schedd, 120)}#{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
         ended_at=to_our_clock(ended),
         submitted_at=to_our_clock(moment(ad, "QDate") or began),
         run_s=ended - began,
-        gpu_milli=size.gpu_milli,
-        cpus=size.cpus,
-        memory_mib=size.memory_mib,
+        gpu_milli=asks.gpu_milli,
+        cpus=asks.cpus,
+        memory_mib=asks.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
         vram_mib=math.ceil(least.get("globalmemorymb", 0)),
         capability=math.ceil(round(least.get("capability", 0) * 10, 6)),

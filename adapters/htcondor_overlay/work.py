@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import classad2
 
-from adapters.htcondor_overlay.classes import Size, size_asked
+from adapters.htcondor_overlay.classes import Request, request
 from adapters.htcondor_overlay.slots import DRONE_ID
 from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, Slot
@@ -25,7 +25,7 @@ PROJECTION = [
 ]  # fmt: skip
 """The last four are what requests that were left to the schedd refer to."""
 
-NO_SIZE = Size(0, 0, 0)
+NOTHING_ASKED = Request()
 IDLE = 1
 RUNS = frozenset({2, 6, 7})
 """JobStatus of a job in a slot: running, transferring output, suspended."""
@@ -56,7 +56,7 @@ class Run:
     begun_at: float = 0.0
     """Its start there, by our clock."""
     owner: str = ""
-    asks: Size = NO_SIZE
+    asks: Request = NOTHING_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Work:
 def _at_work(slot: Slot, runs: list[Run]) -> Slot:
     total = sum(run.gpu_milli for run in runs)
     owners = {run.owner for run in runs}
-    asks = runs[0].asks if len(runs) == 1 else NO_SIZE
+    asks = runs[0].asks if len(runs) == 1 else NOTHING_ASKED
     return replace(
         slot,
         work_gpu_milli=total,
@@ -113,7 +113,7 @@ def work(
                 min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
             )
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(Run(drone_id, milli, since, begun_at, owner, size_asked(ad)))
+            runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
     return Work(tuple(runs), tuple(evictions))

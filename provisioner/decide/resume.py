@@ -39,8 +39,8 @@ class Returning:
         for drone in list(self.draining.values()) if lack > 0 else ():
             if drone.site not in risky:
                 risky[drone.site] = self.exposure.to(job, suited, drone.site)
-            fits = drone.type in suited.jobs and covered < lack and drone.id not in risky[drone.site]
-            fits = fits and not is_avoided(job.owner, drone.avoids)
+            safe = drone.id not in risky[drone.site] and not is_avoided(job.owner, drone.avoids)
+            fits = safe and drone.type in suited.jobs and covered < lack
             room = jobs_in_slot(job, self.scene.slots[drone.id], self.scene.types[drone.type]) if fits else 0
             if room:
                 del self.draining[drone.id]

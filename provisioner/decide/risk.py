@@ -11,8 +11,8 @@ jobs of a day would wait for days to save an hour. So it goes by both alike, by 
 job that runs four times as long half the share may be lost, and that is twice as much.
 
 Preferred over two simpler rules in replays of public traces: a limit on the chance of being preempted at all (long jobs
-on a GPU that is nearly safe lose more than short ones at its edge), and refusing jobs at the drone (it has been started
-for nothing then). See ``docs/explanation/deciding.md``.
+on a GPU that is nearly safe lose more than short ones at its edge), and refusing jobs at the drone alone (it has been
+started for nothing then; beside this rule it helps: :mod:`avoids`). See ``docs/explanation/deciding.md``.
 """
 
 from __future__ import annotations

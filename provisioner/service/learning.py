@@ -28,7 +28,7 @@ from provisioner.learned import (
 )
 from provisioner.model import PENDING, Completion, Drone, DroneState, Plan, SiteReading, Snapshot
 from provisioner.reasons import IdleTooLong
-from provisioner.service.unfinished import Unfinished, expected, spread
+from provisioner.service.unfinished import Unfinished, expected
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
 """Run times under one key: how many of the newest are kept, as how many they are told, and from how many on."""
@@ -299,7 +299,6 @@ class Learning:
             },
         )
 
-
     def _runs(self) -> dict[str, tuple[float, ...]]:
         """Equally likely run times by key. Those of jobs that are not done count where all that are done are kept: of
         the newest alone it is not known how many began when. What is missing of :data:`RUNS_NEEDED` then is borrowed
@@ -311,7 +310,7 @@ class Learning:
             done = known.get(key, ())
             if len(done) < RUNS_KEPT:
                 others = next((of_done[each] for each in wider if each in of_done), (USUAL_RUN_S,))
-                borrowed = spread(others, max(0, RUNS_NEEDED - len(done)))
+                borrowed = expected(others, (), max(0, RUNS_NEEDED - len(done)))
                 told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
         return told
 

@@ -65,9 +65,9 @@ class Unfinished:
                 found.setdefault(keys[level:], []).append(ran_s)
             yield from found.items()
 
-    def forget(self, key: str) -> None:
+    def forget(self, user: str) -> None:
         """What was cut short of one user's."""
-        self.cut = {job: cut for job, cut in self.cut.items() if key not in cut[0]}
+        self.cut = {job: cut for job, cut in self.cut.items() if user not in cut[0]}
 
 
 def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> tuple[float, ...]:
@@ -86,11 +86,6 @@ def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> 
         else:
             weight *= (longer + 1) / longer
     return _quantiles(weighted, count)
-
-
-def spread(values: Sequence[float], count: int) -> tuple[float, ...]:
-    """``count`` values that stand for equally likely ones, be they more or fewer."""
-    return _quantiles([(value, 1.0) for value in values], count)
 
 
 def _quantiles(weighted: Iterable[tuple[float, float]], count: int) -> tuple[float, ...]:

@@ -306,9 +306,8 @@ class SimOverlay:
             self._start(bucket, seat)
 
     def _match(self, bucket: Bucket, seat: Seat) -> bool:
-        if seat.avoids and bucket.wants.owner in seat.avoids:
-            return False
-        return seat.open and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
+        welcome = seat.open and bucket.wants.owner not in seat.avoids
+        return welcome and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
 
     def _suitable(self, bucket: Bucket, seat: Seat) -> bool:
         kind = seat.body.type
