@@ -9,10 +9,22 @@ import pytest
 from provisioner.decide.avoids import LONGEST, is_avoided
 from provisioner.decide.check import check
 from provisioner.learned import Learned, run_keys
-from provisioner.model import DrainMode, Drone, DroneId, DroneState, JobClass, OwnerLoad, SlotState, Snapshot
+from provisioner.model import Drone, DroneId, DroneState, JobClass, OwnerLoad, Snapshot
 from provisioner.reasons import OnTheirWay
 from tests.decide.scenes import NOW, SMALL, drone, jobs, plan_of, snapshot, why
-from tests.decide.test_risk import BUSY, CALM, HOUR_S, HPC, LIMITS, NEAR, TOPAS, leaves, staffed
+from tests.decide.test_risk import (
+    BUSY,
+    CALM,
+    HOUR_S,
+    HPC,
+    LIMITS,
+    NEAR,
+    TOPAS,
+    leaves,
+    newest_leaves,
+    staffed,
+    taken_back,
+)
 
 
 def of(owner: str, *, waiting: int = 3, waited_s: float = 60.0) -> JobClass:
@@ -131,21 +143,5 @@ def test_a_drone_that_avoids_who_is_next_need_not_leave_for_him() -> None:
 
 @pytest.mark.parametrize(("avoids", "back"), [("other", [DroneId("d-19")]), ("long", [])])
 def test_a_drone_is_not_taken_back_for_those_whom_it_avoids(avoids: str, back: list[DroneId]) -> None:
-    made = of_user(staffed(replace(NEAR, rises={"topas": CALM})), avoids)
-    leaving = replace(
-        made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60
-    )
-    view = made.overlay.view
-    assert view is not None
-    slots = tuple(
-        replace(s, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
-        if s.drone_id == leaving.id else s for s in view.slots
-    )  # fmt: skip
-    plan = plan_of(
-        replace(
-            made,
-            drones={**made.drones, leaving.id: leaving},
-            overlay=replace(made.overlay, view=replace(view, slots=slots)),
-        )
-    )
-    assert [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME] == back
+    made = newest_leaves(of_user(staffed(replace(NEAR, rises={"topas": CALM})), avoids))
+    assert taken_back(plan_of(made)) == back

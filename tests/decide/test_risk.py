@@ -206,30 +206,31 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
     assert len(leaves(plan_of(replace(made, overlay=replace(made.overlay, view=back))))) == fresh
 
 
+def newest_leaves(made: Snapshot) -> Snapshot:
+    """Drone d-19 of :func:`staffed` drains, and would have room."""
+    drone = replace(
+        made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60
+    )
+    view = made.overlay.view
+    assert view is not None
+    slots = tuple(
+        replace(s, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
+        if s.drone_id == drone.id else s for s in view.slots
+    )  # fmt: skip
+    return replace(
+        made, drones={**made.drones, drone.id: drone}, overlay=replace(made.overlay, view=replace(view, slots=slots))
+    )
+
+
+def taken_back(plan: Plan) -> list[DroneId]:
+    return [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME]
+
+
 def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
     def with_one_leaving(learned: Learned) -> Plan:
-        made = staffed(learned)
-        drone = replace(
-            made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60
-        )
-        view = made.overlay.view
-        assert view is not None
-        slots = tuple(
-            replace(s, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
-            if s.drone_id == drone.id else s for s in view.slots
-        )  # fmt: skip
+        made = newest_leaves(staffed(learned))
         full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-        return plan_of(
-            replace(
-                made,
-                drones={**made.drones, drone.id: drone},
-                overlay=replace(made.overlay, view=replace(view, slots=slots)),
-                sites={**made.sites, "horeka": full},
-            )
-        )
-
-    def taken_back(plan: Plan) -> list[DroneId]:
-        return [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME]
+        return plan_of(replace(made, sites={**made.sites, "horeka": full}))
 
     assert taken_back(with_one_leaving(NEAR)) == []
     assert taken_back(with_one_leaving(replace(NEAR, rises={"topas": CALM}))) == ["d-19"]
