@@ -43,10 +43,11 @@ def queue(overlay_pool: Pool) -> Iterator[Callable[..., int]]:
 
 
 @contextlib.contextmanager
-def a_drone(pool: Pool, drone_id: str = ONE, **env: str) -> Iterator[DroneProcess]:
-    """One of our drones, gone afterwards."""
+def a_drone(pool: Pool, drone_id: str = ONE, config: str = "", **env: str) -> Iterator[DroneProcess]:
+    """One of our drones, gone afterwards; ``config`` are further lines of its HTCondor configuration."""
     home = pool.root / "drones" / f"{drone_id}-{time.monotonic_ns()}"
-    made = start_drone(pool, drone_id, drone.script("condor_drone.sh"), env=env, directory=home)
+    extra = {"extra.conf": f"{QUICK_DRONE}{config}".encode()}
+    made = start_drone(pool, drone_id, drone.script("condor_drone.sh"), env=env, files=extra, directory=home)
     try:
         yield made
     finally:
@@ -417,12 +418,18 @@ async def test_a_collector_that_starts_anew_does_not_empty_the_pool(new_pool: Ca
 # --------------------------------------------------------------------------------------------------------------- drain
 
 
+BEHIND_CCB = "PRIVATE_NETWORK_NAME = node.example\n"
+"""A drone on another network, as on any worker node: who wants to talk to it asks the collector to have it call back.
+Where all is on one host the names agree, and HTCondor leaves CCB out."""
+
+
 async def test_peaceful_lets_the_job_end_and_resume_takes_it_back(
     overlay_pool: Pool, queue: Callable[[str], int]
 ) -> None:
+    """Drain a drone behind CCB: the tool was refused each time, because it looked for a shared port daemon."""
     async with overlay_on(overlay_pool) as overlay:
         look = partial(overlay.look, [A100])
-        with a_drone(overlay_pool) as process:
+        with a_drone(overlay_pool, config=BEHIND_CCB) as process:
             first, second = (overlay_pool.file(f"peaceful-{n}") for n in (1, 2))
             cluster = queue(gpu_job(until_there=first))
             await eventually(look, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
