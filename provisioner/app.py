@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO, cast
 
 import structlog
 
@@ -33,33 +30,6 @@ log = structlog.get_logger()
 CONNECT_S = 20.0
 CLOSE_S = 20.0
 """How long a site may take to be connected, and to be left."""
-
-
-class Stderr:
-    """Where log lines go. One that cannot be written (full disk, reader gone) must not end the service."""
-
-    def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):
-            return sys.stderr.write(text)
-        return 0
-
-    def flush(self) -> None:
-        with suppress(OSError, ValueError):
-            sys.stderr.flush()
-
-
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Log lines as ``time level event key=value``; in colour on a terminal only."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=14),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Stderr())),
-        cache_logger_on_first_use=False,
-    )
 
 
 async def run(path: Path, *, once: bool = False, root: Path | None = None) -> int:
@@ -169,7 +139,7 @@ async def _reloads(
                 raise NotApplied("\n".join(change.refused))
             opened = await adapters.opened(new, change.rebuilt)
         except (ConfigErrors, NotApplied) as error:
-            await controller.event("reload-refused", problems=str(error)[:4000])
+            await controller.event("reload-refused", warn=True, problems=str(error)[:4000])
             continue
         async with controller.between_ticks:
             adapters.become(new, opened)

@@ -17,7 +17,7 @@ from provisioner.cli.cells import text, whole, words
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.hostlist import folded
 from provisioner.cli.listing import Column, Listing
-from provisioner.cli.options import Format, Show, Where, shared
+from provisioner.cli.options import ConfigArgument, Format, Show, Where, shared
 from provisioner.cli.output import note, present
 from provisioner.cli.site_rows import gpu_count, owner_words
 from provisioner.cli.where import config_path
@@ -50,10 +50,7 @@ class Look:
 def check(
     where: Where,
     show: Show,
-    path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="Configuration file; default as --config.",
-                                    show_default=False)
-    ] = None,
+    path: ConfigArgument = None,
     live: Annotated[
         bool, typer.Option("--live", help="Also connect to each site and the overlay, look once, and compare what a "
                            "site enforces with the policy; starts and changes nothing.")

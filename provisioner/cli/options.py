@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show, Where
 
-__all__ = ["ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared"]
+__all__ = ["ConfigArgument", "ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared"]
 
 ConfigPath = Annotated[
     Path | None,
@@ -25,6 +25,11 @@ ConfigPath = Annotated[
         "/etc/provisioner/provisioner.yaml].",
     ),
 ]  # fmt: skip
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="PATH", help="Configuration file; default as --config.", show_default=False),
+]
 
 _OPTIONS: dict[type, dict[str, Any]] = {
     Where: {

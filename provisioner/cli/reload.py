@@ -13,7 +13,7 @@ import typer
 from provisioner import say
 from provisioner.cli.events import all_events
 from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.options import Where, shared
+from provisioner.cli.options import ConfigArgument, Where, shared
 from provisioner.cli.output import note
 from provisioner.cli.where import open_record
 from provisioner.store import Event, Reader
@@ -28,6 +28,7 @@ RELOADED, REFUSED = "reloaded", "reload-refused"
 @shared
 def reload(
     where: Where,
+    path: ConfigArgument = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after this; exit 124.")
     ] = 60.0,
@@ -43,7 +44,7 @@ def reload(
       provisioner check && provisioner reload
       provisioner reload --timeout 10 || echo "still the old configuration"
     """
-    reader = open_record(where)
+    reader = open_record(Where(config=path) if path is not None else where)
     before = max((e.id for e in all_events(reader)), default=0)
     pid = _signal(reader)
     event = _outcome(reader, before, pid, timeout)

@@ -11,11 +11,13 @@ from typing import Self
 
 import structlog
 
+from provisioner import say
 from provisioner.decide import decide, fit, guard, life
 from provisioner.decide.check import check
 from provisioner.model import (
     Answer,
     Breaker,
+    BreakerState,
     DroneId,
     DroneState,
     DroneType,
@@ -28,6 +30,7 @@ from provisioner.model import (
     SiteReading,
     Snapshot,
 )
+from provisioner.reasons import OrderRefused, Reason
 from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.history import History
@@ -88,6 +91,32 @@ class Decided:
 
 
 @dataclass(slots=True)
+class Failures:
+    """Decisions that failed one after the other. The log tells each new error once with its traceback, and one that
+    goes on only when its count has doubled: at every tick it would fill the disk."""
+
+    error: str = ""
+    count: int = 0
+
+    def again(self, error: Exception) -> None:
+        """Count one failure, within its ``except`` clause."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self.error:
+            self.error, self.count = text, 1
+            log.exception("decide-failed", why=text)
+            return
+        self.count += 1
+        if self.count & (self.count - 1) == 0:
+            log.error("decide-failed", why=text, in_a_row=self.count)
+
+    def over(self) -> None:
+        """Note a decision that succeeded."""
+        if self.error:
+            log.info("decide-recovered", why=self.error, in_a_row=self.count)
+            self.error, self.count = "", 0
+
+
+@dataclass(slots=True)
 class Controller:
     """The service. Enter it, then call :meth:`tick` or :meth:`run`.
 
@@ -113,6 +142,7 @@ class Controller:
     _senses: Senses | None = None
     _acts: dict[asyncio.Task[act.Answers], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
+    _failures: Failures = field(default_factory=Failures)
     _faults: tuple[str, ...] = ()
     """What the checker found wrong at the newest tick: told once, not at every tick."""
     _pruned_at: float = 0.0
@@ -160,14 +190,16 @@ class Controller:
         plan, faults = self._decided(snapshot)
         self._patience = {each.site: each for each in plan.patience}
         if faults and faults != self._faults:
-            await self.event("plan-refused", faults="; ".join(faults)[:2000])
+            await self.event("plan-refused", warn=True, faults="; ".join(faults)[:2000])
         self._faults = faults
+        before = dict(self.store.breakers)
         try:
             await self.store.record(plan, snapshot)
         except StoreError as error:
             log.error("not-recorded", message=str(error))
             return TickReport(plan, faults, recorded=False)
         _tell(plan)
+        _tell_breakers(before, plan.breakers)
         self.learning.note(snapshot, plan)
         await self._act(plan)
         await self._settle()
@@ -219,8 +251,9 @@ class Controller:
             plan = self.planner(snapshot)
             self.decided.took(time.perf_counter() - began_s)
             faults = self.judge(snapshot, plan)
+            self._failures.over()
         except Exception as error:  # a mistake of ours: what runs goes on, and the next look may be another
-            log.exception("decide-failed")
+            self._failures.again(error)
             return Plan(snapshot.tick, snapshot.now), (f"decide failed: {type(error).__name__}: {error}",)
         if faults:
             plan = replace(plan, starts=(), drains=(), stops=(), orphans=(), requests_done=())
@@ -286,6 +319,7 @@ class Controller:
         """Record the answers that have come. What cannot be recorded is kept, and tried again at the next tick."""
         for task in [t for t in self._acts if t.done()]:
             moves, breakers = self._meaning(task.result())
+            before = dict(self.store.breakers)
             if moves or breakers:
                 try:
                     await self.store.settle(self.store.tick, moves, breakers)
@@ -294,6 +328,7 @@ class Controller:
                     return
             del self._acts[task]
             _tell_moves(moves)
+            _tell_breakers(before, breakers)
 
     def _meaning(self, answers: act.Answers) -> tuple[list[Move], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
@@ -358,7 +393,8 @@ class Controller:
         drift = self.clock.drift_s()
         if (abs(drift) > CLOCK_STEP_S) is not self._stepped:
             self._stepped = not self._stepped
-            await self.event("clock-stepped" if self._stepped else "clock-caught-up", drift_s=round(drift, 1))
+            name = "clock-stepped" if self._stepped else "clock-caught-up"
+            await self.event(name, warn=self._stepped, drift_s=round(drift, 1))
         if now - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at = now
             try:
@@ -368,9 +404,9 @@ class Controller:
         if self._keeping is not None:
             await self._keeping.turn()
 
-    async def event(self, name: str, **fields: str | int | float) -> None:
-        """Tell something that is not a drone's step: in the log and on record."""
-        log.info(name, **fields)
+    async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
+        """Tell something that is not a drone's step: in the log, as a warning with ``warn``, and on record."""
+        (log.warning if warn else log.info)(name, **fields)
         try:
             await self.store.event(self.clock.now(), name, fields)
         except StoreError as error:
@@ -378,21 +414,44 @@ class Controller:
 
 
 def _tell(plan: Plan) -> None:
-    """One log line per action, and one per tick that did something."""
+    """Log one line per action, and one per tick that did something."""
     for start in plan.starts:
-        log.info("start", drone=start.drone.id, type=start.drone.type, for_class=start.drone.for_class)
+        drone = start.drone
+        log.info("start", drone=drone.id, type=drone.type, for_class=drone.for_class, **_why(start.reason))
     for drain in plan.drains:
-        log.info("drain", drone=drain.drone.id, mode=drain.mode.value, why=drain.reason.kind)
+        log.info("drain", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
     for stop in plan.stops:
-        log.info("stop", drone=stop.drone.id, kill=stop.kill, why=stop.reason.kind)
+        log.info("stop", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
     for orphan in plan.orphans:
-        log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site)
+        log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
     _tell_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
 
 
+_BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.NEVER_JOINED})
+
+
 def _tell_moves(moves: Sequence[Move]) -> None:
     for move in moves:
-        if move.drone.state is not move.was:
-            log.info("move", drone=move.drone.id, was=str(move.was), state=str(move.drone.state), why=move.reason.kind)
+        state, refused = move.drone.state, isinstance(move.reason, OrderRefused)
+        if state is move.was and not refused:
+            continue
+        tell = log.warning if refused or state in _BAD_ENDS else log.info
+        tell("move", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
+
+
+def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
+    for breaker in changed:
+        was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
+        if breaker.state is was:
+            continue
+        tell = log.warning if breaker.state is BreakerState.BANNED else log.info
+        until = {"until": say.iso(breaker.until)} if breaker.state is BreakerState.BANNED else {}
+        why = {"fault": breaker.fault.kind.value, "why": say.told(breaker.fault.message)} if breaker.fault else {}
+        tell("breaker", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
+
+
+def _why(reason: Reason) -> dict[str, str]:
+    """Return a reason as fields of a log line: its stable kind, and a sentence."""
+    return {"reason": reason.kind, "why": say.say(reason)}

@@ -71,6 +71,8 @@ def _make(path: Path, controller: str, birth: str) -> None:
     unborn = path.with_name(path.name + ".new")
     for left in (unborn, unborn.with_name(unborn.name + "-journal")):
         left.unlink(missing_ok=True)
+    # SQLite itself makes 0644 files, whatever the umask allows: a group of operators could never write its requests.
+    os.close(os.open(unborn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
     with engine(unborn).connect() as connection:
         _migrate(connection)
         with connection.begin():

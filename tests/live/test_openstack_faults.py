@@ -202,7 +202,7 @@ def test_creates_are_answered_after_our_deadline(openstack: OpenStackLab) -> Non
             until(lambda: len(creates(openstack, seen)) == 3, 30, what="all answers have come")
             lab.controller.ticks(3)
         assert creates(openstack, seen) == [202] * 3, "none was asked for twice"
-        assert "why=accepted" not in lab.controller.log(), "no answer was waited for: the listing showed them"
+        assert "reason=accepted" not in lab.controller.log(), "no answer was waited for: the listing showed them"
         assert len(lab.controller.drones()) == 3
         assert len(lab.leavings()) == 6, "a port and a volume each"
         lab.over()

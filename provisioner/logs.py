@@ -1,0 +1,104 @@
+"""Log lines on stderr: for people, as JSON, or for the journal with its priorities."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import suppress
+from enum import StrEnum
+from typing import TextIO, cast
+
+import structlog
+from structlog.typing import EventDict, Processor
+
+
+class LogFormat(StrEnum):
+    """Forms of a log line."""
+
+    CONSOLE = "console"
+    JSON = "json"
+    JOURNAL = "journal"
+
+
+class LogLevel(StrEnum):
+    """Least level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""Syslog priorities, which journald reads from a prefix ``<4>`` (sd-daemon(3))."""
+
+
+class Stderr:
+    """Target of log lines. One that cannot be written (full disk, reader gone) must not end the service."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return sys.stderr.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None) -> None:
+    """Write log lines to stderr in ``form``; without one for the journal if stderr leads there, else for people."""
+    form = form or (LogFormat.JOURNAL if _leads_to_journal() else LogFormat.CONSOLE)
+    structlog.configure(
+        processors=_processors(form),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.value.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Stderr())),
+        cache_logger_on_first_use=False,
+    )
+
+
+def _processors(form: LogFormat) -> list[Processor]:
+    time_and_level: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    match form:
+        case LogFormat.JSON:
+            return [
+                *time_and_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(default=str),
+            ]
+        case LogFormat.JOURNAL:
+            return [structlog.processors.add_log_level, Journal()]
+        case LogFormat.CONSOLE:
+            return [*time_and_level, _for_people(colors=sys.stderr.isatty())]
+
+
+def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
+    """Return the renderer of lines ``time level event key=value``. Its tracebacks are plain: the pretty ones hold the
+    values of all local variables, among them users' names, and take seconds to make."""
+    return structlog.dev.ConsoleRenderer(
+        colors=colors, pad_event_to=14, exception_formatter=structlog.dev.plain_traceback
+    )
+
+
+class Journal:
+    """Renderer for journald: the level as the priority of each line, no time, which the journal adds itself."""
+
+    def __init__(self) -> None:
+        self._render = _for_people(colors=False)
+
+    def __call__(self, logger: object, name: str, event: EventDict) -> str:
+        priority = PRIORITIES.get(str(event.pop("level", "info")), 6)
+        text = self._render(logger, name, event)
+        return "\n".join(f"<{priority}>{line.rstrip()}" for line in text.splitlines())
+
+
+def _leads_to_journal() -> bool:
+    """Return whether systemd connected stderr to the journal: it names the device and inode in JOURNAL_STREAM."""
+    with suppress(OSError, ValueError):
+        seen = os.fstat(sys.stderr.fileno())
+        return os.environ.get("JOURNAL_STREAM") == f"{seen.st_dev}:{seen.st_ino}"
+    return False
