@@ -208,7 +208,9 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
             # The same fault is told again every tick until somebody looks anew: count it once.
             known[scope] = breaker if breaker.fault == fault else failed(breaker, fault, now)
             if scope == OVERLAY:  # there is only one: it is asked again at every tick, whatever happened
-                known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0)
+                known[scope] = replace(
+                    known[scope], state=BreakerState.DEGRADED, until=0.0, since=_outage_since(breaker, now)
+                )
         elif seen and not (breaker.fault and breaker.fault.of_order):
             if scope == OVERLAY:
                 known[scope] = overlay_back(breaker, now, snapshot.policy.overlay_max_age_s)
@@ -227,6 +229,12 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
         if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
             known[key] = recovered(known[key], now)
     return known
+
+
+def _outage_since(breaker: Breaker, now: float) -> float:
+    """Return when the outage began that a failed look at the overlay belongs to: its length decides what it hid."""
+    goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault is not None and not breaker.fault.of_order
+    return breaker.since if goes_on else now
 
 
 def _by_order(breaker: Breaker) -> bool:

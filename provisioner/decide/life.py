@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from provisioner.decide.guard import VANISH_FACTOR, Trust
+from provisioner.decide.settled import HEARD_EVERY_S
 from provisioner.model import (
     WHOLE_GPU,
     Answer,
@@ -209,7 +210,8 @@ def observe(
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
     if seen.state.ended:
-        priced = _cost(drone, slot, evictions, policy, drone.heard_at or now)
+        # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
+        priced = _cost(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
         seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen == drone:
         return None
@@ -318,14 +320,20 @@ def _unlisted(
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:
-    """An empty listing stays doubtful for a drone that was not asked to leave, even when few are on record."""
-    return not view.drones and drone.leaving is None and drone.state in (S.IDLE, S.BUSY, S.JOINED)
+    """Return whether an empty listing is doubtful for a drone that it used to list, even when few are on record.
+
+    A small site has too few drones for ``guard.VANISH_MIN``. A drone that leaves may well be the last one there.
+    """
+    return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
 
 
 def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
     state = _BY_SLOT[slot.state]
-    if drone.state in (S.STOPPING, S.DRAINING):
+    returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
+    if drone.state is S.STOPPING or (drone.state is S.DRAINING and not returned):
         state = drone.state  # asked to leave: what its slot does meanwhile is no news
+    elif state is S.DRAINING and drone.state in (S.IDLE, S.BUSY) and slot.heard_at < drone.since:
+        state = drone.state  # an ad from before the drone was taken back into service
     elif drone.state is S.QUEUED and drone.started_at:
         state = drone.state  # put back by its site: an old slot ad must not bring it to life
     worked = slot.jobs > 0 or slot.jobs_started > drone.jobs_started or slot.state is SlotState.BUSY
@@ -333,11 +341,14 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if slot.jobs > 0 or slot.state is SlotState.BUSY:
         idle_at = 0.0
+    elif drone.jobs:
+        # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).
+        idle_at = now
     elif worked:  # a job came and went between two looks
         idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
     elif slot.state is not SlotState.CHECKING:
         idle_at = idle_at or now
-    leaving = drone.leaving
+    leaving = None if returned else drone.leaving
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.MATCHED_NOTHING  # it leaves by itself: end of life, or its own time-out
     changed = (
@@ -352,6 +363,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         or slot.retires_at != drone.retires_at
         or (slot.work_gpu_milli, slot.work_at) != (drone.work_gpu_milli, drone.work_at)
         or (slot.name and slot.name != drone.slot)
+        or slot.heard_at - drone.heard_at >= HEARD_EVERY_S
     )
     if not changed:
         return drone, reason
@@ -364,7 +376,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         submitted_at=drone.submitted_at or now,
         busy_at=busy_at,
         idle_at=idle_at,
-        heard_at=slot.heard_at,
+        heard_at=max(slot.heard_at, drone.heard_at),
         jobs=slot.jobs,
         jobs_started=max(slot.jobs_started, drone.jobs_started),
         leaving=leaving,

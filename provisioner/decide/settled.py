@@ -23,6 +23,8 @@ from provisioner.model import (
     TypeKey,
 )
 
+HEARD_EVERY_S = 300.0
+"""Interval at which the last sign of life of a drone without other news is recorded."""
 _SLACK_S = 1.0
 """So long before its time is over a drone no longer counts as settled."""
 
@@ -68,6 +70,7 @@ def sift(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, 
             and slot.work_gpu_milli == drone.work_gpu_milli
             and slot.retires_at == drone.retires_at
             and slot.name == drone.slot
+            and slot.heard_at - drone.heard_at < HEARD_EVERY_S
             and remote.state is running
             and remote.end is None
             and not remote.notice_at

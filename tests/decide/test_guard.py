@@ -152,7 +152,7 @@ def test_a_drone_that_works_clears_its_types_blame() -> None:
 @pytest.mark.parametrize(
     ("state", "more"),
     [
-        (DroneState.BOOTING, {"missing_at": NOW - 60}),
+        (DroneState.BOOTING, {"missing_at": NOW - 400}),
         (DroneState.SUBMITTED, {"missing_at": NOW - 200}),
     ],
 )

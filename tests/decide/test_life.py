@@ -53,7 +53,8 @@ def test_missing_once_is_not_gone() -> None:
     (first,) = plan_of(snapshot(drones=[there], remotes=[])).moves
     assert first.drone.missing_at == NOW - 1
     assert first.drone.state is S.BOOTING
-    (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=[])).moves
+    others = [remote_of(drone("kit-ab12-2", S.BOOTING))]
+    (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=others)).moves
     assert (gone.drone.state, gone.reason) == (S.LOST, GoneFromSite(59, 30))
 
 
@@ -64,7 +65,7 @@ def test_a_drone_that_comes_back_was_never_gone() -> None:
 
 
 def test_a_listing_without_it_is_wrong_if_the_pool_hears_from_it() -> None:
-    there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 60)
+    there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 400, heard_at=NOW - 31)
     assert plan_of(snapshot(drones=[there], remotes=[])).moves == ()
 
 

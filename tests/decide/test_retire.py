@@ -210,13 +210,30 @@ def test_a_drone_of_a_type_that_is_no_longer_configured_drains() -> None:
 
 
 def test_an_empty_drone_that_did_not_follow_its_drain_is_stopped_by_its_site() -> None:
-    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, age_s=70, joined_at=NOW - 500, idle_at=NOW - 400)
+    stuck = drone(
+        "kit-ab12-1",
+        S.DRAINING,
+        leaving=S.DONE,
+        age_s=70,
+        joined_at=NOW - 500,
+        idle_at=NOW - 400,
+        asked_at=NOW - 70,
+    )
     (stop,) = plan_of(snapshot(drones=[stuck], slots=[slot_of(stuck)])).stops
     assert stop.drone.leaving is S.DONE
 
 
 def test_a_refused_drain_of_an_idle_drone_becomes_a_stop_at_once() -> None:
-    stuck = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, age_s=2, asked=1, joined_at=NOW - 500, idle_at=NOW - 400)
+    stuck = drone(
+        "kit-ab12-1",
+        S.DRAINING,
+        leaving=S.DONE,
+        age_s=2,
+        asked=1,
+        joined_at=NOW - 500,
+        idle_at=NOW - 400,
+        asked_at=NOW - 2,
+    )
     assert len(plan_of(snapshot(drones=[stuck], slots=[slot_of(stuck)])).stops) == 1
 
 
