@@ -9,13 +9,14 @@ from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from provisioner import loader
 from provisioner.config import ConfigErrors, Settings, SiteSpec
 from provisioner.config.reading import load
-from provisioner.config.reload import changes
+from provisioner.config.reload import Change, changes
 from provisioner.service.calls import fault_of, within
 from provisioner.service.clock import SteadyClock
 from provisioner.service.controller import Controller
@@ -127,27 +128,39 @@ async def _serve(
 async def _reloads(
     path: Path, root: Path | None, controller: Controller, adapters: Adapters, hangup: asyncio.Event
 ) -> None:
-    """Take over a valid configuration at each SIGHUP; say what is wrong with an invalid one and keep the old."""
+    """Take over a valid configuration at each SIGHUP; keep the old one, and report why, if anything goes wrong."""
     while True:
         await hangup.wait()
         hangup.clear()
         try:
-            new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
-            live = Counter(d.site for d in controller.store.drones.values())
-            change = changes(adapters.settings, new, live)
-            if change.refused:
-                raise NotApplied("\n".join(change.refused))
-            opened = await adapters.opened(new, change.rebuilt)
-        except (ConfigErrors, NotApplied) as error:
-            await controller.event("reload-refused", warn=True, problems=str(error)[:4000])
+            change, under_way = await _reloaded(path, root, controller, adapters)
+        except Exception as error:  # whatever a file or an adapter causes, the controller must not end for it
+            known = isinstance(error, ConfigErrors | NotApplied)
+            problems = str(error) if known else f"{type(error).__name__}: {error}"
+            if not known:
+                log.exception("reload-failed", file=str(path))
+            await controller.event("reload-refused", warn=True, file=str(path), problems=problems[:4000])
             continue
-        async with controller.between_ticks:
-            adapters.become(new, opened)
-            under_way = controller.apply(new.policy, new.types, adapters.sites, new.tick_s, new.tick_quick_s)
         await controller.event("reloaded", changes="; ".join(change.notes) or "nothing changed")
         if adapters.leaving and under_way:
             await asyncio.wait(under_way)
         await adapters.close_leaving()
+
+
+async def _reloaded(
+    path: Path, root: Path | None, controller: Controller, adapters: Adapters
+) -> tuple[Change, Collection[asyncio.Task[Any]]]:
+    """Read and take over the configuration. Returns what changed, and the orders that replaced adapters still carry
+    out. Raises ConfigErrors, NotApplied, or whatever else fails; then the old configuration is in force."""
+    new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
+    live = Counter(d.site for d in controller.store.drones.values())
+    change = changes(adapters.settings, new, live)
+    if change.refused:
+        raise NotApplied("\n".join(change.refused))
+    opened = await adapters.opened(new, change.rebuilt)
+    async with controller.between_ticks:
+        adapters.become(new, opened)
+        return change, controller.apply(new.policy, new.types, adapters.sites, new.tick_s, new.tick_quick_s)
 
 
 class NotApplied(Exception):

@@ -9,7 +9,13 @@ from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Where
 
 if TYPE_CHECKING:
+    import yaml
+
     from provisioner.store import Reader
+
+_LARGEST_FILE = 4 * 1024 * 1024
+_DEEPEST = 50
+"""Bytes and levels of nesting that the strict loader takes, too."""
 
 PLACES = (
     Path("provisioner.yaml"),
@@ -48,23 +54,65 @@ def store_path(where: Where) -> Path:
 
 
 def _path_in(config: Path) -> Path:
-    """``store.path`` of a configuration, by a light look: the strict loader is for ``run`` and ``check``."""
+    """Return ``store.path`` of a configuration, by a light look: the strict loader is for ``run`` and ``check``."""
     import yaml
 
     try:
-        tree = yaml.load(config.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        with config.open("rb") as file:
+            text = file.read(_LARGEST_FILE + 1).decode("utf-8-sig")
+        if len(text) > _LARGEST_FILE or not _is_shallow(text):
+            raise _refused(str(config), "too large or nested too deeply for a configuration")
+        tree = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except UnicodeDecodeError:
         raise Failure(f"{config}: not UTF-8", code=Exit.UNMET) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{config}:{mark.line + 1}:{mark.column + 1}" if mark else str(config)
-        said = getattr(error, "problem", None) or "not YAML"
-        raise Failure(f"{at}: {said}", "`provisioner check` says more", code=Exit.UNMET) from None
-    section = tree.get("store") if isinstance(tree, dict) else None
-    path = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(path, str) or not path:
+        raise _refused(at, getattr(error, "problem", None) or "not YAML") from None
+    path = _value(_value(tree, "store"), "path")
+    if path is None or path.tag != "tag:yaml.org,2002:str" or not path.value:
         raise Failure(f"{config}: no store.path in it; `provisioner check` says more", code=Exit.UNMET)
-    return config.parent / Path(path).expanduser()
+    return config.parent / Path(path.value).expanduser()
+
+
+def _refused(at: str, problem: str) -> Failure:
+    return Failure(f"{at}: {problem}", "`provisioner check` says more", code=Exit.UNMET)
+
+
+def _is_shallow(text: str) -> bool:
+    """Return True if ``text`` is safe to compose: PyYAML's C code recurses and overflows the stack where it is deep."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            return False
+    return True
+
+
+def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """Return the value of ``key`` in a mapping, or in what it merges (``<<``). Visits each node once: merges of merges
+    multiply."""
+    import yaml
+
+    seen: set[int] = set()
+    ahead: list[yaml.Node] = [node] if isinstance(node, yaml.MappingNode) else []
+    while ahead:
+        node = ahead.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            ahead += reversed(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            values: dict[str, yaml.Node] = {
+                name.value: value for name, value in node.value if isinstance(name, yaml.ScalarNode)
+            }
+            if key in values:
+                return values[key]
+            ahead += [values["<<"]] if "<<" in values else []
+    return None
 
 
 def open_record(where: Where) -> Reader:

@@ -23,6 +23,8 @@ def complain(document: Document, error: ValidationError, model: type[BaseModel],
     findings = [(_steps_in(document, at, detail), detail) for detail in error.errors(include_url=False)]
     places = [steps for steps, _ in findings]
     for steps, detail in findings:
+        if document.is_full:
+            return
         if _is_told_already(document, steps, detail, told) or _is_other_arm(steps, detail, places):
             continue
         told.add(steps)

@@ -21,7 +21,12 @@ Steps = tuple[str | int, ...]
 """Keys and indices that lead from the root to a value."""
 
 _LARGEST_FILE = 4 * 1024 * 1024
-_MOST_NODES = 200_000
+_MOST_NODES = 50_000
+"""Values in one file, those of aliases and ``<<`` counted wherever they are used: a second or two of reading."""
+_DEEPEST = 50
+"""Levels of nesting, those of aliases and ``<<`` included: far below what the interpreter's stack holds."""
+_MOST_PROBLEMS = 100
+"""Problems reported for one file: a file of another program would have thousands."""
 
 
 class Spot(NamedTuple):
@@ -44,8 +49,17 @@ class Document:
     broken: set[Steps] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
 
+    @property
+    def is_full(self) -> bool:
+        """True if no further problem is reported."""
+        return len(self.problems) > _MOST_PROBLEMS
+
     def complain(self, spot: Spot, message: str) -> None:
-        """A problem is one line, whatever the file has in it that the message quotes."""
+        """Add a problem in one line, whatever the file has in it that the message quotes."""
+        if self.is_full:
+            return
+        if len(self.problems) == _MOST_PROBLEMS:
+            message = f"more than {_MOST_PROBLEMS} problems: the others are left out. Repair these first"
         line = "".join(c if c.isprintable() else " " for c in message)
         self.problems.append(Problem(self.file, spot.line, spot.col, line))
 
@@ -113,10 +127,37 @@ def _spot_at(text: str, index: int) -> Spot:
     return Spot(text.count("\n", 0, index) + 1, index - (text.rfind("\n", 0, index) + 1) + 1)
 
 
+class _TooMuch(Exception):
+    """A file with more values, or more levels of them, than any configuration has."""
+
+
+def _within_bounds(nodes: int, depth: int) -> None:
+    """Raise :class:`_TooMuch` beyond either bound."""
+    if depth > _DEEPEST:
+        raise _TooMuch(f"nested too deeply: more than {_DEEPEST} levels. Check the brackets and the aliases")
+    if nodes > _MOST_NODES:
+        raise _TooMuch(
+            f"too large: more than {_MOST_NODES} values with its aliases. Check that this is a configuration"
+        )
+
+
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; what a plain scalar means is decided here, not by YAML 1.1."""
+    """Composes nodes only, within bounds; what a plain scalar means is decided here, not by YAML 1.1."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own name)
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.nodes = self.depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose the next node. Raises :class:`_TooMuch`."""
+        self.nodes += 1
+        self.depth += 1
+        _within_bounds(self.nodes, self.depth)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def parse(text: str, document: Document) -> None:
@@ -135,8 +176,8 @@ def composed(text: str, document: Document) -> yaml.Node | None:
         document.complain(_spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it")
     except yaml.MarkedYAMLError as error:
         document.complain(*_syntax(error))
-    except RecursionError:
-        document.complain(Spot(1, 1), "is nested too deeply")
+    except _TooMuch as error:
+        document.complain(Spot(1, 1), str(error))
     return None
 
 
@@ -149,8 +190,8 @@ def _fill(document: Document, node: yaml.Node | None) -> None:
         return
     try:
         tree = _Builder(document).value(node, ())
-    except _TooMuch:
-        document.complain(Spot(1, 1), f"aliases expand to more than {_MOST_NODES} values")
+    except _TooMuch as error:
+        document.complain(Spot(1, 1), str(error))
     else:
         if not isinstance(tree, dict):
             return  # a tag on the whole file: complained of already
@@ -200,10 +241,6 @@ def _syntax(error: yaml.MarkedYAMLError) -> tuple[Spot, str]:
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-class _TooMuch(Exception):
-    """Aliases expand beyond all reason."""
-
-
 class _Builder:
     """Turns composed nodes into plain values, noting where each stands."""
 
@@ -214,8 +251,7 @@ class _Builder:
 
     def value(self, node: yaml.Node, steps: Steps) -> Tree:
         self.nodes += 1
-        if self.nodes > _MOST_NODES:
-            raise _TooMuch
+        _within_bounds(self.nodes, len(steps))
         self.document.values[steps] = _mark(node)
         if id(node) in self.active:
             self.broken(node, steps, "an alias of something that holds itself: write it out")
@@ -233,7 +269,7 @@ class _Builder:
         match node:
             case yaml.ScalarNode():
                 try:
-                    return scalar(node.value) if node.style is None else str(node.value)
+                    return scalar(node.value) if node.style is None else _text(node.value)
                 except Surprise as surprise:
                     self.broken(node, steps, str(surprise))
                     return None
@@ -264,22 +300,25 @@ class _Builder:
                 self.document.keys[(*steps, key)] = spot
                 tree[key] = self.value(value_node, (*steps, key))
         for source in merged:
-            self.merge(source, tree, steps)
+            self.merge(source, tree, steps, 1)
         return tree
 
-    def merge(self, source: yaml.Node, tree: dict[str, Tree], steps: Steps) -> None:
-        """``<<``: what ``tree`` does not say itself is taken from ``source``, and stands where it stands there."""
+    def merge(self, source: yaml.Node, tree: dict[str, Tree], steps: Steps, depth: int) -> None:
+        """Take from ``source`` the keys that ``tree`` lacks (``<<``); they stand where they stand in ``source``."""
+        self.nodes += 1
+        _within_bounds(self.nodes, len(steps) + depth)
         if isinstance(source, yaml.SequenceNode):
             for one in source.value:
-                self.merge(one, tree, steps)
+                self.merge(one, tree, steps, depth + 1)
             return
         if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
             self.document.complain(_mark(source), "`<<` takes in another mapping: write `<<: *anchor`")
             return
         for key_node, value_node in source.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            self.nodes += 1
             if key == "<<":
-                self.merge(value_node, tree, steps)
+                self.merge(value_node, tree, steps, depth + 1)
             elif isinstance(key, str) and key not in tree:
                 self.document.keys[(*steps, key)] = _mark(key_node)
                 tree[key] = self.value(value_node, (*steps, key))
@@ -288,10 +327,8 @@ class _Builder:
         if not isinstance(node, yaml.ScalarNode):
             self.document.complain(_mark(node), "a key is wanted here: a plain word, not a list or mapping")
             return None
-        if node.style is not None:
-            return str(node.value)
         try:
-            key = scalar(node.value)
+            key = scalar(node.value) if node.style is None else _text(node.value)
         except Surprise:
             key = None
         if not isinstance(key, str):
@@ -332,6 +369,15 @@ def scalar(text: str) -> bool | int | float | str:
     if _FLOAT.fullmatch(text):
         return _finite(text)
     _surprise(text)
+    return text
+
+
+def _text(text: str) -> str:
+    """Return a quoted scalar. Raises :class:`Surprise` for escapes that stand for no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Surprise(f"`\\u{ord(text[error.start]):04x}` is not a character: remove it") from None
     return text
 
 

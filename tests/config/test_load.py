@@ -342,6 +342,14 @@ def test_however_a_site_file_is_mangled_the_answer_is_a_list_of_problems(at: int
             assert "\n" not in problem.message
 
 
+def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: Path) -> None:
+    """Each has its nearest valid name looked for: a file of another program took minutes."""
+    path = tmp_path / "provisioner.yaml"
+    path.write_text("controller: kit\n" + "".join(f"key{n}: 1\n" for n in range(20_000)))
+    problems = check(path)
+    assert len(problems) == 101 and "more than 100 problems" in " ".join(p.message for p in problems)
+
+
 def test_headroom_arrives_in_inner_units(tmp_path: Path) -> None:
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "big.yaml").write_text(SITE)

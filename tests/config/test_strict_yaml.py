@@ -93,11 +93,41 @@ def test_a_laughing_file_is_refused() -> None:
     laughs = "a: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(8)
     )
-    assert "expand to more than" in parsed(laughs).problems[0].message
+    assert "too large" in parsed(laughs).problems[0].message
 
 
-def test_deep_nesting_is_refused() -> None:
-    assert "nested too deeply" in parsed("a: " + "[" * 50_000).problems[0].message
+@pytest.mark.parametrize("levels", [60, 200, 330, 400, 500, 50_000])
+@pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ("{a: ", "}"), ("- ", "")])
+def test_deep_nesting_is_refused_and_never_overflows_the_stack(levels: int, opens: str, closes: str) -> None:
+    before = "a:\n  " if opens == "- " else "a: "
+    assert "nested too deeply" in parsed(before + opens * levels + "1" + closes * levels).problems[0].message
+
+
+def test_a_chain_of_aliases_is_nested_as_deeply_as_it_is_long() -> None:
+    chain = "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else 'x'}]\n" for n in range(2000))
+    assert "nested too deeply" in parsed(chain).problems[0].message
+
+
+def test_merges_of_merges_are_counted_and_refused() -> None:
+    """A file of 500 bytes kept the reader busy for ever."""
+    merges = "a0: &a0 {x: 1}\n" + "".join(
+        f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12)
+    )
+    assert "too large" in parsed(merges).problems[0].message
+    chain = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}\n" for n in range(1, 500))
+    assert "nested too deeply" in parsed(chain).problems[0].message
+    assert parsed("a: {<<: &m {<<: *m}}").problems[0].message
+
+
+def test_a_file_has_a_bounded_number_of_values_and_of_problems() -> None:
+    assert "too large" in parsed("".join(f"k{n}: 1\n" for n in range(350_000))).problems[0].message
+    many = parsed("".join(f"k{n}: yes\n" for n in range(500))).problems
+    assert len(many) == 101 and "more than 100 problems" in many[-1].message
+
+
+def test_an_escape_that_is_no_character_is_a_problem_of_its_own() -> None:
+    (problem,) = parsed('a: "\\ud800"').problems
+    assert problem.line == 1 and "not a character" in problem.message
 
 
 @given(st.text(alphabet=st.sampled_from("ab:-[]{}\"'&*!|>%@`#?,.~<01 \n\t\0\x85\ufeff\u2028é"), max_size=60))

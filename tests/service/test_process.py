@@ -32,6 +32,11 @@ class Config(BaseModel):
     root: Path
     start_s: float = 0.0
 
+    def __eq__(self, other):
+        if 13.0 in (self.start_s, other.start_s):
+            raise ZeroDivisionError("a fault of the adapter")
+        return super().__eq__(other)
+
 class Files:
     Config = Config
 
@@ -112,6 +117,9 @@ class Host:
             return (self.path / site / "log").read_text().splitlines()
         except FileNotFoundError:
             return []
+
+    def stderr(self) -> list[bytes]:
+        return (self.path / "stderr").read_bytes().splitlines()
 
     @property
     def record(self) -> SqlReader:
@@ -205,20 +213,32 @@ def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders
     host.until(lambda: not (host.path / "here" / "drones" / drone.id).exists())
 
 
-@pytest.mark.parametrize("fault", ["cannot be read", "cannot be connected"])
+@pytest.mark.parametrize("fault", ["cannot be read", "cannot be connected", "is nested 400 deep", "makes code fail"])
 def test_a_configuration_that_cannot_be_taken_over_changes_nothing(host: Host, fault: str) -> None:
+    """Whatever fails: the controller ended at a nested file."""
     host.site("here")
     process = host.run()
     host.until(lambda: "started 0" in host.log("here"))
     before = [d.id for d in host.record.drones()]
-    host.site("new")
+    if fault == "makes code fail":
+        host.site("here", start_s=13)
+        said = "ZeroDivisionError: a fault of the adapter"
+    else:
+        host.site("new")
+        said = "site new: no route to host"
     if fault == "cannot be read":
         (host.path / "site-new.yaml").write_text("site: new\nadapter: flies\n")
-    else:
+        said = "flies"
+    elif fault == "is nested 400 deep":
+        (host.path / "site-new.yaml").write_text("site: " + "[" * 400 + "]" * 400 + "\n")
+        said = "nested too deeply"
+    elif fault == "cannot be connected":
         (host.path / "new" / "down").touch()
     process.send_signal(signal.SIGHUP)
     host.until(lambda: host.told("reload-refused"))
-    assert ("flies" if fault == "cannot be read" else "site new: no route to host") in host.told("reload-refused")[0]
+    (told,) = host.told("reload-refused")
+    assert said in told and str(host.path / "provisioner.yaml") in told
+    assert [b"warning" in line for line in host.stderr() if b"reload-refused" in line] == [True]
     tick = host.record.views()
     assert tick is not None
     host.until(lambda: (now := host.record.views()) is not None and now.tick > tick.tick + 2)
