@@ -268,6 +268,23 @@ class BadRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannerFailed:
+    """The planner fails on these jobs, by a mistake of its own. They are left out, and all others are decided on."""
+
+    error: str
+    kind: Literal["planner-failed"] = "planner-failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseBroken:
+    """The independent judge of plans has left this out: it would have broken a promise."""
+
+    promise: str
+    """The one that would have been broken, with its numbers."""
+    kind: Literal["promise-broken"] = "promise-broken"
+
+
+@dataclass(frozen=True, slots=True)
 class NothingFits:
     """No drone type fits; the nearest one, and the first dimension in which it fails."""
 
@@ -531,6 +548,8 @@ Reason = (
     | JobsWait
     | WarmHeadroom
     | BadRequest
+    | PlannerFailed
+    | PromiseBroken
     | NothingFits
     | LimitReached
     | GroupQuota

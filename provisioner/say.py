@@ -308,6 +308,10 @@ def say(reason: Reason) -> str:
         # why something is not done
         case r.BadRequest(message=message):
             return f"no slot can ever offer what the jobs ask for{_told(message)}"
+        case r.PlannerFailed(error=error):
+            return f"the planner fails on this and leaves it out{_told(error)}. Report it with `provisioner snapshot`"
+        case r.PromiseBroken(promise=promise):
+            return f"left out of the plan by its judge{_told(promise)}. Report it with `provisioner snapshot`"
         case r.NothingFits(nearest=nearest, dimension=dimension, wanted=wanted, offered=offered):
             wanted, offered = amounts(wanted, offered)
             near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
@@ -456,7 +460,7 @@ def tier(reason: Reason) -> Tier:
             | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
         ):  # fmt: skip
             return Tier.LEAVE
-        case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone():
+        case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone() | r.PlannerFailed() | r.PromiseBroken():
             return Tier.CONFIGURATION
         case r.NothingFits():
             return Tier.NOTHING_FITS

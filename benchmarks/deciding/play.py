@@ -17,9 +17,9 @@ from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
 from provisioner.decide import decide
+from provisioner.decide.isolate import Planner
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.service.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
-from provisioner.service.controller import Planner
 from provisioner.sim.books import result_of
 from provisioner.sim.jobs import SimJob
 from provisioner.sim.results import Decisions, Result

@@ -60,6 +60,6 @@ def next_snapshot(reader: Reader) -> Snapshot:
 def planned(snapshot: Snapshot, origin: str) -> Document:
     """The plan for a snapshot as a document."""
     from provisioner.cli.plan_rows import plan_document
-    from provisioner.decide import decide
+    from provisioner.decide.sound import sound_plan
 
-    return plan_document(decide(snapshot), f"{origin} at {say.iso(snapshot.now)}")
+    return plan_document(sound_plan(snapshot).plan, f"{origin} at {say.iso(snapshot.now)}")

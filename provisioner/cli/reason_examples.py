@@ -31,6 +31,8 @@ EXAMPLES: tuple[Reason, ...] = (
     r.JobsWait("12", 30, 6, 4),
     r.WarmHeadroom("day-shift", 4, 1, 3),
     r.BadRequest("1.5 GPUs: write 1 or 2, only less than one GPU can be a share"),
+    r.PlannerFailed("ZeroDivisionError: integer division or modulo by zero"),
+    r.PromiseBroken("41 drones at horeka, 40 allowed"),
     r.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"),
     r.LimitReached("max_drones", "horeka/h100", 40, 40),
     r.GroupQuota("physics.atlas", 8, 8),

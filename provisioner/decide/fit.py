@@ -16,6 +16,9 @@ def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
         return Misfit("gpus", gpus(job.gpu_milli), gpus(kind.gpu_milli))
+    if job.gpu_milli <= 0 and job.cpus <= 0 and job.memory_mib <= 0 and job.disk_mib <= 0:
+        # A slot is made of what a job asks for: HTCondor matches such a job to nothing.
+        return Misfit("cpus", "1 or more (the job asks for nothing)", str(kind.cpus))
     if kind.shares > 1:
         if too_much := _more_than_shares(job, kind):
             return too_much
@@ -118,7 +121,9 @@ def jobs_in(job: JobClass, space: Space, kind: DroneType) -> int:
     # What rounding leaves of each GPU is no share, and nothing is kept for it.
     free_shares = max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share) // share
     space = space._replace(gpu_milli=free_shares * share)
-    most = min(often(0, *need[1:], *space), _jobs_in_shares(job, free_shares, kind))
+    most = _jobs_in_shares(job, free_shares, kind)
+    if need.cpus > 0 or need.memory_mib > 0 or need.disk_mib > 0:  # else the shares alone decide
+        most = min(most, often(0, *need[1:], *space))
     return sparing(most, need, space, kept)
 
 

@@ -192,8 +192,8 @@ def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None
     policy = scene.snapshot.policy
     limit = idle_limit_s(drone, policy, scene.snapshot.learned)
     slot = scene.slots.get(drone.id)
-    if slot is None or scene.trust.overlay is not None:
-        return
+    if slot is None or scene.trust.overlay is not None or drone.jobs or slot.jobs:
+        return  # an ad that says idle and names jobs is not believed
     idle = scene.now - (drone.idle_at or drone.since)
     if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and _wanted(scene, drone)):
         return

@@ -101,8 +101,10 @@ class Shapes:
 
     def _judged(self, job: JobClass) -> Suited:
         fits = {} if job.invalid else {k: t for k, t in self.by_key.items() if misfit(job, t) is None}
-        jobs = {key: jobs_in_type(job, kind) for key, kind in fits.items()}
-        ranked = sorted((self._price(k) / max(1, jobs[key]), k.vram_mib, k.capability, key) for key, k in fits.items())
+        # What an empty drone holds none of does not fit, whatever the dimensions say one by one.
+        jobs = {key: count for key, kind in fits.items() if (count := jobs_in_type(job, kind)) > 0}
+        fits = {key: fits[key] for key in jobs}
+        ranked = sorted((self._price(k) / jobs[key], k.vram_mib, k.capability, key) for key, k in fits.items())
         return Suited(
             kinds=tuple(fits.values()),
             keys=tuple(fits),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -14,6 +14,9 @@ import structlog
 from provisioner import say
 from provisioner.decide import decide, fit, guard, life
 from provisioner.decide.check import check
+from provisioner.decide.isolate import Planner
+from provisioner.decide.restrained import Judge
+from provisioner.decide.sound import SoundPlan, sound_plan
 from provisioner.model import (
     Answer,
     Breaker,
@@ -57,19 +60,13 @@ ON_THE_MOVE = frozenset(
 )
 
 
-Planner = Callable[[Snapshot], Plan]
-"""What decides: :func:`provisioner.decide.decide`, or in a benchmark another's rule."""
-Judge = Callable[[Snapshot, Plan], tuple[str, ...]]
-"""What says which promises a plan breaks: :func:`provisioner.decide.check.check`."""
-
-
 @dataclass(frozen=True, slots=True)
 class TickReport:
     """What one tick did."""
 
     plan: Plan
     faults: tuple[str, ...] = ()
-    """What the checker found wrong: then nothing was acted on."""
+    """What was wrong with the plan as it was made: what it concerns was left out."""
     recorded: bool = True
     """False if the store could not take the plan: then nothing was acted on either."""
 
@@ -99,11 +96,11 @@ class Failures:
     count: int = 0
 
     def again(self, error: Exception) -> None:
-        """Count one failure, within its ``except`` clause."""
+        """Count one failure."""
         text = f"{type(error).__name__}: {error}"
         if text != self.error:
             self.error, self.count = text, 1
-            log.exception("decide-failed", why=text)
+            log.error("decide-failed", why=text, exc_info=error)
             return
         self.count += 1
         if self.count & (self.count - 1) == 0:
@@ -144,7 +141,9 @@ class Controller:
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: Failures = field(default_factory=Failures)
     _faults: tuple[str, ...] = ()
-    """What the checker found wrong at the newest tick: told once, not at every tick."""
+    """What was wrong at the newest tick: told once, not at every tick."""
+    _suspects: tuple[str, ...] = ()
+    """Job classes on which the planner failed at the newest tick."""
     _pruned_at: float = 0.0
     _gpu_wanted_at: float = 0.0
     _patience: Mapping[str, Patience] = field(default_factory=dict)
@@ -187,11 +186,10 @@ class Controller:
         """One turn of the loop."""
         await self._settle()  # answers that took longer than the last tick
         snapshot = await self._sense()
-        plan, faults = self._decided(snapshot)
+        found = self._decided(snapshot)
+        plan, faults = found.plan, found.faults
         self._patience = {each.site: each for each in plan.patience}
-        if faults and faults != self._faults:
-            await self.event("plan-refused", warn=True, faults="; ".join(faults)[:2000])
-        self._faults = faults
+        await self._tell_faults(found)
         before = dict(self.store.breakers)
         try:
             await self.store.record(plan, snapshot)
@@ -244,20 +242,25 @@ class Controller:
             learned=self.learning.learned,
         )
 
-    def _decided(self, snapshot: Snapshot) -> tuple[Plan, tuple[str, ...]]:
-        """The plan, and what is wrong with it: then it acts on nothing, and takes up no request."""
-        try:
-            began_s = time.perf_counter()
-            plan = self.planner(snapshot)
-            self.decided.took(time.perf_counter() - began_s)
-            faults = self.judge(snapshot, plan)
+    def _decided(self, snapshot: Snapshot) -> SoundPlan:
+        """Return the plan to act on. What the planner failed on, and what broke a promise, is not in it."""
+        began_s = time.perf_counter()
+        found = sound_plan(snapshot, self.planner, self.judge, self._suspects)
+        self.decided.took(time.perf_counter() - began_s)
+        self._suspects = found.classes
+        if found.error is None:
             self._failures.over()
-        except Exception as error:  # a mistake of ours: what runs goes on, and the next look may be another
-            self._failures.again(error)
-            return Plan(snapshot.tick, snapshot.now), (f"decide failed: {type(error).__name__}: {error}",)
-        if faults:
-            plan = replace(plan, starts=(), drains=(), stops=(), orphans=(), requests_done=())
-        return plan, faults
+        else:  # a mistake of ours: what runs goes on, and the next look may be another
+            self._failures.again(found.error)
+        return found
+
+    async def _tell_faults(self, found: SoundPlan) -> None:
+        """Record what was wrong with a plan when that changes, and not at every tick."""
+        if found.faults and found.faults != self._faults:
+            left_out = (*(f"class {each}" for each in found.classes), *found.actions)
+            told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
+            await self.event("plan-refused", warn=True, **told)
+        self._faults = found.faults
 
     def _gpu_wanted(self) -> float:
         """When a GPU job was last seen to wait. What cannot be seen may be one."""

@@ -11,8 +11,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
 
+from provisioner.decide.check import Breach
+from provisioner.decide.isolate import Planner
+from provisioner.decide.restrained import Judge
 from provisioner.model import DroneType, Plan, Policy, Snapshot
-from provisioner.service.controller import Judge, Planner
 from provisioner.sim.books import result_of
 from provisioner.sim.jobs import SimJob
 from provisioner.sim.owner_series import OwnerSeries
@@ -126,7 +128,7 @@ def _telling(scenario: Scenario, tell: Tell) -> Scenario:
     judge: Judge = scenario.judge
     told_at = 0.0
 
-    def watching(snapshot: Snapshot, plan: Plan) -> tuple[str, ...]:
+    def watching(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
         nonlocal told_at
         if time.monotonic() - told_at >= _TELL_EACH_S:
             told_at = time.monotonic()

@@ -13,8 +13,10 @@ import structlog
 
 from provisioner.decide import decide
 from provisioner.decide.check import check
+from provisioner.decide.isolate import Planner
+from provisioner.decide.restrained import Judge
 from provisioner.model import DroneId, Policy
-from provisioner.service.controller import Controller, Decided, Judge, Planner
+from provisioner.service.controller import Controller, Decided
 from provisioner.sim.faults import Blow, Crash, Spell
 from provisioner.sim.jobs import SimJob
 from provisioner.sim.killing import Chronicle, Fuse, MortalOverlay, MortalSite, MortalStore

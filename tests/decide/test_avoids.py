@@ -119,7 +119,7 @@ def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
     start = plan.starts[0]
     wrong = replace(plan, starts=(replace(start, drone=replace(start.drone, avoids="short")), *plan.starts[1:]))
     (fault,) = check(made, wrong)
-    assert "avoids its user" in fault
+    assert "avoids its user" in fault.text
 
 
 def of_user(made: Snapshot, avoids: str) -> Snapshot:

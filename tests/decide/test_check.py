@@ -17,10 +17,14 @@ from provisioner.model import (
     DrainMode,
     DroneId,
     DroneState,
+    DroneType,
     Group,
     Headroom,
+    JobClass,
     Plan,
     Policy,
+    RemoteDrone,
+    RemoteState,
     Snapshot,
     Start,
     Stop,
@@ -33,6 +37,7 @@ from tests.decide.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, plan_o
 S = DroneState
 BUSY = drone("kit-ab12-1", S.BUSY)
 WAITS = jobs(waiting=3)
+CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
 
 
 def start(serial: int = 42, kind: TypeKey = A100.key) -> Start:
@@ -90,7 +95,70 @@ BAD: list[tuple[str, Snapshot, dict[str, object]]] = [
 @pytest.mark.parametrize(("fault", "snap", "actions"), BAD, ids=[b[0] for b in BAD])
 def test_a_bad_plan_is_found_out(fault: str, snap: Snapshot, actions: dict[str, object]) -> None:
     plan = Plan(snap.tick, snap.now, **actions)  # type: ignore[arg-type]
-    assert any(fault in line for line in check(snap, plan)), check(snap, plan)
+    assert any(fault in breach.text for breach in check(snap, plan)), check(snap, plan)
+
+
+def test_a_limit_names_the_starts_beyond_it_and_no_others() -> None:
+    snap = snapshot(classes=[WAITS], limits={"max_drones": 2})
+    plan = Plan(snap.tick, snap.now, starts=(start(42), start(43), start(44)))
+    (breach,) = check(snap, plan)
+    assert breach.actions == (plan.starts[2],)
+
+
+def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> None:
+    """`max_gpus` was lowered below what runs; the CPU drone was refused, and with it the drains of the idle ones."""
+    idle = [drone(f"kit-ab12-{i}", S.IDLE, age_s=5000) for i in range(4)]
+    cpu_job = JobClass("cpu", 0, 1, 1024, waiting=1, oldest_at=NOW - 100)
+    snap = snapshot(drones=idle, types=[A100, CPU], classes=[cpu_job], limits={"max_gpu_milli": 2000})
+    plan = plan_of(snap)
+    assert [s.drone.type for s in plan.starts] == [CPU.key]
+    assert len(plan.drains) == 4
+    for_gpus = replace(snap, overlay=snapshot(classes=[WAITS]).overlay)
+    (breach,) = check(for_gpus, Plan(snap.tick, snap.now, starts=(start(),)))
+    assert breach.text == "5.0 GPUs at topas, 2.0 allowed"
+
+
+def stray_at(*sites: str) -> Snapshot:
+    """A drone without a record in the listing of each site, where jobs wait."""
+    snap = snapshot(classes=[WAITS], types=[A100, QUAD], limits={"max_gpu_milli": 4500})
+    readings = dict(snap.sites)
+    for site in sites:
+        view = readings[site].view
+        assert view is not None
+        stray = RemoteDrone(DroneId("kit-ab12-7"), RemoteState.RUNNING, "r")
+        readings[site] = replace(readings[site], view=replace(view, drones={stray.drone_id: stray}))
+    return replace(snap, sites=readings)
+
+
+def test_the_judge_counts_strays_with_the_gpus_of_the_largest_type() -> None:
+    quad = replace(start(kind=QUAD.key), drone=replace(start().drone, type=QUAD.key, gpu_milli=4000))
+    plan = Plan(7, NOW, starts=(quad,))
+    assert check(stray_at(), plan) == ()
+    (breach,) = check(stray_at("horeka"), plan)
+    assert breach.text == "8.0 GPUs at horeka, 4.5 allowed"
+    one = replace(stray_at("topas"), policy=replace(snapshot().policy, max_drones=1))
+    assert "2 drones in all, 1 allowed" in map(str, check(one, Plan(7, NOW, starts=(start(),))))
+
+
+def test_strays_count_with_the_gpus_of_the_largest_type_against_max_gpus() -> None:
+    many = replace(stray_at("horeka"), overlay=snapshot(classes=[jobs(waiting=3, gpu_milli=4000)]).overlay)
+    assert plan_of(many).starts == ()
+    none = replace(stray_at(), overlay=many.overlay)
+    assert len(plan_of(none).starts) == 1
+
+
+def test_a_stray_in_two_listings_is_stopped_at_both_sites() -> None:
+    snap = stray_at("topas", "horeka")
+    assert sorted(o.site for o in plan_of(snap).orphans) == ["horeka", "topas"]
+    twice = Plan(7, NOW, orphans=(*plan_of(snap).orphans, plan_of(snap).orphans[0]))
+    (breach,) = check(snap, twice)
+    assert breach.actions == (twice.orphans[0],)
+
+
+def test_a_slot_that_says_idle_and_names_jobs_is_not_asked_to_leave() -> None:
+    odd = drone("kit-ab12-1", S.IDLE, age_s=50_000)
+    snap = snapshot(drones=[odd], slots=[replace(slot_of(odd), jobs=2)])
+    assert not plan_of(snap).acts
 
 
 def test_an_empty_plan_is_fine() -> None:

@@ -172,9 +172,11 @@ def test_the_checker_refuses_more_starts_than_headroom_is_wanted() -> None:
     snap = snapshot(policy=WARM)
     plan = decide(snap)
     fewer = replace(snap, policy=replace(snap.policy, headroom=(replace(TWO, count=1),)))
-    assert check(fewer, plan) == ("2 drones are started for headroom:day-shift, which wants 1",)
+    (breach,) = check(fewer, plan)
+    assert breach.text == "2 drones are started for headroom:day-shift, which wants 1"
+    assert breach.actions == plan.starts[1:], "only the one too many is named"
     none = replace(snap, policy=replace(snap.policy, headroom=()))
-    assert "2 drones are started for class headroom:day-shift, of which nothing waits" in check(none, plan)
+    assert "2 drones are started for class headroom:day-shift, of which nothing waits" in map(str, check(none, plan))
 
 
 def test_explain_has_what_a_plan_says_of_headroom() -> None:

@@ -263,4 +263,4 @@ def test_a_downtime_that_has_begun_is_the_sites_affair() -> None:
 
 def test_the_checker_faults_a_drone_that_lives_into_the_downtime() -> None:
     snap = snapshot(classes=[jobs(waiting=1)], types=(A100,))
-    assert "downtime" in " ".join(check(down_in(snap, 7200), decide(snap)))
+    assert "downtime" in " ".join(map(str, check(down_in(snap, 7200), decide(snap))))

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.model import DroneState, OverlayView, RequestKind, SiteView
+from provisioner.decide import decide
+from provisioner.decide.check import Breach
+from provisioner.model import DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
 from provisioner.service.controller import LEAVE_PATIENCE_S
 from provisioner.sim.loop import run_virtual
 from provisioner.sites import SiteDenied
@@ -154,6 +156,27 @@ def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest
     run_virtual(story(), start_epoch=EPOCH)
 
 
+def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planner(snapshot: Snapshot) -> Plan:
+        if snapshot.overlay.view and any(c.id == "odd" for c in snapshot.overlay.view.classes):
+            raise ZeroDivisionError
+        return decide(snapshot)
+
+    async def story() -> None:
+        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        jobs = (Pool().classes[0], replace(Pool().classes[0], id="odd"))
+        async with serving(here, store=store, pool=Pool(jobs)) as controller:
+            monkeypatch.setattr(controller, "planner", planner)
+            reports = [await controller.tick() for _ in range(3)]
+            assert here.told == ["start kit-mem0-1"]
+            assert all("ZeroDivisionError" in r.faults[0] for r in reports)
+            (told,) = store.reader().events()
+            assert (told.name, told.fields["left_out"]) == ("plan-refused", "class odd"), "told once"
+            assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
 def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         here, store = Place(), MemoryStore("kit", 1e9, 10)
@@ -161,7 +184,7 @@ def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> N
             await controller.tick()
             asked = store.reader().ask(RequestKind.KILL, list(store.drones), reason="hot", by="anna", at=EPOCH)
             with monkeypatch.context() as patch:
-                patch.setattr(controller, "judge", lambda snapshot, plan: ("wrong",))
+                patch.setattr(controller, "judge", lambda snapshot, plan: (Breach("wrong"),))
                 await controller.tick()
             assert not store.reader().request_done(asked)
             await controller.tick()
