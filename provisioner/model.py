@@ -567,7 +567,9 @@ class FaultKind(StrEnum):
     CONFIG = "config"
     """The order itself is wrong for this site."""
     DRONE = "drone"
-    """Drones of this type die young, never join or match nothing."""
+    """Drones of this type die young or never join."""
+    JOBS = "jobs"
+    """The pool gives none of the waiting jobs of one class to drones of this type that were started for them."""
     UNKNOWN = "unknown"
 
 
@@ -594,7 +596,8 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker of a site (scope ``<site>``) or of a drone type (scope ``<site>/<type>``), as data."""
+    """Circuit breaker of a site (scope ``<site>``), of a drone type (scope ``<site>/<type>``) or of a job class on a
+    drone type (scope ``<site>/<type>#<class id>``), as data."""
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
@@ -606,6 +609,21 @@ class Breaker:
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough for things to happen unseen."""
+
+    @property
+    def class_id(self) -> str:
+        """The job class that backs off; empty for the breaker of a site or a type."""
+        return self.scope.partition("#")[2]
+
+    @property
+    def forgotten(self) -> bool:
+        """Says no more than a missing record: classes come and go, and theirs are not kept."""
+        return self.state is BreakerState.ACTIVE and bool(self.class_id)
+
+
+def class_scope(key: TypeKey, class_id: str) -> str:
+    """Return the breaker scope of a job class on a drone type."""
+    return f"{key}#{class_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,6 +375,19 @@ class BackingOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Drones of this type that were started for these jobs left without one, while the jobs waited. No more are started
+    for them until a time. Other jobs get drones of this type all the same."""
+
+    type: str
+    until: float
+    failures: int
+    """In a row."""
+    message: str
+    kind: Literal["unmatched"] = "unmatched"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteFull:
     """The site shows no free capacity for any type that fits."""
 
@@ -558,6 +571,7 @@ Reason = (
     | SoonServed
     | JobsFirst
     | BackingOff
+    | Unmatched
     | SiteFull
     | GpusStranded
     | SiteQuota

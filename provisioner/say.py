@@ -340,6 +340,11 @@ def say(reason: Reason) -> str:
             return f"headroom {_q(name)} (room for {count(wanted, 'job')}) waits: real jobs or the owner come first"
         case r.BackingOff(scope=scope, until=until, fault=fault, message=message):
             return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
+        case r.Unmatched(type=kind, until=until, failures=failures, message=message):
+            return (
+                f"the pool gave none of these jobs to drones of {_q(kind)} that were started for them ({failures} in a "
+                f"row): the next one is tried at {iso(until)}; other jobs are not affected{_told(message)}"
+            )
         case r.SiteFull(type=kind):
             return f"the site shows no free place for {_q(kind)} or any other type that fits"
         case r.GpusStranded():
@@ -466,7 +471,7 @@ def tier(reason: Reason) -> Tier:
             return Tier.NOTHING_FITS
         case r.LimitReached() | r.SiteQuota() | r.GroupQuota():
             return Tier.LIMIT
-        case r.BackingOff() | r.Probing() | r.TooManyUnhealthy():
+        case r.BackingOff() | r.Unmatched() | r.Probing() | r.TooManyUnhealthy():
             return Tier.BACK_OFF
         case (
             r.SiteFull() | r.SiteBlocks() | r.Downtime() | r.OwnerWaits() | r.ReserveKept() | r.OnTheirWay()

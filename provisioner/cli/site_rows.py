@@ -12,6 +12,9 @@ from provisioner.cli.listing import Cell, Column
 from provisioner.model import WHOLE_GPU, Breaker, BreakerState, Drone, DroneState, SitePolicy, SiteReading, SiteView
 from provisioner.store import Hazard, Views
 
+_CLASSES_NAMED = 3
+"""Job classes that back off at a site and are named in its note."""
+
 SCHEMA = "provisioner.sites/1"
 
 WEEK_S, DAY_S = 7 * 86400.0, 86400.0
@@ -235,9 +238,12 @@ def site_note(row: SiteRow, now: float) -> str:
         parts.append("disabled")
     elif row.taken_at and now - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
+    classes = [breaker for breaker in row.type_breakers if breaker.class_id]
     for breaker in (row.breaker, *row.type_breakers):
-        if breaker.state is not BreakerState.ACTIVE:
+        if breaker.state is not BreakerState.ACTIVE and breaker not in classes[_CLASSES_NAMED:]:
             parts.append(_breaker_note(breaker, now))
+    if len(classes) > _CLASSES_NAMED:
+        parts.append(f"{len(classes) - _CLASSES_NAMED} more job classes back off")
     view = row.view
     if view and view.downtime_at:
         parts.append(f"downtime from {say.iso(view.downtime_at)}")
@@ -248,4 +254,6 @@ def site_note(row: SiteRow, now: float) -> str:
 def _breaker_note(breaker: Breaker, now: float) -> str:
     left = f" for {say.age(breaker.until - now)}" if breaker.until > now else ""
     why = f": {say.clean(breaker.fault.message, 120)}" if breaker.fault else ""
+    if breaker.class_id:  # the type is open to all others
+        return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
     return f"{breaker.scope} {breaker.state.value}{left}{why}"

@@ -2,7 +2,7 @@
 
 First believe or doubt what was seen (:mod:`guard`), then say what became of each drone (:mod:`life`), what the owners
 of the hardware get (:mod:`owner`, :mod:`victims`), what waiting jobs lack (:mod:`demand`), which drones come
-late (:mod:`late`), what is started for them
+late (:mod:`late`), which classes no drone of a type gets jobs of (:mod:`trials`), what is started for them
 (:mod:`place`) in which order (:mod:`orders`) or taken back into service (:mod:`resume`), whose turn it is
 (:mod:`fairness`), what is kept warm (:mod:`headroom`, :mod:`warm`), within which limits (:mod:`room`), and who must
 leave (:mod:`restore`, :mod:`retire`). :mod:`check` judges the result and shares no code with any of them.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from provisioner.decide import guard, life, place, retire
+from provisioner.decide import guard, life, place, retire, trials
 from provisioner.decide.demand import Ledger
 from provisioner.decide.owner import Ground
 from provisioner.decide.restore import restore
@@ -26,7 +26,7 @@ def decide(snapshot: Snapshot) -> Plan:
     """What should change now, and why. Same snapshot, same plan."""
     trust = guard.trust(snapshot)
     moves = life.observe_all(snapshot, trust)
-    breakers = guard.breakers(snapshot, moves, trust.sifted.others.values())
+    breakers = trials.judged(snapshot, moves, guard.breakers(snapshot, moves, trust.sifted.others.values()))
     scene = Scene.of(snapshot, trust, moves, breakers)
     plan = Plan(
         tick=snapshot.tick,

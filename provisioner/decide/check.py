@@ -198,7 +198,8 @@ def _blindness(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             yield Breach(f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions))
     known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
     for start in plan.starts:
-        for scope in (start.drone.site, str(start.drone.type)):
+        key = str(start.drone.type)
+        for scope in (start.drone.site, key, f"{key}#{start.drone.for_class}"):
             breaker = known.get(scope)
             if breaker is not None and breaker.state is BreakerState.BANNED:
                 text = f"{start.drone.id} is started although {scope} is banned until {breaker.until:.0f}"

@@ -57,9 +57,14 @@ BACKOFF: Mapping[FaultKind, Backoff] = {
     FaultKind.CONFIG: Backoff(after=1, base_s=600, cap_s=7200, per_type=True),
     FaultKind.NODE: Backoff(after=3, base_s=60, cap_s=1800, per_type=True),
     FaultKind.DRONE: Backoff(after=3, base_s=60, cap_s=3600, per_type=True),
+    FaultKind.JOBS: Backoff(after=1, base_s=600, cap_s=7200, per_type=True),
 }
 """The offering that has no room is left alone for a minute, a site that is asked too often for as long as it takes
 (field notes, C 8: breakers at the level at which the fault lies)."""
+
+
+_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
+"""Faults that the jobs in a drone can cause (its memory is full): once it has had any they say nothing of its type."""
 
 
 # ------------------------------------------------------------------------------------------------- belief in views
@@ -264,8 +269,8 @@ def _had_work(snapshot: Snapshot, move: Move) -> bool:
 
 def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fault]:
     """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row. What the
-    site itself blames (a hold reason) backs off as such, at the level at which it lies."""
-    waiting = {c.id for c in snapshot.overlay.view.classes if c.waiting} if snapshot.overlay.view else set()
+    site itself blames (a hold reason) backs off as such, at the level at which it lies. A drone that had work is no
+    sign that drones of its type are bad: what its jobs did ended it."""
     found: dict[str, Fault] = {}
     for move in moves:
         drone = move.drone
@@ -274,14 +279,14 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
             DroneState.NEVER_JOINED: True,
             # Taken by the site and never seen again, or gone before it did anything.
             DroneState.LOST: not drone.busy_at,
-            # Matching nothing is the type's fault only if the jobs that it came for still wait.
-            DroneState.MATCHED_NOTHING: drone.for_class in waiting,
+            # It says that it is done, and the pool never saw it. One that joined: see :mod:`trials`.
+            DroneState.MATCHED_NOTHING: not drone.joined_at,
         }.get(drone.state, False)
         if bad:
             text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
         told = move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
-        if told:
+        if told and not (drone.busy_at and told in _OF_JOBS):
             kind = FaultKind(told)
             scope = str(drone.type) if BACKOFF[kind].per_type else drone.site
             found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)

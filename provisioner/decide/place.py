@@ -22,7 +22,18 @@ from provisioner.decide.room import Room
 from provisioner.decide.scene import Placed, Scene
 from provisioner.decide.shapes import Suited
 from provisioner.decide.worth import Waiting, worthwhile
-from provisioner.model import Drone, DroneId, DroneState, Fault, FaultKind, JobClass, Refusal, Start, TypeKey
+from provisioner.model import (
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobClass,
+    Refusal,
+    Start,
+    TypeKey,
+    class_scope,
+)
 from provisioner.reasons import (
     AwaitsNegotiation,
     BackingOff,
@@ -34,6 +45,7 @@ from provisioner.reasons import (
     NothingFits,
     OnTheirWay,
     OwnerWaits,
+    Probing,
     Reason,
     SiteFull,
     SiteQuota,
@@ -187,10 +199,17 @@ class Turns:
         count = min(-(-lack // suited.jobs[key]), self.room.for_type(key)[0])
         if count <= 0:
             return 0, None
+        tried = self.scene.trials.probing.get(job.id, {}).get(key)
+        probing = Probing(class_scope(key, job.id)) if tried is not None else None
+        if tried is not None:  # one drone, until it has shown that the pool gives it such jobs
+            count = min(count, 1 - tried)
+        if count <= 0:
+            return 0, probing
         dear = self.waiting.too_dear(job, kind, suited.keys, lack)
         if dear is not None:
             return 0, dear
-        return self.risk.allowed(job, kind, count, safer=self._safer(suited))
+        allowed, risk = self.risk.allowed(job, kind, count, safer=self._safer(suited))
+        return allowed, risk or probing
 
     def _safer(self, suited: Suited) -> bool:
         """Whether drones for such jobs may also come, now or once there is room, to where nobody takes their place."""
@@ -254,6 +273,9 @@ class Turns:
     def _never(self, job: JobClass, suited: Suited) -> Reason:
         if job.invalid:
             return BadRequest(job.invalid)
+        unmatched = self.scene.trials.why(job.id)
+        if unmatched is not None:
+            return unmatched
         found = suited.nearest or fit.nearest(job, self.scene.snapshot.types)
         if found is None:
             return NothingFits("", "type", "any", "no drone type is configured")

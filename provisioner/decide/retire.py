@@ -206,7 +206,9 @@ def _wanted(scene: Scene, drone: Drone) -> bool:
     return any(
         jobs_in_slot(job, slot, scene.types[drone.type])
         for job in scene.classes
-        if drone.type in scene.suited[job.id].jobs and not shares.used_up(job)
+        if drone.type in scene.suited[job.id].jobs
+        and not scene.trials.doubted(job.id, drone.type)
+        and not shares.used_up(job)
     )
 
 

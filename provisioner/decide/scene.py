@@ -10,6 +10,7 @@ from provisioner.decide.guard import Trust
 from provisioner.decide.headroom import virtual_classes
 from provisioner.decide.late import late_ones
 from provisioner.decide.shapes import Suited, shapes
+from provisioner.decide.trials import Trials
 from provisioner.model import (
     Breaker,
     Drain,
@@ -87,7 +88,9 @@ class Scene:
     headroom: tuple[JobClass, ...]
     """Virtual classes: served after all others, and no demand in any other sense."""
     suited: Mapping[str, Suited]
-    """Class id to the drone types that can host its jobs."""
+    """Class id to the drone types that can host its jobs, less those on which the class backs off."""
+    trials: Trials
+    """Classes that back off on drone types."""
     strays: Mapping[str, int]
     """By site: drones in its listing that we have no live record of. They count against the caps until gone."""
     brake: Reason | None
@@ -109,6 +112,9 @@ class Scene:
         classes = tuple(c for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
         headroom = virtual_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = shapes(snapshot.types, snapshot.policy)
+        trials = Trials.of(breakers, unsettled.values())
+        suited = known.table((*classes, *headroom))
+        shut = {i: suited[i].without_types(types) for i, types in trials.closed.items() if i in suited}
         return cls(
             snapshot=snapshot,
             trust=trust,
@@ -120,7 +126,8 @@ class Scene:
             types=known.by_key,
             classes=classes,
             headroom=headroom,
-            suited=known.table((*classes, *headroom)),
+            suited={**suited, **shut} if shut else suited,
+            trials=trials,
             strays=_strays(snapshot, live),
             brake=_brake(snapshot.policy, unsettled.values(), len(live)),
             late=late_ones(snapshot, trust, known.by_key, unsettled.values()),

@@ -52,7 +52,13 @@ class Suited:
 
     def without(self, sites: Collection[str]) -> Suited:
         """The same less the types of these sites."""
-        kinds = tuple(kind for kind in self.kinds if kind.site not in sites)
+        return self._of(tuple(kind for kind in self.kinds if kind.site not in sites))
+
+    def without_types(self, keys: Collection[TypeKey]) -> Suited:
+        """Return the same less these types."""
+        return self._of(tuple(kind for kind in self.kinds if kind.key not in keys))
+
+    def _of(self, kinds: tuple[DroneType, ...]) -> Suited:
         jobs = {kind.key: self.jobs[kind.key] for kind in kinds}
         return replace(
             self,

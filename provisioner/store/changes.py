@@ -68,6 +68,9 @@ def after(mirror: Mirror, change: Change, tick: int) -> Mirror:
     breakers = mirror.breakers
     if change.breakers:
         breakers = {**breakers, **{breaker.scope: breaker for breaker in change.breakers}}
+        for breaker in change.breakers:
+            if breaker.forgotten:
+                del breakers[breaker.scope]
     return Mirror(
         tick=max(tick, mirror.tick),
         next_serial=next_serial(mirror.next_serial, change.drones),

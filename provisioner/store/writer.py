@@ -110,7 +110,10 @@ class Writer:
         _upsert(sql, heard, beats)
         if change.steps:
             sql.execute(plain_insert(transitions), [_step_row(step) for step in change.steps])
-        _upsert(sql, breakers, [{"scope": each.scope, "body": codec.to_json(each)} for each in change.breakers])
+        kept = [each for each in change.breakers if not each.forgotten]
+        _upsert(sql, breakers, [{"scope": each.scope, "body": codec.to_json(each)} for each in kept])
+        if gone := [each.scope for each in change.breakers if each.forgotten]:
+            sql.execute(delete(breakers).where(breakers.c.scope.in_(gone)))
 
     def _changed_rows(self, change: Change) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
         """Rows for ``drones`` and ``heard``: only of drones whose record is not already so."""

@@ -157,6 +157,18 @@ async def test_breakers_survive(ground: Ground) -> None:
         assert dict(store.breakers) == expected
 
 
+async def test_the_breaker_of_a_job_class_leaves_the_record_when_it_has_passed(ground: Ground) -> None:
+    scope = "topas/a100#9f31"
+    async with ground.store() as store:
+        banned = Breaker(scope, BreakerState.BANNED, 100.0, 1, 700.0)
+        await store.record(Plan(1, 100.0, breakers=(banned,)), seen(store, Plan(1, 100.0)))
+        assert dict(store.breakers) == dict(ground.reader().breakers()) == {scope: banned}
+        await store.record(Plan(2, 701.0, breakers=(Breaker(scope, since=701.0),)), seen(store, Plan(2, 701.0)))
+        assert dict(store.breakers) == dict(ground.reader().breakers()) == {}
+    async with ground.store() as store:
+        assert dict(store.breakers) == {}
+
+
 async def test_serial_numbers_are_never_used_twice(ground: Ground) -> None:
     async with ground.store() as store:
         await record(store, starts(1, drone(1), drone(41)))
