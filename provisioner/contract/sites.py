@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
 import pytest
 
+from provisioner.contract.hooks import NotSupported, supported
 from provisioner.contract.waiting import eventually
 from provisioner.model import (
     Admission,
@@ -73,6 +74,37 @@ class SiteWorld(Protocol):
 
     def broken(self) -> AbstractAsyncContextManager[None]:
         """While inside, the site cannot be reached or used."""
+        ...
+
+    # Hooks: a lab that cannot do one of these raises NotSupported with the reason, and the tests with it are skipped.
+
+    def lost_replies(self) -> AbstractAsyncContextManager[None]:
+        """Carry out each start and lose the reply to it, while inside."""
+        ...
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        """Answer each listing in pages of one drone, while inside."""
+        ...
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        """Break off the answer to each listing in the middle, while inside."""
+        ...
+
+    def refused_starts(self) -> AbstractAsyncContextManager[None]:
+        """Refuse each start and make nothing, while inside."""
+        ...
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        """Answer each stop with this HTTP status (403, 500 or 503), or with what means the same at this site, and stop
+        nothing, while inside."""
+        ...
+
+    def forgetful_site(self) -> Site:
+        """Return a new adapter object as :meth:`site` does, which keeps ended drones for a second or less."""
+        ...
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        """List the objects of a drone that stay at the site until somebody deletes them, seen past the adapter."""
         ...
 
 
@@ -263,6 +295,125 @@ class SiteContract:
             await eventually("the site is back", lambda: _looks(site), world.patience_s)
             await _end(world, site, [drone_id])
 
+    # ------------------------------------------------------------------------------------------- at the worst moment
+
+    async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
+        await supported(world.lost_replies)
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            async with world.lost_replies():
+                try:
+                    [receipt] = await site.start([order])
+                except SiteError as error:
+                    assert isinstance(error, Unsure), f"{error!r} says that nothing was done"
+                else:
+                    assert receipt.answer is not Answer.REFUSED, "REFUSED says that nothing was done"
+                    if receipt.answer is Answer.UNSURE:
+                        _assert_told(receipt)
+            running = await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            [again] = await site.start([order])
+            assert (again.answer, again.remote_id) == (Answer.DONE, running.remote_id)
+            await _runs_once(world, order.drone_id)
+            await _end(world, site, [order.drone_id])
+
+    async def test_all_pages_of_a_listing_are_read(self, world: SiteWorld) -> None:
+        await supported(world.pages)
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            for drone_id in ids:
+                await _listed(world, site, drone_id, RemoteState.RUNNING)
+
+            async def whole() -> bool:
+                try:
+                    shown = set((await site.look()).drones)
+                except SiteError:
+                    return False  # what changes between two pages may be an error, but not always
+                assert set(ids) <= shown
+                return True
+
+            async def asked() -> bool:
+                return len(await _done(site.stop([StopOrder(d, "", kill=True) for d in ids]))) == len(ids)
+
+            async with world.pages():
+                await eventually("all pages are read", whole, world.patience_s)
+                await eventually("all are asked to leave", asked, world.patience_s)
+            for drone_id in ids:  # `not on the first page` is no proof that it is gone
+                await _gone(world, site, drone_id)
+
+    async def test_half_a_listing_is_never_taken_for_the_whole(self, world: SiteWorld) -> None:
+        await supported(world.cut_listings)
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            for drone_id in ids:
+                await _listed(world, site, drone_id, RemoteState.RUNNING)
+            async with world.cut_listings():
+                try:
+                    view = await site.look()
+                except SiteError as error:
+                    assert isinstance(error, _FOUR)
+                else:
+                    assert set(ids) <= set(view.drones)
+                stopped = await _done(site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids]))
+            for drone_id in stopped:  # `not in the listing` is no proof that it is gone
+                await _gone(world, site, drone_id)
+            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await _end(world, site, ids)
+
+    async def test_a_refused_start_makes_nothing(self, world: SiteWorld) -> None:
+        await supported(world.refused_starts)
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            async with world.refused_starts():
+                try:
+                    [receipt] = await site.start([order])
+                except SiteError as error:
+                    assert isinstance(error, SiteRefused | SiteDenied)
+                else:
+                    assert receipt.answer is Answer.REFUSED
+                    _assert_told(receipt)
+                assert order.drone_id not in (await site.look()).drones
+                assert await world.alive(order.drone_id) == 0
+                with suppress(NotSupported):
+                    assert await world.objects(order.drone_id) == []
+            [receipt] = await site.start([order])  # the same drone may be started once there is room
+            assert receipt.answer is Answer.DONE
+            await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            await _end(world, site, [order.drone_id])
+
+    @pytest.mark.parametrize("status", [403, 500, 503])
+    async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(self, world: SiteWorld, status: int) -> None:
+        await supported(lambda: world.refused_stops(status))
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            await site.start([_order(world, drone_id)])
+            running = await _listed(world, site, drone_id, RemoteState.RUNNING)
+            async with world.refused_stops(status):
+                for kill in (False, True):
+                    await _assert_not_done(site.stop([StopOrder(drone_id, running.remote_id, kill)]))
+                assert await world.alive(drone_id) == 1
+            await _end(world, site, [drone_id])
+
+    async def test_nothing_of_an_ended_drone_is_left_at_the_site(self, world: SiteWorld) -> None:
+        stopped, leaving = _id(world, 1), _id(world, 2)
+        try:
+            assert await world.objects(stopped) == []
+            forgetful = world.forgetful_site()
+        except NotSupported as error:
+            pytest.skip(str(error))
+        async with forgetful as site:
+            orders = [_order(world, stopped), _order(world, leaving, admission=world.exiting(0))]
+            _assert_all_done(await site.start(orders))
+            await _listed(world, site, stopped, RemoteState.RUNNING)
+            await _end(world, site, [stopped])
+
+            async def ask() -> bool:
+                await site.look()  # an adapter clears away after a look
+                return not await world.objects(stopped) and not await world.objects(leaving)
+
+            await eventually("the adapter has deleted what it made", ask, world.patience_s + world.grace_s)
+
     async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
         async with world.site() as site:
             assert list(await site.start([])) == []
@@ -303,6 +454,15 @@ async def _assert_not_done(call: Awaitable[Sequence[Receipt]]) -> None:
     else:
         assert receipt.answer is not Answer.DONE
         _assert_told(receipt)
+
+
+async def _done(call: Awaitable[Sequence[Receipt]]) -> Sequence[DroneId]:
+    """Return the drones whose order was carried out; none if the call raised one of the four errors."""
+    try:
+        return [receipt.drone_id for receipt in await call if receipt.answer is Answer.DONE]
+    except SiteError as error:
+        assert isinstance(error, _FOUR)
+        return []
 
 
 async def _looks(site: Site) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from adapters.local_site import LocalSite
-from provisioner.contract import SiteContract, SiteWorld
-from provisioner.model import Admission, DroneId, DroneType
+from provisioner.contract import NotSupported, SiteContract, SiteWorld, eventually
+from provisioner.model import Admission, Answer, DroneId, DroneType, StartOrder, StopOrder
 from tests.local.drones import HERE, HUGE, LIVING, SMALL, STUBBORN, config, end_all_tagged, exiting, launchers, tagged
 
 
@@ -26,6 +27,7 @@ class LocalWorld:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._serial = count(1)
 
     def site(self, controller: str | None = None) -> LocalSite:
         return LocalSite(HERE, config(self.root), [SMALL, HUGE], controller or self.controller)
@@ -54,6 +56,40 @@ class LocalWorld:
         yield
         self.root.unlink()
         away.rename(self.root)
+
+    def lost_replies(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("a launcher reports in a file of its own: there is no reply that could be lost")
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("a directory is read in one go")
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("a directory is read whole or not at all")
+
+    @asynccontextmanager
+    async def refused_starts(self) -> AsyncIterator[None]:
+        """Another controller holds all four GPUs."""
+        ids = [DroneId(f"other{self.controller}-abcd-{next(self._serial)}") for _ in range(4)]
+        orders = [StartOrder(drone_id, SMALL, 600, 1, LIVING) for drone_id in ids]
+        async with self.site(f"other{self.controller}") as others:
+            assert all(receipt.answer is Answer.DONE for receipt in await others.start(orders))
+            yield
+            await others.stop([StopOrder(order.drone_id, "", kill=True) for order in orders])
+            for order in orders:
+                await eventually("its processes have ended", lambda d=order.drone_id: self._ended(d), self.patience_s)
+            await others.look()
+
+    async def _ended(self, drone_id: DroneId) -> bool:
+        return not await self.anything_left(drone_id)
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("nobody stands between us and our processes who could refuse")
+
+    def forgetful_site(self) -> LocalSite:
+        return LocalSite(HERE, config(self.root, keep_ended="0s"), [SMALL, HUGE], self.controller)
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        return [str(self.root / name) for name in (drone_id, f".old-{drone_id}") if (self.root / name).exists()]
 
 
 class TestLocalSite(SiteContract):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -38,6 +38,7 @@ HOSTS = (
     {"names": ["gpu01", "gpu02"], "types": ["vgpu"], "gpus": 4, "cpus": 64, "memory": "512 GiB", "disk": "4000 GiB"},
 )
 """What the lab's operator tells of its hosts, with the virtual GPUs alone: a host has GPUs of one kind here."""
+_JSON = {"Content-Type": "application/json"}
 _OVER = ("SHUTOFF", "ERROR", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED", "DELETED", "SOFT_DELETED")
 
 
@@ -101,6 +102,35 @@ class OpenStackWorld(ShellDrones):
                 how: Mapping[str, Any] = {"cut": "before"} if name == "nova" else {"status": 503}
                 faults.enter_context(front.failing(**how))
             yield
+
+    @asynccontextmanager
+    async def _nova(self, **how: Any) -> AsyncIterator[None]:
+        with self.lab.nova.failing(**how):
+            yield
+
+    def lost_replies(self) -> AbstractAsyncContextManager[None]:
+        return self._nova(method="POST", path="/servers$", cut="after")
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        return self._nova(method="GET", path="/servers/detail", page=1)
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        return self._nova(method="GET", path="/servers", half=True)
+
+    def refused_starts(self) -> AbstractAsyncContextManager[None]:
+        words = {"forbidden": {"code": 403, "message": "Quota exceeded for instances: Requested 1, but already used 4"}}
+        return self._nova(method="POST", path="/servers$", status=403, body=json.dumps(words), headers=_JSON)
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        words = {"computeFault": {"code": status, "message": "not now"}}
+        path = r"/servers/[^/]+(/action)?$"
+        return self._nova(method="DELETE|POST", path=path, status=status, body=json.dumps(words), headers=_JSON)
+
+    def forgetful_site(self) -> OpenStackSite:
+        return OpenStackSite(HERE, self.config, [H100, VGPU, HUGE], self.controller)  # Nova keeps what is deleted
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        return await asyncio.to_thread(left_of, self.lab, drone_id)
 
 
 def servers_named(lab: OpenStackLab, drone_id: str, *, deleted: bool = False) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ class Answer:
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    half: bool = False
+    """The connection is closed after half of the body."""
 
 
 def answer(status: int, document: object = None, **headers: str) -> Answer:
@@ -59,6 +61,10 @@ class Fault:
     body: str = ""
     cut: Literal["", "before", "after"] = ""
     """Close the connection without an answer, before the service is asked, or after it has done it."""
+    half: bool = False
+    """Close the connection after half of the answer's body."""
+    page: int = 0
+    """The service is asked for pages of so many."""
     late_s: float = 0
     """The answer comes so much later than the service gave it."""
 
@@ -164,7 +170,9 @@ class Front:
         if fault.status is not None:
             given = Answer(fault.status, fault.body.encode(), fault.headers)
         elif fault.cut != "before":
-            given = self.respond(request)
+            given = self.respond(_paged(request, fault.page) if fault.page else request)
+        if given is not None and fault.half:
+            given = replace(given, half=True)
         if fault.late_s:
             self._over.wait(fault.late_s)
         if fault.cut or self._over.is_set():
@@ -183,6 +191,10 @@ class Front:
             except OSError as error:
                 return answer(502, {"error": {"code": 502, "message": f"{self.name} does not answer: {error}"}})
             return Answer(said.status, body, {k: v for k, v in said.getheaders() if k.lower() not in _OF_A_HOP})
+
+
+def _paged(request: Request, size: int) -> Request:
+    return replace(request, target=f"{request.target}{'&' if '?' in request.target else '?'}limit={size}")
 
 
 _OF_A_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server", "expect"}
@@ -219,7 +231,9 @@ class _Connection(BaseHTTPRequestHandler):
                 self.send_header("Content-Length", str(len(given.body)))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(given.body)
+                self.wfile.write(given.body[: len(given.body) // 2] if given.half else given.body)
+            if given.half:
+                self.close_connection = True
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from adapters.slurm_site import SlurmSite
 from adapters.slurm_site.settings import SlurmSiteConfig
+from provisioner.contract import NotSupported
 from provisioner.model import DroneId, DroneType
 from tests.live.shell_drones import ShellDrones
 from tests.live.slurm_lab import SlurmLab
@@ -74,7 +75,7 @@ class SlurmWorld(ShellDrones):
     tells_exit_codes = True
 
     def __init__(self, lab: SlurmLab, way: str, work: Path, controller: str) -> None:
-        self.lab, self.controller = lab, controller
+        self.lab, self.way, self.controller = lab, way, controller
         self.config = site_config(lab, way, work)
 
     def site(self, controller: str | None = None) -> SlurmSite:
@@ -96,6 +97,54 @@ class SlurmWorld(ShellDrones):
             yield
         finally:
             self.lab.signal("slurmctld", signal.SIGCONT)
+
+    @asynccontextmanager
+    async def _tool(self, name: str, script: str) -> AsyncIterator[None]:
+        """Run ``script`` in the place of one of the tools, which it finds as ``$real``."""
+        if self.way != "tools":
+            raise NotSupported("only the tools of this host can be replaced")
+        tool, real = self.lab.tools / name, self.lab.tools / f"{name}.real"
+        tool.rename(real)
+        tool.write_text(f"#!/bin/sh\nreal={real}\n{script}")
+        tool.chmod(0o755)
+        try:
+            yield
+        finally:
+            real.rename(tool)
+
+    def lost_replies(self) -> AbstractAsyncContextManager[None]:
+        """Whoever runs sbatch dies once it is done."""
+        return self._tool("sbatch", '"$real" "$@" >/dev/null\nkill -KILL $$\n')
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("Slurm tells all jobs at once")
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        return self._tool("squeue", 'out=$("$real" "$@")\nprintf %s "$out" | head -c $((${#out} / 2))\n')
+
+    @asynccontextmanager
+    async def refused_starts(self) -> AsyncIterator[None]:
+        """The partition takes no further job."""
+        update = ("scontrol", "update", "PartitionName=accelerated")
+        self.lab.run(*update, "State=DRAIN", user="root")
+        try:
+            yield
+        finally:
+            self.lab.run(*update, "State=UP", user="root")
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        said = {
+            403: "echo 'scancel: error: Kill job error on job id 1: Access/permission denied' >&2; exit 1",
+            500: "kill -KILL $$",
+            503: "echo 'scancel: error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
+        }
+        return self._tool("scancel", said[status] + "\n")
+
+    def forgetful_site(self) -> SlurmSite:
+        raise NotSupported("Slurm forgets ended jobs by itself")
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        raise NotSupported("Slurm forgets ended jobs by itself")
 
 
 def drone_of(job_id: str, name: str) -> str:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site import HTCondorSite
-from provisioner.contract import SiteContract, SiteWorld
+from adapters.htcondor_site import HTCondorSite, bindings
+from provisioner.contract import NotSupported, SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
 from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
-from tests.live.lab import OWN, Condor, Pool, processes_with
+from tests.live.lab import OWN, Condor, Pool, processes_with, until
 from tests.live.shell_drones import ShellDrones
 
 
@@ -54,6 +55,49 @@ class FarmWorld(ShellDrones):
             yield
         finally:
             self.pool.signal("schedd", signal.SIGCONT)
+
+    @asynccontextmanager
+    async def lost_replies(self) -> AsyncIterator[None]:
+        """The process that submits dies once the schedd has taken the jobs."""
+        before, bindings._SIDE = bindings._SIDE, "tests.live.forgetful_side:ForgetfulSide"
+        try:
+            yield
+        finally:
+            bindings._SIDE = before
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("a schedd answers a query as one stream of ads")
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("nothing in this lab can cut a stream of ads from the schedd")
+
+    @asynccontextmanager
+    async def refused_starts(self) -> AsyncIterator[None]:
+        """The schedd takes no further job."""
+        before = self.pool.config.read_text()
+        try:
+            await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 0\n", "0")
+            yield
+        finally:
+            await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 10000\n", "10000")
+
+    async def _reconfigured(self, text: str, most: str) -> None:
+        self.pool.config.write_text(text)
+        self.pool.signal("schedd", signal.SIGHUP)
+        ask = ("condor_config_val", "-schedd", "MAX_JOBS_SUBMITTED")
+        what = f"the schedd takes {most} jobs"
+        await asyncio.to_thread(until, lambda: self.pool.run(*ask).strip() == most, 30, what=what)
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        raise NotSupported("this lab's schedd lets each user remove their own jobs")
+
+    def forgetful_site(self) -> HTCondorSite:
+        config = site_config(self.pool, self.work).model_copy(update={"keep_ended": 1.0})  # operators: a minute or more
+        return HTCondorSite(HERE, config, [A100, HUGE], self.controller)
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        jobs = await asyncio.to_thread(self.pool.jobs)
+        return [f"job {ad['ClusterId']}.{ad['ProcId']}" for ad in jobs if ad.get("DroneId") == drone_id]
 
 
 class TestHTCondorSite(SiteContract):

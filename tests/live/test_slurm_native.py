@@ -127,6 +127,7 @@ def states(jobs: dict[str, Job]) -> dict[str, str]:
 class NativeWorld(SlurmWorld):
     def __init__(self, lab: SlurmLab, python: Path, work: Path, controller: str) -> None:
         super().__init__(lab, "tools", work, controller)
+        self.way = "native"
         kinds = {"a100": {"gres": "gpu:a100"}, "huge": {"gres": "gpu:a100"}}
         self.config = config(python, types=kinds, deadline="8s")
 
