@@ -145,6 +145,8 @@ class Controller:
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _pruned_at: float = 0.0
+    _prunes: bool = False
+    """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _patience: Mapping[str, Patience] = field(default_factory=dict)
     _stepped: bool = False
@@ -398,10 +400,10 @@ class Controller:
             self._stepped = not self._stepped
             name = "clock-stepped" if self._stepped else "clock-caught-up"
             await self.event(name, warn=self._stepped, drift_s=round(drift, 1))
-        if now - self._pruned_at > PRUNE_EVERY_S:
-            self._pruned_at = now
+        if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
+            self._pruned_at, self._prunes = now, False
             try:
-                await self.store.prune(now)
+                self._prunes = await self.store.prune(now)
             except StoreError as error:
                 log.error("not-pruned", message=str(error))
         if self._keeping is not None:

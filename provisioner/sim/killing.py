@@ -243,10 +243,11 @@ class MortalStore:
         await self._fuse.after("store.ended", act=False)
         return found
 
-    async def prune(self, now: float) -> None:
+    async def prune(self, now: float) -> bool:
         await self._fuse.before("store.prune", act=False)
-        await self._store.prune(now)
+        is_more = await self._store.prune(now)
         await self._fuse.after("store.prune", act=False)
+        return is_more
 
 
 class MortalSite:

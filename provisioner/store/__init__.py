@@ -206,9 +206,9 @@ class Store(Protocol):
         """How drones on record ended, of those asked for that did."""
         ...
 
-    async def prune(self, now: float) -> None:
-        """Forget what is older than the retention limit: ended drones with their history, plans, events,
-        jobs that were done."""
+    async def prune(self, now: float) -> bool:
+        """Forget what is older than the retention limit: ended drones with their history, plans, events, jobs that
+        were done. It does a bounded part of it: True if there is more to forget, at the next tick."""
         ...
 
 

@@ -181,9 +181,10 @@ class MemoryStore:
         known = self._record.drones
         return {each: known[each].state for each in drone_ids if each in known and known[each].state.ended}
 
-    async def prune(self, now: float) -> None:
+    async def prune(self, now: float) -> bool:
         if math.isfinite(self._keep_s):
             self._record.prune(now - self._keep_s)
+        return False
 
     def _apply(self, change: Change, tick: int) -> None:
         record = self._record

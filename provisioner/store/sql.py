@@ -125,9 +125,9 @@ class SqlStore:
         writer = self._opened
         return await self._do(lambda: writer.ended(drone_ids))
 
-    async def prune(self, now: float) -> None:
+    async def prune(self, now: float) -> bool:
         writer = self._opened
-        await self._do(lambda: writer.prune(now - self._keep_s))
+        return await self._do(lambda: writer.prune(now - self._keep_s))
 
     @property
     def _opened(self) -> Writer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ from provisioner.store.tables import (
 
 _BATCH = 500
 """Rows deleted, or asked for, in one statement."""
-_BATCHES = 40
-"""Batches of one kind in one pruning: the rest waits for the next."""
+_BATCHES = 10
+"""Batches of one kind in one pruning: a tick waits for it, and the rest is left to the next tick."""
 MAX_EVENTS = 100_000
 """Events kept at most, however young."""
 
@@ -222,23 +222,27 @@ class Writer:
 
     # ------------------------------------------------------------------------------------------------------ pruning
 
-    def prune(self, before: float) -> None:
-        """Forget what ended, was said or was done before ``before``, a batch per transaction."""
-        for _ in range(_BATCHES):
-            if not self._prune_drones(before):
-                break
-        # the first step of a drone on record stays, however old
-        self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None)))
-        self._prune(plans, "seq", plans.c.last_at < before)
-        self._prune_completions(before)
-        self._prune(last_words, "drone_id", last_words.c.at < before)  # of strays: no drone on record goes with them
-        self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before))
+    def prune(self, before: float) -> bool:
+        """Forget what ended, was said or was done before ``before``, a batch per transaction. Return True if there may
+        be more of it."""
         with self._transaction() as sql:
             newest = sql.execute(select(func.max(events.c.id))).scalar() or 0
-        self._prune(events, "id", or_(events.c.at < before, events.c.id <= newest - MAX_EVENTS))
+        kinds: Sequence[Callable[[], bool]] = (
+            lambda: self._prune_drones(before),
+            # the first step of a drone on record stays, however old
+            lambda: self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None))),
+            lambda: self._prune(plans, "seq", plans.c.last_at < before),
+            lambda: self._prune_completions(before),
+            # of strays: no drone on record goes with them
+            lambda: self._prune(last_words, "drone_id", last_words.c.at < before),
+            lambda: self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before)),
+            lambda: self._prune(events, "id", or_(events.c.at < before, events.c.id <= newest - MAX_EVENTS)),
+        )
+        left = [all(batch() for _ in range(_BATCHES)) for batch in kinds]
+        return any(left)
 
     def _prune_drones(self, before: float) -> bool:
-        """Whether there may be more."""
+        """Forget one batch. Return True if there may be more."""
         old = select(drones.c.id).where(drones.c.live.is_(False), drones.c.ended_at < before).limit(_BATCH)
         with self._transaction() as sql:
             gone = list(sql.execute(old).scalars())
@@ -249,24 +253,21 @@ class Writer:
                 sql.execute(delete(drones).where(drones.c.id.in_(gone)))
         return len(gone) == _BATCH
 
-    def _prune_completions(self, before: float) -> None:
-        """They lie in the order of their ends: a batch is all up to the end of its last."""
+    def _prune_completions(self, before: float) -> bool:
+        """Forget one batch: all up to the end of its last, since they lie in the order of their ends."""
         ended_at = completions.c.ended_at
         last_of_batch = select(ended_at).where(ended_at < before).order_by(ended_at).offset(_BATCH - 1).limit(1)
-        for _ in range(_BATCHES):
-            with self._transaction() as sql:
-                last = sql.execute(last_of_batch).scalar()
-                sql.execute(delete(completions).where(ended_at < before if last is None else ended_at <= last))
-            if last is None:
-                return
+        with self._transaction() as sql:
+            last = sql.execute(last_of_batch).scalar()
+            sql.execute(delete(completions).where(ended_at < before if last is None else ended_at <= last))
+        return last is not None
 
-    def _prune(self, table: Table, key: str, old: Any) -> None:
+    def _prune(self, table: Table, key: str, old: Any) -> bool:
+        """Forget one batch. Return True if there may be more."""
         column = table.c[key]
         batch = delete(table).where(column.in_(select(column).where(old).limit(_BATCH)))
-        for _ in range(_BATCHES):
-            with self._transaction() as sql:
-                if sql.execute(batch).rowcount < _BATCH:
-                    return
+        with self._transaction() as sql:
+            return sql.execute(batch).rowcount >= _BATCH
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

@@ -14,7 +14,7 @@ from provisioner.service.controller import LEAVE_PATIENCE_S
 from provisioner.sim.loop import run_virtual
 from provisioner.sites import SiteDenied
 from provisioner.store.memory import MemoryStore
-from tests.service.world import FullDisk, Place, Pool, ahead_s, never, run_for, serving
+from tests.service.world import Crowded, FullDisk, Place, Pool, ahead_s, never, run_for, serving
 
 S = DroneState
 EPOCH = 1.7e9
@@ -283,5 +283,19 @@ def test_a_full_disk_does_not_make_the_loop_run_hot() -> None:
         async with serving(Place(), store=store) as controller:
             await run_for(controller, 149)
             assert len(store.refused) == 10
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget() -> None:
+    """It forgot a fixed number of rows an hour, and a record with more jobs than that an hour grew for ever."""
+
+    async def story() -> None:
+        store = Crowded(rounds=4)
+        async with serving(Place(), store=store) as controller:
+            await run_for(controller, 200)
+            assert store.pruned == 4
+            await run_for(controller, 3700)
+            assert store.pruned == 5, "and again in an hour"
 
     run_virtual(story(), start_epoch=EPOCH)

@@ -156,9 +156,22 @@ class FullDisk(MemoryStore):
         self._write("forgets")
         return await super().forgets()
 
-    async def prune(self, now: float) -> None:
+    async def prune(self, now: float) -> bool:
         self._write("prune")
-        await super().prune(now)
+        return await super().prune(now)
+
+
+class Crowded(MemoryStore):
+    """A record with more to forget than one pruning does."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__("kit", 1e9, 10)
+        self.rounds = rounds
+        self.pruned = 0
+
+    async def prune(self, now: float) -> bool:
+        self.pruned += 1
+        return self.pruned < self.rounds
 
 
 class SetClock(VirtualClock):

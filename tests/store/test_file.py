@@ -322,6 +322,29 @@ asyncio.run(hold())
 """
 
 
+async def test_a_commit_is_on_the_disk_before_it_counts(file: Path) -> None:
+    """Read back from the connection that writes: FULL, so that a power cut loses no intent that a site was given."""
+    async with store_at(file) as store:
+        assert store._writer is not None
+        sql: Any = store._writer._connection.connection.driver_connection
+        assert sql.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert sql.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+async def test_a_transaction_has_the_right_to_write_from_its_first_statement_on(file: Path) -> None:
+    """Taken late, it fails at once where another has written meanwhile, whatever the time for waiting is."""
+    async with store_at(file):
+        pass
+    with engine(file).connect() as ours, sqlite3.connect(file, timeout=0, isolation_level=None) as theirs:
+        with ours.begin():
+            ours.execute(drones.select())
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                theirs.execute("BEGIN IMMEDIATE")
+        theirs.execute("BEGIN IMMEDIATE")
+        theirs.execute("ROLLBACK")
+    theirs.close()
+
+
 async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
     first = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(file), stdout=asyncio.subprocess.PIPE)
     try:

@@ -1,0 +1,96 @@
+"""Pruning keeps up with any rate, a bounded part at a time; and nothing on record grows without a bound."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.model import DroneState
+from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.writer import _BATCH, _BATCHES, MAX_EVENTS
+from tests.store.story import CONTROLLER, DONE, KEEP_S, SNAPSHOTS, Ground, drone, record, starts
+
+AT_ONCE = _BATCH * _BATCHES
+"""Rows of one kind that one pruning forgets at most."""
+
+
+@contextmanager
+def rows(file: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        yield connection
+
+
+async def _pruned(store: SqlStore, now: float) -> int:
+    """Prune until nothing is left to forget. Return how often it took."""
+    for n in range(1, 100):
+        if not await store.prune(now):
+            return n
+    raise AssertionError("never done")
+
+
+def _counts(file: Path) -> dict[str, int]:
+    tables = ("drones", "heard", "transitions", "plans", "completions", "last_words", "requests", "events")
+    with rows(file) as sql:
+        return {table: sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(file: Path) -> None:
+    """30,000 jobs an hour were pruned at 20,000 an hour: the record grew for ever."""
+    count = AT_ONCE * 2 + 700
+    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+        await store.completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
+        await store.completed([replace(DONE, job_id="young.0", ended_at=1e6)])
+        assert await store.prune(1e6) is True
+        assert _counts(file)["completions"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
+        assert await _pruned(store, 1e6) == 2
+        assert [each.job_id for each in SqlReader(file).completions(0.0, 2e6)] == ["young.0"]
+
+
+async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None:
+    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+        await record(store, starts(1, drone(1), drone(2, DroneState.FAILED, ended_at=100.0)))
+        count = AT_ONCE + 300
+        with rows(file) as sql:
+            columns = [row[1] for row in sql.execute("PRAGMA table_info(drones)")]
+            ended = sql.execute(f"SELECT {', '.join(columns)} FROM drones WHERE NOT live").fetchone()
+            rest = ended[1:]
+            assert columns[0] == "id"
+            insert = f"INSERT INTO drones ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+            sql.executemany(insert, ((f"kit-ab12-x{n}", *rest) for n in range(count)))
+            step = "INSERT INTO transitions (drone_id, at, was, state, reason, tick) VALUES (?, ?, ?, ?, ?, 1)"
+            said = sql.execute("SELECT reason FROM transitions").fetchone()[0]
+            sql.executemany(step, ((drone(1).id, 50.0, "requested", "submitted", said) for _ in range(count)))
+            event = "INSERT INTO events (at, name, fields) VALUES (?, 'x', '{}')"
+            sql.executemany(event, ((9.0,) for _ in range(count)))
+            words = "INSERT INTO last_words (drone_id, at, body) VALUES (?, 9.0, x'00')"
+            sql.executemany(words, ((f"stray-{n}",) for n in range(count)))
+        assert await store.prune(1e6) is True
+        assert await _pruned(store, 1e6) == 1
+        left = _counts(file)
+        assert left["drones"] == 1 and left["transitions"] == 1, "the live drone and its first step"
+        assert (left["events"], left["last_words"], left["plans"]) == (0, 0, 0)
+        assert await store.prune(1e6) is False
+
+
+async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
+    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+        with rows(file) as sql:
+            young = ((1e6, f"e{n}") for n in range(MAX_EVENTS + 700))
+            sql.executemany("INSERT INTO events (at, name, fields) VALUES (?, ?, '{}')", young)
+        await _pruned(store, 1e6)
+        with rows(file) as sql:
+            assert sql.execute("SELECT count(*) FROM events").fetchone()[0] == MAX_EVENTS
+            assert sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
+
+
+@pytest.mark.parametrize("younger", [False, True])
+async def test_all_stores_say_that_nothing_is_left_when_nothing_is(ground: Ground, younger: bool) -> None:
+    async with ground.store() as store:
+        await store.completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
+        assert not await store.prune(1e6)
+        assert len(ground.reader().completions(0.0, 2e6)) == younger
