@@ -495,6 +495,7 @@ class Drone:
     """The job class that it was started for."""
     remote_id: str = ""
     submitted_at: float = 0.0
+    """When the site took the order, or when it was clear that nobody can say whether it did."""
     started_at: float = 0.0
     joined_at: float = 0.0
     busy_at: float = 0.0

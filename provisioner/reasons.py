@@ -535,6 +535,15 @@ class UnknownDrone:
     kind: Literal["unknown-drone"] = "unknown-drone"
 
 
+@dataclass(frozen=True, slots=True)
+class NotDraining:
+    """An operator asked to take a drone back into service that is in service, or is being stopped."""
+
+    drone_id: str
+    state: str
+    kind: Literal["not-draining"] = "not-draining"
+
+
 Reason = (
     Accepted
     | OrderRefused
@@ -587,4 +596,5 @@ Reason = (
     | TooManyUnhealthy
     | Probing
     | UnknownDrone
+    | NotDraining
 )

@@ -191,7 +191,7 @@ def state_words(state: DroneState) -> str:
         case DroneState.DONE:
             return "ended: in order"
         case DroneState.WITHDRAWN:
-            return "ended: taken back before it had work"
+            return "ended: taken back, because no job needed it or an operator asked"
         case DroneState.PREEMPTED:
             return "ended: the site took its resources back"
         case DroneState.FAILED:
@@ -380,6 +380,8 @@ def say(reason: Reason) -> str:
             return f"{_q(scope)} is tried with one drone before more are started"
         case r.UnknownDrone(drone_id=drone_id):
             return f"no live drone {_q(drone_id)} is on record"
+        case r.NotDraining(drone_id=drone_id, state=state):
+            return f"{_q(drone_id)} is {_q(state)}: only a draining drone can be taken back into service"
         case _:
             assert_never(reason)
 
@@ -465,7 +467,10 @@ def tier(reason: Reason) -> Tier:
             | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
         ):  # fmt: skip
             return Tier.LEAVE
-        case r.BadRequest() | r.SiteDisabled() | r.UnknownDrone() | r.PlannerFailed() | r.PromiseBroken():
+        case (
+            r.BadRequest() | r.SiteDisabled() | r.UnknownDrone() | r.NotDraining() | r.PlannerFailed()
+            | r.PromiseBroken()
+        ):  # fmt: skip
             return Tier.CONFIGURATION
         case r.NothingFits():
             return Tier.NOTHING_FITS

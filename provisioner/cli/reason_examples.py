@@ -57,4 +57,5 @@ EXAMPLES: tuple[Reason, ...] = (
     r.TooManyUnhealthy(31, 120, 0.2),
     r.Probing("horeka"),
     r.UnknownDrone("kit-x7q2-999"),
+    r.NotDraining("kit-x7q2-17", "stopping"),
 )

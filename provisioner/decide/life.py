@@ -296,12 +296,12 @@ def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
 def _unlisted(
     drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
 ) -> tuple[Drone, Reason | None]:
-    """Missing once, unknown and gone are three things. A listing older than the order says nothing of it."""
+    """Tell missing once, unknown and gone apart. A listing begun before the answer to the order says nothing of it."""
     ordered_at = drone.submitted_at or drone.requested_at
     if view.taken_at <= ordered_at:
         return drone, None
     if drone.state is S.REQUESTED:
-        waited = now - drone.requested_at
+        waited = now - ordered_at
         if waited <= policy.settle_s:
             return drone, None
         return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.settle_s)
@@ -448,8 +448,9 @@ def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
 
 
 def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
-    """The record of a drone that is gone. One that found work after all did not match nothing."""
-    if state is S.MATCHED_NOTHING and drone.busy_at:
+    """Return the record of a drone that is gone. One that found work after all did not match nothing, and one that
+    was asked to go and finished its jobs first is done."""
+    if drone.busy_at and (state is S.MATCHED_NOTHING or (state is S.WITHDRAWN and not drone.jobs)):
         state = S.DONE
     return replace(
         drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason
@@ -460,7 +461,8 @@ def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone
 
 
 def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
-    """What the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it."""
+    """Return what the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it:
+    one that was begun after the answer, for ``settle_s`` from then on. The order may have gone out just before."""
     match receipt.answer:
         case Answer.DONE:
             after = replace(
@@ -470,7 +472,7 @@ def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
         case Answer.REFUSED:
             return Move(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
         case Answer.UNSURE:
-            after = replace(drone, site_reason=_message(receipt))
+            after = replace(drone, submitted_at=now, site_reason=_message(receipt))
             return Move(after, drone.state, OutcomeUnknown(_message(receipt)))
 
 

@@ -33,6 +33,7 @@ from provisioner.model import (
 from provisioner.reasons import (
     IdleTooLong,
     NoRecord,
+    NotDraining,
     OperatorAsked,
     OrderRefused,
     OutOfPool,
@@ -104,6 +105,14 @@ class _Asked:
         self.drains.append(Drain(after, drone.state, mode, reason))
         self.named.add(drone.id)
 
+    def resume(self, drone: Drone, reason: Reason) -> None:
+        now = self.scene.now
+        state = DroneState.BUSY if drone.jobs else DroneState.IDLE
+        idle_at = 0.0 if drone.jobs else now
+        back = replace(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
+        self.drains.append(Drain(back, drone.state, DrainMode.RESUME, reason))
+        self.named.add(drone.id)
+
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
         now = self.scene.now
         after = replace(
@@ -148,6 +157,8 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
                 asked.stop(drone, reason, DroneState.WITHDRAWN, kill=True)
             else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
                 asked.write_off(drone, reason)
+        elif request.mode is DrainMode.RESUME:
+            _resume(asked, drone, reason)
         elif drone.state is DroneState.STOPPING:
             continue  # it is past draining
         elif drone.joined_at:
@@ -155,6 +166,14 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
         else:
             asked.stop(drone, reason, DroneState.WITHDRAWN)
     return True
+
+
+def _resume(asked: _Asked, drone: Drone, reason: Reason) -> None:
+    """Take a draining drone back into service for an operator, whoever asked it to leave."""
+    if drone.state is DroneState.DRAINING:
+        asked.resume(drone, reason)
+    else:
+        asked.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
 
 
 def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kept: Collection[str]) -> None:

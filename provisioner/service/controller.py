@@ -41,13 +41,17 @@ from provisioner.service.keeping import Keeping
 from provisioner.service.learning import Learning
 from provisioner.service.sense import PATIENCE_S, Senses, Watch
 from provisioner.sites import Overlay, PoolSeesAtOnce, SeesAtOnce, Site, TellsLastWords
-from provisioner.store import Store, StoreError
+from provisioner.store import Store, StoreError, changes
 
 log = structlog.get_logger()
 
 CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
 PRUNE_EVERY_S = 3600.0
+SERIAL_MARGIN = 1000
+"""Serial numbers left out after a record that was older than what runs."""
+SERIALS_MISSED = 1_000_000
+"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads."""
 LEAVE_PATIENCE_S = 60.0
 """How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
 QUICK_FOR_S = 300.0
@@ -144,6 +148,8 @@ class Controller:
     """What was wrong at the newest tick: told once, not at every tick."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
+    _outdated: bool = False
+    """The record was found to be older than what runs; told once."""
     _pruned_at: float = 0.0
     _prunes: bool = False
     """True while the record holds more to forget than one tick should wait for."""
@@ -223,6 +229,7 @@ class Controller:
         await self._senses.look(self.store.breakers)
         await self._keep_last_words()
         readings = self._senses.site_readings()
+        next_serial = await self._next_serial(readings.values())
         for site in self._acts.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
@@ -230,7 +237,7 @@ class Controller:
             now=self.clock.now(),
             tick=self.store.tick + 1,
             id_prefix=f"{self.name}-{self.store.birth}",
-            next_serial=self.store.next_serial,
+            next_serial=next_serial,
             policy=self.policy,
             types=tuple(self.types),
             overlay=self._senses.overlay_reading(),
@@ -275,6 +282,30 @@ class Controller:
         if not self._gpu_wanted_at or classes is None or wanted:
             self._gpu_wanted_at = self.clock.now()
         return self._gpu_wanted_at
+
+    async def _next_serial(self, readings: Iterable[SiteReading]) -> int:
+        """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
+
+        A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
+        view shows yet may have later ids still: a margin is left for them.
+        """
+        assert self._senses is not None
+        views = [reading.view for reading in readings if reading.view is not None]
+        shown = {drone_id for view in views for drone_id in view.drones.keys() - self.store.drones.keys()}
+        pool = self._senses.overlay_reading().view
+        if pool is not None:
+            shown |= {slot.drone_id for slot in pool.slots} - self.store.drones.keys()
+        known = self.store.next_serial
+        ours = [drone_id for drone_id in shown if drone_id.startswith(f"{self.name}-{self.store.birth}-")]
+        serials = (changes.serial_of(drone_id) for drone_id in ours)
+        newest = max((n for n in serials if n is not None and n < known + SERIALS_MISSED), default=0)
+        if newest < known:
+            return known
+        if not self._outdated:
+            self._outdated = True
+            advice = "The record is older than what runs, as after a restored backup. Unknown drones are stopped."
+            await self.event("record-outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
+        return newest + 1 + SERIAL_MARGIN
 
     async def _ended(self, readings: Iterable[SiteReading]) -> Mapping[DroneId, DroneState]:
         """What the record says of drones that a site lists and that should be gone: the reason to stop them."""

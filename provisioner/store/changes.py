@@ -57,8 +57,11 @@ def _change(written: Iterable[_Written], breakers: Sequence[Breaker], tick: int)
     return Change(drones, tuple(steps), tuple(breakers))
 
 
-def after(mirror: Mirror, change: Change, tick: int) -> Mirror:
-    """The mirror once ``change`` is committed. Old mirrors stay as they were: snapshots refer to them."""
+def after(mirror: Mirror, change: Change, tick: int, least_serial: int = 1) -> Mirror:
+    """Return the mirror once ``change`` is committed. Old mirrors stay as they were: snapshots refer to them.
+
+    ``least_serial``: what the controller has found to be the first serial number that nobody uses.
+    """
     drones = mirror.drones
     if change.drones:
         drones = {**drones, **change.drones}
@@ -73,7 +76,7 @@ def after(mirror: Mirror, change: Change, tick: int) -> Mirror:
                 del breakers[breaker.scope]
     return Mirror(
         tick=max(tick, mirror.tick),
-        next_serial=next_serial(mirror.next_serial, change.drones),
+        next_serial=next_serial(max(mirror.next_serial, least_serial), change.drones),
         drones=drones,
         breakers=breakers,
     )

@@ -138,7 +138,7 @@ class MemoryStore:
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         record = self._record
-        self._apply(planned(plan), plan.tick)
+        self._apply(planned(plan), plan.tick, snapshot.next_serial)
         said = news(plan)
         if record.plans and repeats(said, self._said):
             record.plans[-1] = said
@@ -186,9 +186,9 @@ class MemoryStore:
             self._record.prune(now - self._keep_s)
         return False
 
-    def _apply(self, change: Change, tick: int) -> None:
+    def _apply(self, change: Change, tick: int, least_serial: int = 1) -> None:
         record = self._record
-        record.mirror = after(record.mirror, change, tick)
+        record.mirror = after(record.mirror, change, tick, least_serial)
         record.drones.update(change.drones)
         for step in change.steps:
             record.last_step += 1

@@ -73,7 +73,7 @@ class Writer:
 
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
         change = planned(plan)
-        mirror = after(self.mirror, change, plan.tick)
+        mirror = after(self.mirror, change, plan.tick, snapshot.next_serial)
         said = news(plan)
         pieces = pieces_of(snapshot)
         with self._transaction() as sql:

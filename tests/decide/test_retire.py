@@ -13,10 +13,12 @@ from provisioner.model import (
     DrainMode,
     DroneId,
     DroneState,
+    EndKind,
     OperatorRequest,
     Plan,
     Policy,
     RemoteDrone,
+    RemoteEnd,
     RemoteState,
     RequestKind,
     SlotState,
@@ -24,6 +26,7 @@ from provisioner.model import (
 from provisioner.reasons import (
     IdleTooLong,
     NoRecord,
+    NotDraining,
     OperatorAsked,
     OutOfPool,
     SeenAtSite,
@@ -35,7 +38,7 @@ from provisioner.reasons import (
     ViewStale,
     WantedAgain,
 )
-from tests.decide.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, slot_of, snapshot, why
+from tests.decide.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
 S = DroneState
 
@@ -337,3 +340,44 @@ def test_slower_down_than_up_within_one_tick_nothing_is_started_and_stopped_alik
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[idle], policy=Policy(idle_timeout_s=60)))
     assert len(plan.drains) == 1
     assert plan.starts == ()
+
+
+@pytest.mark.parametrize("leaving", [S.DONE, S.WITHDRAWN])
+@pytest.mark.parametrize("working", [0, 1])
+def test_an_operator_takes_a_draining_drone_back_into_service_whoever_drained_it(leaving: S, working: int) -> None:
+    drains = drone(
+        "kit-ab12-1", S.DRAINING, leaving=leaving, joined_at=NOW - 500, busy_at=NOW - 400, jobs=working, jobs_started=1,
+        asked_at=NOW - 60, asked=1,
+    )  # fmt: skip
+    slot = slot_of(drains, state=SlotState.DRAINING, jobs=working, heard_at=NOW - 2)
+    request = ask(RequestKind.DRAIN, drains.id, mode=DrainMode.RESUME)
+    plan = plan_of(snapshot(drones=[drains], slots=[slot], requests=[request], limits={"stop_limit_s": 900}))
+    (back,) = plan.drains
+    assert (back.mode, back.reason) == (DrainMode.RESUME, OperatorAsked("anna", "broken fan"))
+    assert (back.drone.state, back.drone.leaving, back.drone.asked_at) == (S.BUSY if working else S.IDLE, None, 0.0)
+    assert plan.requests_done == (5,)
+
+
+@pytest.mark.parametrize("state", [S.BUSY, S.STOPPING, S.QUEUED])
+def test_an_operator_who_takes_back_what_does_not_drain_is_told(state: S) -> None:
+    there = drone("kit-ab12-1", state, asked_at=NOW - 5 if state is S.STOPPING else 0.0)
+    request = ask(RequestKind.DRAIN, there.id, mode=DrainMode.RESUME)
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[there], requests=[request]))
+    assert plan.leaves == ()
+    assert why(plan, "drone:kit-ab12-1") == [NotDraining("kit-ab12-1", state.value)]
+    assert plan.requests_done == (5,)
+
+
+@pytest.mark.parametrize(
+    ("more", "becomes"),
+    [
+        ({"busy_at": NOW - 400, "jobs_started": 2}, S.DONE),
+        ({"busy_at": NOW - 400, "jobs_started": 2, "jobs": 1}, S.WITHDRAWN),
+        ({}, S.WITHDRAWN),
+    ],
+)
+def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(more: dict[str, object], becomes: S) -> None:
+    gone = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 500, asked_at=NOW - 60, **more)
+    over = replace(remote_of(gone), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW - 1, 0))
+    (move,) = plan_of(snapshot(drones=[gone], slots=[], remotes=[over])).moves
+    assert move.drone.state is becomes

@@ -1,0 +1,186 @@
+"""Ids that are never given twice, orders whose answer is late or missing, and looks beside a ban."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from provisioner.decide import decide
+from provisioner.model import (
+    Answer,
+    Breaker,
+    BreakerState,
+    DroneId,
+    DroneState,
+    EndKind,
+    Fault,
+    FaultKind,
+    OverlayView,
+    Plan,
+    Receipt,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+    StartOrder,
+)
+from provisioner.service.act import Batch, carry_out
+from provisioner.service.controller import SERIAL_MARGIN, SERIALS_MISSED
+from provisioner.service.sense import Senses, Watch
+from provisioner.sim.loop import VirtualClock, run_virtual
+from provisioner.sites import SiteDown
+from provisioner.store.memory import MemoryStore
+from tests.service.world import GPU, JOB, Place, Pool, run_for, serving
+
+S = DroneState
+EPOCH = 1.7e9
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(ended: bool) -> None:
+    """Drones 1 and 2 were started after the backup was taken; a new drone would have their ids."""
+
+    async def story() -> None:
+        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        for number in (1, 2):
+            drone_id = DroneId(f"kit-mem0-{number}")
+            remote = RemoteDrone(drone_id, RemoteState.RUNNING, f"r-{drone_id}")
+            over = RemoteEnd(EndKind.EXITED, EPOCH - 500, 0)
+            here.running[drone_id] = replace(remote, state=RemoteState.ENDED, end=over) if ended else remote
+        async with serving(here, store=store) as controller:
+            report = await controller.tick()
+            assert report.faults == ()
+            await run_for(controller, 30)
+        first = 3 + SERIAL_MARGIN
+        assert [line for line in here.told if line.startswith("start")] == [f"start kit-mem0-{first}"]
+        assert {f"stop kit-mem0-{n}" for n in (1, 2)} <= set(here.told) or ended
+        assert store.drones.keys() == {f"kit-mem0-{first}"}
+        assert store.next_serial == first + 1
+        assert [e.name for e in store.reader().events()] == ["record-outdated"]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_an_id_that_only_a_slot_shows_is_not_given_again_and_a_forged_one_changes_nothing() -> None:
+    forged = 1 + SERIALS_MISSED
+
+    class Slots(Pool):
+        async def look(self, types: object) -> OverlayView:
+            view = await super().look([])
+            slots = (Slot(DroneId(f"kit-mem0-{n}"), SlotState.BUSY, view.taken_at, jobs=1) for n in (7, forged))
+            return replace(view, slots=tuple(slots))
+
+    async def story() -> None:
+        here = Place()
+        async with serving(here, pool=Slots()) as controller:
+            await controller.tick()
+        assert here.told == [f"start kit-mem0-{8 + SERIAL_MARGIN}"]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_does_not_come() -> None:
+    """``settle`` counts from the answer, or from when it was clear that none comes, not from the plan."""
+
+    class Slow(Place):
+        """Takes an order, answers too late, and lists the drone 30 s after that."""
+
+        async def start(self, orders: object) -> list[Receipt]:
+            assert isinstance(orders, tuple | list)
+            self.told += [f"start {order.drone_id}" for order in orders]
+
+            async def later() -> None:
+                await asyncio.sleep(100.0)
+                for order in orders:
+                    self.running[order.drone_id] = RemoteDrone(order.drone_id, RemoteState.RUNNING, "r")
+
+            self.coming = asyncio.ensure_future(later())
+            await asyncio.sleep(70.0)
+            return [Receipt(order.drone_id, Answer.DONE) for order in orders]
+
+    async def story() -> None:
+        here, store = Slow(), MemoryStore("kit", 1e9, 10)
+
+        async def slow_token() -> None:
+            await asyncio.sleep(28.0)
+
+        async def slow_stop() -> None:
+            await asyncio.sleep(58.0)
+
+        here.stop_wire = slow_stop
+        here.running[DroneId("kit-old1-9")] = RemoteDrone(DroneId("kit-old1-9"), RemoteState.RUNNING, "r9")
+        async with serving(here, store=store, pool=Pool(admission_wire=slow_token)) as controller:
+            await run_for(controller, 320)
+        starts = [line for line in here.told if line.startswith("start")]
+        assert starts == ["start kit-mem0-1"]
+        assert store.drones[DroneId("kit-mem0-1")].state is S.BOOTING
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
+    class Mute(Place):
+        async def start(self, orders: object) -> list[Receipt]:
+            return []
+
+    async def story() -> None:
+        order = StartOrder(DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
+        answers = await carry_out(Batch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
+        assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, Answer.UNSURE)]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+@pytest.mark.parametrize(("fault", "looks"), [(None, 1), (Fault(FaultKind.DOWN, "no route", EPOCH), 0)])
+def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: Fault | None, looks: int) -> None:
+    asked = []
+
+    async def look() -> SiteView:
+        asked.append("here")
+        return SiteView("here", EPOCH)
+
+    async def pool() -> OverlayView:
+        return OverlayView(EPOCH)
+
+    async def story() -> None:
+        banned = Breaker("here", BreakerState.BANNED, until=EPOCH + 100)
+        async with asyncio.TaskGroup() as group:
+            sites = {"here": Watch("here", look, 5.0, fault=fault)}
+            await Senses(group, VirtualClock(), Watch("overlay", pool, 5.0), sites).look({"here": banned})
+
+    run_virtual(story(), start_epoch=EPOCH)
+    assert len(asked) == looks
+
+
+def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
+    async def story() -> None:
+        seen: list[Snapshot] = []
+
+        class Away(Pool):
+            away = False
+
+            async def look(self, types: object) -> OverlayView:
+                if self.away:
+                    raise SiteDown("no route")
+                return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),))
+
+        def planner(snapshot: Snapshot) -> Plan:
+            seen.append(snapshot)
+            return decide(snapshot)
+
+        pool = Away()
+        async with serving(Place(), pool=pool) as controller:
+            controller.planner = planner
+            for pool.away in (False, False, True):
+                await controller.tick()
+                await asyncio.sleep(60)
+        first, second, third = seen
+        assert second.gpu_wanted_at == first.gpu_wanted_at
+        assert third.gpu_wanted_at == third.now
+
+    run_virtual(story(), start_epoch=EPOCH)
