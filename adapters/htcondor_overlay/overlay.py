@@ -9,6 +9,7 @@ from typing import Self
 
 from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
+from adapters.htcondor_overlay.orders import Orders, read_every_s
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
@@ -44,6 +45,7 @@ class HTCondorOverlay:
         self._directory: ClientDirectory | None = None
         self._pool: Child | None = None
         self._completions: Completions | None = None
+        self._orders: Orders | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
 
@@ -63,7 +65,8 @@ class HTCondorOverlay:
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)
-        self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline)
+        self._orders = Orders(config.collector, config.trust_domain, self._directory)
+        self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline, self._orders)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -71,9 +74,11 @@ class HTCondorOverlay:
             await self._pool.close()
         if self._completions is not None:
             await self._completions.close()
+        if self._orders is not None:
+            await self._orders.close()
         if self._directory is not None:
             self._directory.close()
-        self._pool = self._completions = self._directory = self._drainer = None
+        self._pool = self._completions = self._directory = self._drainer = self._orders = None
 
     async def look(self, types: Sequence[DroneType]) -> OverlayView:
         """SiteDown if the collector or any of the schedds did not answer in time: all or nothing. Or SiteDenied."""
@@ -91,6 +96,8 @@ class HTCondorOverlay:
         if isinstance(looked, SiteError):
             raise looked
         told = asked.result()
+        if self._drainer is not None:
+            await self._drainer.forget({slot.drone_id for slot in looked.slots})
         self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
         return self._view
 
@@ -120,6 +127,10 @@ class HTCondorOverlay:
             "DRONE_KEPT_S": str(round(order.kept_s)),
             "DRONE_AVOIDS": order.avoids,
         }
+        identities = self._orders.identities() if self._orders is not None else ()
+        if identities:
+            env["DRONE_ORDERS_FROM"] = ",".join(identities)
+            env["DRONE_ORDER_S"] = str(round(read_every_s(len(self._view.slots) if self._view is not None else 0)))
         if self._config.condor_prefix:
             env["CONDOR_PREFIX"] = self._config.condor_prefix
         if self._config.drone_config:

@@ -19,8 +19,9 @@ OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 PROJECTION = [
     "Name", "DroneId", "SiteName", "DroneType", "SlotType", "SlotID", "State", "Activity", "ChildState",
     "NumDynamicSlots", "NumDynamicSlotsTime", "Cpus", "Memory", "Disk", "GPUs", "LastHeardFrom", "MyCurrentTime",
-    "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneRetiresAt",
-    "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability", "TotalSlotGPUs", "DroneShares",
+    "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneDraining",
+    "DroneRetiresAt", "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability", "TotalSlotGPUs",
+    "DroneShares",
 ]  # fmt: skip
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -153,7 +154,8 @@ def _claims(ad: Ad) -> int:
 
 def _state(ad: Ad, jobs: int) -> SlotState:
     state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
-    if state == "drained" or activity == "retiring" or value(ad, "Draining") is True:
+    ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
+    if ordered or state == "drained" or activity == "retiring":
         return SlotState.DRAINING
     if jobs:
         return SlotState.BUSY

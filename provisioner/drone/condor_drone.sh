@@ -56,6 +56,8 @@ number DRONE_KEPT_MEMORY_MIB 0
 number DRONE_KEPT_DISK_MIB 0
 number DRONE_JOIN_S 300
 number DRONE_POOL_LOST_S 1200
+word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the collector it obeys
+number DRONE_ORDER_S 10            # between two looks for an order
 number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
@@ -364,6 +366,12 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
         kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
     fi
+    orders=
+    if [ "$DRONE_ORDERS_FROM" != , ]; then
+        orders="DroneOrder = 0
+DroneDraining = False
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
+    fi
     welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
     if [ "$DRONE_GPUS" -gt 0 ]; then
@@ -449,6 +457,7 @@ DroneGpuMilli = $DRONE_GPU_MILLI
 DroneShares = $DRONE_SHARES
 STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares
 $ends
+$orders
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
 
 # --- what it takes: jobs that want a GPU (or, without GPUs, that want none), that say no longer than we live, while all
@@ -525,6 +534,57 @@ hear_pool() {
     fi
 }
 
+# ------------------------------------------------------------------------------------------------------------ orders
+# Ask the pool for our order, in the background; the answer comes by a file. The collector itself writes
+# AuthenticatedIdentity into each ad: nobody can advertise in another's name.
+ask_order() {
+    from="stringListMember(AuthenticatedIdentity, \"$DRONE_ORDERS_FROM\")"
+    # shellcheck disable=SC2086
+    ( $clean timeout -k 2 20 "$prefix/bin/condor_status" -generic -limit 1 \
+        -constraint "DroneOrderFor == \"$DRONE_ID\" && $from" \
+        -af DroneOrder DroneOrderMode AuthenticatedIdentity >"$D/order.new" 2>&1
+        mv "$D/order.new" "$D/order" ) &
+    order_asked_at=$now
+}
+# Obey the order that the pool has for us, once: a new order has another serial number than the last.
+take_order() {
+    while read -r serial mode from; do
+        case $serial in '' | *[!0-9]*) continue ;; esac
+        [ "$serial" != "$order" ] || return
+        say "order $serial of $from: $mode"
+        case $mode in
+            peaceful)
+                drains_since=$now
+                tell_startd "START = False" "DroneDraining = True" ;;
+            resume)
+                drains_since=
+                tell_startd "DroneDraining = False" ;;
+            graceful) leave TERM $OK drained "ordered by $from" ;;
+            fast) leave QUIT $OK drained "ordered by $from, at once" ;;
+            *) return ;;
+        esac
+        order=$serial ordered_by=$from
+        return
+    done <"$D/order"
+}
+look_for_order() {
+    if [ -e "$D/order" ]; then
+        take_order
+        rm -f "$D/order"
+    elif [ ! -e "$D/order.new" ] && [ $((now - order_asked_at)) -ge "$DRONE_ORDER_S" ]; then
+        ask_order
+    fi
+}
+# tell_startd LINE...: set its configuration; the slot's ad shows that to the pool within a second or two.
+tell_startd() {
+    { printf '%s\n' "$@"; echo "DroneOrder = $serial"; } >"$D/90-order" && mv "$D/90-order" "$D/etc/config.d"
+    reread_config
+}
+reread_config() {
+    startd=$(child_of "$master" condor_startd)
+    [ -n "$startd" ] && kill -HUP "$startd" 2>/dev/null
+}
+
 # Why the startd went, if it went by itself: the last words in the logs.
 last_words() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LOGS/MasterLog" "$LOGS/StartLog" 2>/dev/null | tail -n 3; }
 
@@ -541,8 +601,7 @@ leave() {
             leave_by=$((now + DRONE_GRACE_S - 2))
             # No retirement any more: jobs get their notice now. The startd must have read that before it is told to go.
             printf 'MAXJOBRETIREMENTTIME = 0\nSTART = False\n' >"$D/etc/config.d/99-leaving"
-            startd=$(child_of "$master" condor_startd)
-            if [ -n "$startd" ] && kill -HUP "$startd" 2>/dev/null; then rest 0.5; fi
+            if reread_config; then rest 0.5; fi
             kill -TERM "$master" 2>/dev/null ;;
         QUIT)
             leave_by=$((now + 4))
@@ -578,6 +637,10 @@ look() {
     fi
 
     hear_pool
+    if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
+        look_for_order
+        [ -z "$leaving" ] || return
+    fi
     running=$(jobs_running)
     if [ -z "$joined" ]; then
         [ -n "$asking" ] || [ $((now - asked_at)) -lt 2 ] || ask_pool
@@ -587,6 +650,11 @@ look() {
         [ -n "$asking" ] || [ $((now - asked_at)) -lt $ask_every_s ] || ask_pool
         [ "$running" -gt 0 ] || [ $((now - heard)) -lt "$DRONE_POOL_LOST_S" ] ||
             leave QUIT $POOL_LOST pool-lost "no word from $DRONE_COLLECTOR for $((now - heard)) s: $pool_says"
+    fi
+    # By then the startd has read that it takes no more jobs, and one that it had just taken has a directory.
+    if [ -n "$drains_since" ] && [ "$running" -eq 0 ] && [ $((now - drains_since)) -ge 3 ]; then
+        leave TERM $OK drained "ordered by $ordered_by"
+        return
     fi
     if [ "$DRONE_WALLTIME_S" -gt 0 ]; then
         left_s=$((began + DRONE_WALLTIME_S - now))
@@ -614,6 +682,7 @@ say "checked; starts HTCondor from $prefix"
 start_condor
 
 launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0
+order='' ordered_by='' order_asked_at=$now drains_since=''
 ask_every_s=$((DRONE_POOL_LOST_S / 4 < 300 ? DRONE_POOL_LOST_S / 4 + 1 : 300))
 while alive "$master"; do
     if [ -n "$leaving" ]; then

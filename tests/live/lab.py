@@ -311,6 +311,7 @@ ALLOW_READ = *@{domain}
 ALLOW_WRITE = alice@{domain} admin@{domain} condor@{domain}
 ALLOW_CLIENT = *
 ALLOW_DAEMON = condor@{domain}
+COLLECTOR.ALLOW_DAEMON = condor@{domain} admin@{domain}
 ALLOW_NEGOTIATOR = condor@{domain}
 ALLOW_ADMINISTRATOR = condor@{domain} admin@{domain}
 ALLOW_ADVERTISE_STARTD = condor@{domain} drone@{domain}

@@ -86,6 +86,7 @@ def test_times_are_turned_to_our_clock_whatever_clock_the_drone_has() -> None:
         ({"State": '"Drained"'}, SlotState.DRAINING, 0),
         ({"State": '"Drained"', "Activity": '"Retiring"', "ChildState": '{"Claimed"}'}, SlotState.DRAINING, 1),
         ({"Draining": "true"}, SlotState.DRAINING, 0),
+        ({"DroneDraining": "true"}, SlotState.DRAINING, 0),
         ({"DroneHealthy": "false"}, SlotState.CHECKING, 0),
         ({"DroneReady": "false"}, SlotState.CHECKING, 0),
         ({"Start": "false"}, SlotState.CHECKING, 0),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -53,9 +56,7 @@ class ClientDirectory:
         self._whose, self._token, self._token_directory = whose, token, token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"
-        self._text = CLIENT_CONFIG.format(
-            home=self.path, tokens=self._tokens, collector=collector, more=more
-        )
+        self._text = CLIENT_CONFIG.format(home=self.path, tokens=self._tokens, collector=collector, more=more)
         if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
             self._text += "CONDOR_IDS = 0.0\n"
 
@@ -95,6 +96,10 @@ class ClientDirectory:
             if file.name not in wanted:
                 file.unlink()
 
+    def identities(self, issuer: str) -> tuple[str, ...]:
+        """Return the identities that our tokens of ``issuer`` name, sorted. SiteDenied if no token can be read."""
+        return tuple(sorted({each for token in self._wanted().values() if (each := _identity(token, issuer))}))
+
     def _wanted(self) -> Mapping[str, str]:
         tokens: dict[str, str] = {}
         try:
@@ -114,3 +119,16 @@ class ClientDirectory:
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _identity(token: str, issuer: str) -> str:
+    """Return the subject that an IDTOKEN of ``issuer`` names, `user@domain`; "" for anything else. Its signature is for
+    the pool to check."""
+    parts = token.strip().split(".")
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        subject, by = claims["sub"], claims["iss"]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return ""
+    plain = isinstance(subject, str) and re.fullmatch(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+", subject)
+    return subject if plain and by == issuer else ""

@@ -1,0 +1,239 @@
+"""Drones on worker nodes that reach the pool alone: no connection leads from the controller to them, nor back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_overlay import HTCondorOverlay
+from adapters.htcondor_overlay.drain import Drainer
+from adapters.htcondor_overlay.overlay import client_directory
+from provisioner.model import Answer, DrainMode, DroneId, DroneType, SlotState, StartOrder
+from tests.live.lab import (
+    QUICK_DRONE,
+    Condor,
+    DroneProcess,
+    LabError,
+    Pool,
+    gpu_job,
+    lab_directory,
+    own,
+    start_drone,
+    until,
+)
+from tests.overlay_htcondor.live import A100, CLIENT, config, overlay_on
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+    pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces are made by `ip` of iproute2"),
+]
+
+AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+
+
+class Networks:
+    """Three networks: the controller's (this host's), the pool's and the drones'. The pool's is linked to both others,
+    and forwards nothing."""
+
+    def __init__(self) -> None:
+        number = random.SystemRandom().randrange(1 << 16)
+        self.controller, self.pool, self.drones = (f"198.18.{number >> 8}.{number & 248 | each}" for each in (1, 2, 3))
+        self._tag = f"{number:04x}"
+        self.pool_namespace, self.drone_namespace = f"lab-pool-{self._tag}", f"lab-drones-{self._tag}"
+
+    def __enter__(self) -> Networks:
+        try:
+            for namespace in (self.pool_namespace, self.drone_namespace):
+                self._ip("netns", "add", namespace)
+                self._ip("-n", namespace, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            self.__exit__()
+            pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
+        self._link("", self.controller, f"lc{self._tag}")
+        self._link(self.drone_namespace, self.drones, f"ld{self._tag}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for namespace in (self.pool_namespace, self.drone_namespace):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self._ip("netns", "del", namespace)  # takes its links along
+
+    def inside(self, namespace: str) -> tuple[str, ...]:
+        """Return the words that begin a command which runs in a namespace as an ordinary account."""
+        return ("ip", "netns", "exec", namespace, *AS_NOBODY)
+
+    def _link(self, namespace: str, address: str, name: str) -> None:
+        """Link a network with the pool's: each end has a route to the one address at the other end."""
+        there = ("-n", namespace) if namespace else ()
+        self._ip(*there, "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
+        self._ip(*there, "link", "set", f"{name}p", "netns", self.pool_namespace)
+        for where, interface, mine, theirs in (
+            (there, name, address, self.pool),
+            (("-n", self.pool_namespace), f"{name}p", self.pool, address),
+        ):
+            self._ip(*where, "addr", "add", mine, "peer", theirs, "dev", interface)
+            self._ip(*where, "link", "set", interface, "up")
+
+    def _ip(self, *words: str) -> None:
+        subprocess.run(["ip", *words], check=True, text=True, capture_output=True)
+
+
+class IsolatedPool(Pool):
+    """A pool in a network of its own; its clients are on this host."""
+
+    def __init__(self, root: Path, condor: Condor, networks: Networks) -> None:
+        self.networks = networks
+        super().__init__(root, condor)
+
+    def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
+        self.collector = f"{self.networks.pool}:{self.port}"
+        ours = self.networks.pool if directory == self.dir else self.networks.controller
+        text = super()._common(directory, tokens, keys)
+        text = text.replace("NETWORK_INTERFACE = 127.0.0.1", f"NETWORK_INTERFACE = {ours}")
+        return text.replace("CONDOR_HOST = 127.0.0.1", f"CONDOR_HOST = {self.networks.pool}")
+
+    def _master(self, directory: Path, config: Path) -> subprocess.Popen[bytes]:
+        with (directory / "log/out").open("ab") as out:
+            return subprocess.Popen(
+                [
+                    *self.networks.inside(self.networks.pool_namespace),
+                    str(self.condor.prefix / "usr/sbin/condor_master"),
+                    "-f",
+                ],
+                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)},
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+
+@pytest.fixture
+def isolated(condor: Condor) -> Iterator[IsolatedPool]:
+    """A pool whose drones and controller cannot reach each other."""
+    with Networks() as networks, lab_directory("isolated") as root:
+        pool = IsolatedPool(root, condor, networks)
+        try:
+            pool.start()
+            yield pool
+        finally:
+            pool.stop(at_once=True)
+
+
+@contextlib.asynccontextmanager
+async def drones_of(
+    pool: IsolatedPool, overlay: HTCondorOverlay, kind: DroneType, number: int
+) -> AsyncIterator[list[DroneProcess]]:
+    """So many drones in their own network, as the overlay admits them."""
+    quick = QUICK_DRONE.replace("127.0.0.1", pool.networks.drones)
+    config = f"{quick}PRIVATE_NETWORK_NAME = node.example\n".encode()
+    made = []
+    try:
+        for serial in range(1, number + 1):
+            order = StartOrder(DroneId(own(f"kit-{serial}")), kind, 600.0, 10.0)
+            admission = await overlay.admission(order)
+            made.append(
+                start_drone(
+                    pool, order.drone_id, admission.script,
+                    env={**admission.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"},
+                    files={**admission.files, "extra.conf": config},
+                    shell=(*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh"), as_root=True,
+                )
+            )  # fmt: skip
+        yield made
+    finally:
+        for each in made:
+            each.stop()
+
+
+async def all_in(overlay: HTCondorOverlay, drones: list[DroneProcess], state: SlotState, within_s: float) -> float:
+    """Wait until all these drones are in a state; return how long that took."""
+    began, wanted = time.monotonic(), {each.id for each in drones}
+    while True:
+        view = await overlay.look([A100])
+        if {slot.drone_id for slot in view.slots if slot.state is state} >= wanted:
+            return time.monotonic() - began
+        late = [(each.id, each.said[-300:]) for each in drones if each.process.poll() is not None]
+        assert time.monotonic() - began < within_s and not late, (view.slots, late)
+        await asyncio.sleep(0.5)
+
+
+async def drained(overlay: HTCondorOverlay, drones: list[DroneProcess], mode: DrainMode) -> None:
+    receipts = await overlay.drain([DroneId(each.id) for each in drones], mode, "a test")
+    assert {receipt.answer for receipt in receipts} == {Answer.DONE}, receipts
+
+
+def forged_order(pool: Pool, drone_id: str, identity: str) -> None:
+    """Advertise an order to leave at once, as an identity that the drone does not obey."""
+    file = pool.file(f"forged-{identity}.ad")
+    file.write_text(
+        f'MyType = "Generic"\nName = "{identity}"\nDroneOrderFor = "{drone_id}"\nDroneOrder = 7\n'
+        'DroneOrderMode = "fast"\nAuthenticatedIdentity = "admin@overlay.test"\n'
+    )
+    file.chmod(0o644)
+    pool.run("condor_advertise", "-tcp", "UPDATE_AD_GENERIC", str(file), identity=identity)
+
+
+@pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.matrix)])
+async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: IsolatedPool, number: int) -> None:
+    """Every drain of a drone behind CCB was refused, and a draining drone took more jobs."""
+    pool = isolated
+    client = CLIENT.replace("127.0.0.1", pool.networks.controller)
+    patient_s = 60.0 + 6 * number
+    async with (
+        overlay_on(pool, client_config=client, deadline="60s") as overlay,
+        drones_of(pool, overlay, A100, number) as drones,
+    ):
+        await overlay.look([A100])
+        await all_in(overlay, drones, SlotState.IDLE, patient_s)
+        with pytest.raises(LabError):
+            forged_order(pool, drones[0].id, "drone")
+        forged_order(pool, drones[0].id, "condor")  # may advertise, and is still not obeyed
+        cluster = pool.submit(gpu_job(3600, n=number))
+        until(lambda: pool.statuses(cluster) == [2] * number, patient_s, what="all jobs run")
+        await all_in(overlay, drones, SlotState.BUSY, patient_s)
+        assert not await reached_by_the_tool(pool, overlay, drones[0], client), "the network lets the tool through"
+
+        await drained(overlay, drones, DrainMode.PEACEFUL)
+        took = [await all_in(overlay, drones, SlotState.DRAINING, patient_s)]
+        assert pool.statuses(cluster) == [2] * number, "the jobs go on"
+        await drained(overlay, drones, DrainMode.RESUME)
+        took.append(await all_in(overlay, drones, SlotState.BUSY, patient_s))
+        assert pool.statuses(cluster) == [2] * number
+
+        half = number // 2
+        began = time.monotonic()
+        await drained(overlay, drones[:half], DrainMode.GRACEFUL)
+        for each in drones[:half]:
+            await asyncio.to_thread(each.wait, patient_s)
+        pool.remove(cluster)
+        await all_in(overlay, drones[half:], SlotState.IDLE, patient_s)
+        await drained(overlay, drones[half:], DrainMode.PEACEFUL)
+        for each in drones[half:]:
+            await asyncio.to_thread(each.wait, patient_s)
+        took.append(time.monotonic() - began)
+        assert {each.outcome["reason"] for each in drones} == {"drained"}, [each.said for each in drones]
+        print(f"{number} drones: drained, taken back, ended within", [f"{each:.1f} s" for each in took])
+
+
+async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str) -> bool:
+    """Whether condor_drain by itself reaches a drone."""
+    view = await overlay.look([A100])
+    name = next(slot.name for slot in view.slots if slot.drone_id == drone.id)
+    directory = client_directory(config(pool, client_config=client))
+    directory.refresh()
+    tool = Drainer(str(pool.condor.prefix / "usr/bin/condor_drain"), directory.env, 4.0)
+    (receipt,) = await tool.drain({DroneId(drone.id): name}, DrainMode.RESUME, "a test")
+    directory.close()
+    return receipt.answer is Answer.DONE
