@@ -6,6 +6,7 @@ or the pool is untrusted and passes :func:`clean`, so that no control sequence e
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -132,14 +133,20 @@ def told(text: str) -> str:
     return clean(_last_words(text), SHORT_TEXT).strip()
 
 
+_OUTCOME = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
+
+
 def _last_words(text: str) -> str:
-    """``drone=kit-1 exit=0 reason=idle ... why=no%20claim`` (a drone's outcome) as ``idle: no claim``."""
-    if not text.startswith("drone="):
-        return text
-    words = dict(word.partition("=")[::2] for word in text.split(" "))
-    if not words.get("reason"):
-        return text
-    return ": ".join(unquote(words[key]) for key in ("reason", "why") if words.get(key))
+    """Decode a drone's outcome, alone or within a sentence: ``drone=kit-1 exit=0 reason=idle ... why=no%20claim``
+    becomes ``idle: no claim``."""
+    return _OUTCOME.sub(_decoded, text) if "drone=" in text else text
+
+
+def _decoded(outcome: re.Match[str]) -> str:
+    fields = dict(word.partition("=")[::2] for word in outcome[0].split(" "))
+    if not fields.get("reason"):
+        return outcome[0]
+    return ": ".join(unquote(fields[key]) for key in ("reason", "why") if fields.get(key))
 
 
 def _told(text: str, joint: str = ": ") -> str:

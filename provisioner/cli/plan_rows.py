@@ -54,7 +54,7 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
 
 
 def _breaker(breaker: Breaker) -> str:
-    why = f": {say.clean(breaker.fault.message, 120)}" if breaker.fault else ""
+    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {say.iso(breaker.until)}" if breaker.until else ""
     return f"{breaker.state.value}{until}, {say.breaker_words(breaker.state)}{why}"
 

@@ -92,7 +92,7 @@ class _AlmostNothing:
     def breakers(self) -> Mapping[str, Breaker]:
         return {}
 
-    def drones(self) -> list[Drone]:
+    def drones(self, **which: object) -> list[Drone]:
         return []
 
     def hazards(self, since: float, now: float) -> list[Hazard]:

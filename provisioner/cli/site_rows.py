@@ -231,7 +231,7 @@ def site_note(row: SiteRow, now: float) -> str:
     """What is out of the ordinary with a site, trouble first."""
     parts = []
     if row.reading and row.reading.fault:
-        parts.append(f"look failed ({row.reading.fault.kind.value}): {say.clean(row.reading.fault.message, 200)}")
+        parts.append(f"look failed ({row.reading.fault.kind.value}): {say.told(row.reading.fault.message)}")
     if row.policy is None:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
@@ -253,7 +253,7 @@ def site_note(row: SiteRow, now: float) -> str:
 
 def _breaker_note(breaker: Breaker, now: float) -> str:
     left = f" for {say.age(breaker.until - now)}" if breaker.until > now else ""
-    why = f": {say.clean(breaker.fault.message, 120)}" if breaker.fault else ""
+    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
     if breaker.class_id:  # the type is open to all others
         return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
     return f"{breaker.scope} {breaker.state.value}{left}{why}"

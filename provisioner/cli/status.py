@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -15,12 +16,14 @@ from provisioner.cli import class_rows, events, sites
 from provisioner.cli.cells import span_s, text, time_at, whole, words
 from provisioner.cli.demand import newest_plan
 from provisioner.cli.drone_list import controller
+from provisioner.cli.exits import failure_of
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.options import Show, Where, shared
 from provisioner.cli.output import present
 from provisioner.cli.site_rows import DAY_S
+from provisioner.cli.troubles import Facts, Severity, Trouble, check_line, trouble_columns, troubles
 from provisioner.cli.where import open_record
-from provisioner.model import BreakerState, Drone, DroneState, Fault, JobClass, Plan
+from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, Plan
 from provisioner.reasons import LimitReached
 from provisioner.store import Holder, Reader, Views
 
@@ -28,7 +31,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 SCHEMA = "provisioner.status/1"
 LAST_EVENTS = 5
-HOPELESS = (say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS)
+UNKNOWN = 3
+"""Exit code of ``--check`` for what cannot be found out, as monitoring plugins give it."""
 MOST_CLASSES = 10
 _SITE_KEYS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "owner", "taken_back", "note")
 Row = TypeVar("Row")
@@ -87,19 +91,51 @@ class SiteStates:
 
 @app.command()
 @shared
-def status(where: Where, show: Show) -> None:
+def status(
+    where: Where,
+    show: Show,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="One line for Nagios or Icinga; exit 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."),
+    ] = False,
+) -> None:
     """Show the whole on one screen.
 
-    Who runs, how old each view is, sites and breakers, drones by state, what waits and why, limits, last events.
+    Who runs, every trouble in one line, how old each view is, sites and breakers, drones by state, what waits and why,
+    limits, last events of the controller. The exit code is 0 whatever is shown; with --check it tells the worst.
 
     \b
     Examples:
       provisioner status
       provisioner status --watch --interval 5
+      provisioner status --check
       provisioner status -o json | jq '.views[] | select(.verdict != "fresh")'
     """
+    if check:
+        raise typer.Exit(_check(where))
     reader = open_record(where)
     present(show, lambda: status_document(reader, time.time()))
+
+
+def _check(where: Where) -> int:
+    """Print the line of ``--check`` and return its exit code. A record that cannot be read is UNKNOWN."""
+    try:
+        reader, now = open_record(where), time.time()
+        views, plan, live = reader.views(), newest_plan(reader), reader.drones()
+        facts = facts_of(reader, views, plan, list(reader.breakers().values()), now)
+    except Exception as error:
+        failure = failure_of(error)
+        if failure is None:
+            raise
+        print(say.clean(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
+        return UNKNOWN
+    idle = sum(c.waiting + c.fresh for c in facts.waiting)
+    tick_s = say.ago(views.at, now) if views else "-"
+    code, line = check_line(
+        troubles(facts), f"{say.count(len(live), 'drone')}, {say.count(idle, 'idle job')}, last tick {tick_s} ago"
+    )
+    print(f"{line} | drones={len(live)} idle_jobs={idle}")
+    return code
 
 
 def status_document(reader: Reader, now: float) -> Document:
@@ -107,10 +143,12 @@ def status_document(reader: Reader, now: float) -> Document:
     views, plan, live, breakers = reader.views(), newest_plan(reader), reader.drones(), reader.breakers()
     site_rows = sites.site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
     waiting = _waiting(views)
+    found = troubles(facts_of(reader, views, plan, list(breakers.values()), now))
     recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
     whole_ = Whole(reader.holder(), controller(live[0].id) if live else "", views, plan, live,
                    views.policy.max_drones if views else None, views.policy.max_gpu_milli if views else None)
     parts: dict[str, Listing[Any]] = {
+        "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
         "views": Listing("", _view_columns(), _seen(views, now), lambda v: v.view),
         "sites": Listing("", _few(sites.columns(now), _SITE_KEYS), site_rows, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
@@ -122,12 +160,13 @@ def status_document(reader: Reader, now: float) -> Document:
     idle = sum(c.waiting + c.fresh for c in waiting)
     more = f", the largest {MOST_CLASSES} of {len(waiting)}" if len(waiting) > MOST_CLASSES else ""
     titles = {
+        "troubles": f"Troubles: {len(found)}" if found else "Troubles",
         "views": "Views", "sites": "Sites", "drones": f"Live drones: {len(live)}",
         "demand": f"Waiting: {say.count(idle, 'job')} in {say.count(len(waiting), 'class', 'classes')}{more}",
-        "limits": "Limits reached", "events": "Last events",
+        "limits": "Limits reached", "events": "Last events of the controller",
     }  # fmt: skip
     return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda w: w.controller), parts, titles,
-                    scope=_scope(site_rows, waiting, plan))  # fmt: skip
+                    scope=_scope(found))  # fmt: skip
 
 
 def _waiting(views: Views | None) -> list[JobClass]:
@@ -136,17 +175,38 @@ def _waiting(views: Views | None) -> list[JobClass]:
     return sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh))
 
 
-def _scope(site_rows: Sequence[sites.SiteRow], waiting: Sequence[JobClass], plan: Plan | None) -> str:
-    """The one line that says whether a person is needed."""
-    troubled = [
-        s.name for s in site_rows
-        if s.breaker.state is not BreakerState.ACTIVE or (s.reading is not None and s.reading.fault is not None)
-    ]  # fmt: skip
-    said = class_rows.reasons_by_class(plan)
-    never = [c.id for c in waiting if any(say.tier(r) in HOPELESS for r in said.get(c.id, ()))]
-    parts = [f"sites in trouble: {', '.join(troubled)}"] if troubled else []
-    parts += [f"classes that can never start: {', '.join(map(say.clean, never[:5]))}"] if never else []
-    return "; ".join(parts) or "no trouble on record"
+def facts_of(reader: Reader, views: Views | None, plan: Plan | None, breakers: Sequence[Breaker], now: float) -> Facts:
+    """Gather what troubles are judged by."""
+    return Facts(now, reader.holder(), views, plan, breakers, _waiting(views), events.all_events(reader),
+                 reader.drones(ended=True, states=[DroneState.FAILED, DroneState.NEVER_JOINED], limit=50),
+                 _free_bytes(reader))  # fmt: skip
+
+
+def _free_bytes(reader: Reader) -> int | None:
+    path = getattr(reader, "path", None)
+    if path is None:
+        return None
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return None
+    return disk.f_bavail * disk.f_frsize
+
+
+def _scope(found: Sequence[Trouble]) -> str:
+    """Return the line that says whether a person is needed."""
+    if not found:
+        return "no trouble on record"
+    counts = Counter(t.severity for t in found)
+    parts = [say.count(counts[s], *_SEVERITY_NOUNS[s]) for s in Severity if counts[s]]
+    return f"{', '.join(parts)}: {found[0].subject}: {found[0].text}"
+
+
+_SEVERITY_NOUNS = {
+    Severity.CRITICAL: ("critical trouble", "critical troubles"),
+    Severity.WARNING: ("warning", "warnings"),
+    Severity.NOTE: ("note", "notes"),
+}
 
 
 # --------------------------------------------------------------------------------------------------------------- facts

@@ -269,6 +269,8 @@ class Controller:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
             told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
             await self.event("plan-refused", warn=True, **told)
+        elif self._faults and not found.faults:
+            await self.event("plan-accepted")
         self._faults = found.faults
 
     def _gpu_wanted(self) -> float:

@@ -112,7 +112,8 @@ def test_status_says_who_runs_what_it_sees_and_why_jobs_wait(on: Cli) -> None:
     assert "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB" in flat
     assert "max_drones topas" in flat
     assert "reloaded" in flat
-    assert "sites in trouble: horeka; classes that can never start: 9" in ran.err
+    assert "site:horeka" in flat and "classes that can never start: 9" in flat
+    assert "1 critical trouble, " in ran.err and "controller: no controller runs" in ran.err
 
 
 def test_status_names_the_process_that_runs(cli: Cli, running: Path) -> None:

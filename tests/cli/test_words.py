@@ -71,6 +71,8 @@ def test_what_would_look_the_same_is_told_to_the_last_unit() -> None:
          "drained: the pool's administrator let it go"),
         ("drone=kit-1 exit=0 reason=idle", "idle"),
         ("drone=kit-1 exit=71 reason=check-failed why=%1b[31m%0a%zz%", "check-failed: \ufffd[31m %zz%"),
+        ("kit-1 ended failed: drone=kit-1 exit=74 jobs_started=0 reason=no-condor why=neither%20on%20PATH",
+         "kit-1 ended failed: no-condor: neither on PATH"),
         ("drone=kit-1 is lost", "drone=kit-1 is lost"),
         ("drone=", "drone="),
         ("out of memory", "out of memory"),

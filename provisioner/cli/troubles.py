@@ -1,0 +1,314 @@
+"""Everything on record that a person should look at, one line each: a list of small rules over the facts of `status`.
+
+A rule takes :class:`Facts` and yields :class:`Trouble` rows. To have another trouble shown, add a rule to
+:data:`RULES`, or record an event: a name in :data:`LASTING` holds until one of the events that end it, and any other
+name that ends in ``-refused`` or ``-failed`` is shown for an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from provisioner import say
+from provisioner.cli.cells import text, words
+from provisioner.cli.class_rows import reasons_by_class
+from provisioner.cli.listing import Column
+from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, JobClass, Plan
+from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
+from provisioner.store import Event, Holder, Views
+
+NEGOTIATION_TIMEOUT_S = 300.0
+"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
+RECENT_S = 3600.0
+"""How long an event that nothing ends, and the failure of a drone, is a trouble."""
+FAILED_DRONES = 3
+"""So many failed drones of one type within :data:`RECENT_S` are a trouble: one alone may be a bad node."""
+LEAST_FREE_BYTES = 32 << 20
+"""Below this much free space on the store's disk the next writes may fail."""
+MOST_NOTICES = 5
+
+LASTING: dict[str, frozenset[str]] = {
+    "reload-refused": frozenset({"reloaded"}),
+    "plan-refused": frozenset({"plan-accepted"}),
+    "clock-stepped": frozenset({"clock-caught-up"}),
+    "clock-in-doubt": frozenset({"clock-trusted"}),
+}
+"""Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
+
+_EVENT_WORDS = {
+    "reload-refused": "the changed configuration was refused and the old one is in force; run `provisioner check`",
+    "plan-refused": "parts of a plan were refused as inconsistent and not carried out; report it with "
+    "`provisioner snapshot`",
+    "clock-stepped": "the clock of this host was set; times are adjusted slowly",
+    "drain-refused": "a drain was refused and the drone goes on taking jobs; see `provisioner check --live`",
+}
+_NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
+"""Faults of a drone type that need nobody: the site has no room."""
+
+
+class Severity(StrEnum):
+    """Weight of a trouble. ``note``: users or sites cause it and the service works; it does not alarm."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+SEVERITY_TINTS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that a person should look at."""
+
+    severity: Severity
+    kind: str
+    """Stable name, for programs."""
+    subject: str
+    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>`` or ``controller``."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The part of the record that troubles are judged by."""
+
+    now: float
+    holder: Holder | None
+    views: Views | None
+    plan: Plan | None
+    breakers: Sequence[Breaker]
+    waiting: Sequence[JobClass]
+    events: Sequence[Event] = ()
+    """Oldest first."""
+    ended: Sequence[Drone] = ()
+    """Drones that ended of late."""
+    free_bytes: int | None = None
+    """On the store's disk; None: not known."""
+
+
+Rule = Callable[[Facts], Iterator[Trouble]]
+
+
+def troubles(facts: Facts) -> list[Trouble]:
+    """Return all troubles, the most severe first."""
+    order = list(Severity)
+    found = [trouble for rule in RULES for trouble in rule(facts)]
+    return sorted(found, key=lambda t: order.index(t.severity))
+
+
+def trouble_columns() -> tuple[Column[Trouble], ...]:
+    """Of troubles."""
+    return (
+        Column[Trouble]("severity", lambda t: t.severity.value, "critical: nothing is done; warning: something is not "
+                        "done; note: users or sites cause it.", level=0, choices=tuple(Severity),
+                        tint=lambda t: SEVERITY_TINTS.get(t.severity, "")),
+        text("kind", lambda t: t.kind, "Stable name of the kind of trouble."),
+        text("subject", lambda t: t.subject, "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
+             level=0, least=12, tail=True),
+        words("text", lambda t: t.text, "What is wrong, and what to do.", level=0, head="TROUBLE", least=30),
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+
+
+def _controller_down(facts: Facts) -> Iterator[Trouble]:
+    if facts.holder is None:
+        last = f", the last tick was {say.ago(facts.views.at, facts.now)} ago" if facts.views else ""
+        yield _critical("controller-down", "controller", f"no controller runs{last}. Start it: nothing is started or "
+                        "drained meanwhile")  # fmt: skip
+
+
+def _no_tick(facts: Facts) -> Iterator[Trouble]:
+    if facts.holder is None:
+        return
+    limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
+    last = max(facts.holder.since, facts.views.at if facts.views else 0.0)
+    if facts.now - last > limit_s:
+        yield _critical("no-tick", "controller", f"no tick recorded for {say.age(facts.now - last)} although the "
+                        "controller runs: the store cannot be written (disk full?) or the controller hangs. "
+                        "Look at its log")  # fmt: skip
+
+
+def _disk_full(facts: Facts) -> Iterator[Trouble]:
+    if facts.free_bytes is not None and facts.free_bytes < LEAST_FREE_BYTES:
+        left = f"{facts.free_bytes >> 20} MiB"
+        yield _critical("disk-full", "controller", f"disk of the store nearly full: {left} left. Make room: nothing "
+                        "is done that cannot be recorded")  # fmt: skip
+
+
+def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
+    if facts.views is None or any(_no_tick(facts)) or facts.holder is None:
+        return  # then every view is old
+    overlay = facts.views.overlay
+    age = f", the newest is {say.ago(overlay.view.taken_at, facts.now)} old" if overlay.view else ""
+    if overlay.fault is not None:
+        yield _critical("view-failed", "overlay", f"pool not visible{age}: {say.told(overlay.fault.message)}")
+    elif overlay.view is None or facts.now - overlay.view.taken_at > facts.views.policy.overlay_max_age_s:
+        yield _critical("view-old", "overlay", f"pool not seen lately{age}: nothing is decided on so old a view")
+    for name, policy in sorted(facts.views.policy.sites.items()):
+        reading = facts.views.sites.get(name)
+        view = reading.view if reading else None
+        age = f", the newest view is {say.ago(view.taken_at, facts.now)} old" if view else ""
+        if reading is not None and reading.fault is not None:
+            message = f"site cannot be listed{age}: {say.told(reading.fault.message)}"
+            yield _warning("view-failed", f"site:{name}", message)
+        elif view is None or facts.now - view.taken_at > policy.view_max_age_s:
+            yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
+
+
+def _notices(facts: Facts) -> Iterator[Trouble]:
+    if facts.views is None:
+        return
+    seen = [("overlay", facts.views.overlay.view)]
+    views = [*seen, *((f"site:{name}", reading.view) for name, reading in sorted(facts.views.sites.items()))]
+    for subject, view in views:
+        notices = view.notices if view else ()
+        for notice in notices[:MOST_NOTICES]:
+            yield _warning("notice", subject, say.told(notice))
+        if len(notices) > MOST_NOTICES:
+            more = f"{len(notices) - MOST_NOTICES} more notices: `provisioner status -o json`"
+            yield _warning("notice", subject, more)
+
+
+def _negotiator_silent(facts: Facts) -> Iterator[Trouble]:
+    view = facts.views.overlay.view if facts.views else None
+    jobs = [c for c in facts.waiting if not c.invalid]
+    if view is None or not jobs or facts.views is None or facts.views.overlay.fault is not None:
+        return
+    count = sum(c.waiting + c.fresh for c in jobs)
+    wait = f"{say.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
+    silent_s = view.taken_at - view.negotiated_at
+    advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
+    if view.negotiated_at and silent_s > NEGOTIATION_TIMEOUT_S:
+        silence = f"no negotiation cycle for {say.age(silent_s)} although {wait}"
+        yield _critical("no-negotiation", "overlay", f"{silence}. {advice}")
+    elif not view.negotiated_at and any(
+        c.fresh and c.waits_since and view.taken_at - c.waits_since > NEGOTIATION_TIMEOUT_S for c in jobs
+    ):
+        yield _critical("no-negotiation", "overlay", f"no negotiation cycle known although {wait}. {advice}")
+
+
+def _breakers_open(facts: Facts) -> Iterator[Trouble]:
+    for breaker in facts.breakers:
+        fault = breaker.fault
+        if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
+            continue
+        kind, _, _ = breaker.scope.partition("/")
+        of_type = kind != breaker.scope
+        if of_type and fault is not None and fault.kind in _NORMAL:
+            continue
+        until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+        why = f" ({fault.kind.value}): {say.told(fault.message)}" if fault else ""
+        advice = f". After the repair: `{_reset(breaker.scope)}`" if breaker.state is BreakerState.BANNED else ""
+        subject = f"type:{breaker.scope}" if of_type else f"site:{breaker.scope}"
+        state = {BreakerState.BANNED: "not used", BreakerState.PROBING: "tried with one drone"}.get(
+            breaker.state, "failed lately, still used"
+        )
+        yield _warning(breaker.state.value, subject, f"{state}{until}{why}{advice}")
+
+
+def _reset(scope: str) -> str:
+    site, _, kind = scope.partition("/")
+    return f"provisioner sites reset {say.clean(site, 80)}" + (f" --type {say.clean(kind, 80)}" if kind else "")
+
+
+def _events_lasting(facts: Facts) -> Iterator[Trouble]:
+    began: dict[str, Event] = {}
+    for event in facts.events:
+        if event.name in LASTING:
+            began[event.name] = event
+        for name, ends in LASTING.items():
+            if event.name in ends:
+                began.pop(name, None)
+    for event in began.values():
+        if facts.holder is None or event.at >= facts.holder.since:
+            yield _warning(event.name, "controller", _of_event(event, facts.now))
+
+
+def _events_recent(facts: Facts) -> Iterator[Trouble]:
+    newest: dict[tuple[str, str], Event] = {}
+    for event in facts.events:
+        if event.name.endswith(("-refused", "-failed")) and event.name not in LASTING:
+            newest[event.name, str(event.fields.get("drone", ""))] = event
+    for (name, drone), event in newest.items():
+        if facts.now - event.at <= RECENT_S:
+            yield _warning(name, f"drone:{drone}" if drone else "controller", _of_event(event, facts.now))
+
+
+def _of_event(event: Event, now: float) -> str:
+    fields = [str(v) for k, v in event.fields.items() if k != "drone"]
+    what = _EVENT_WORDS.get(event.name, event.name)
+    return f"{what} ({say.ago(event.at, now)} ago): {say.clean('; '.join(fields), say.SHORT_TEXT)}"
+
+
+def _drones_failed(facts: Facts) -> Iterator[Trouble]:
+    failed: dict[str, list[Drone]] = {}
+    for drone in facts.ended:
+        if drone.state in (DroneState.FAILED, DroneState.NEVER_JOINED) and facts.now - drone.ended_at <= RECENT_S:
+            failed.setdefault(str(drone.type), []).append(drone)
+    for kind, drones in sorted(failed.items()):
+        if len(drones) >= FAILED_DRONES:
+            last = max(drones, key=lambda d: d.ended_at)
+            why = f", the last: {say.told(last.site_reason)}" if last.site_reason else ""
+            yield _warning("drones-failed", f"type:{kind}", f"{len(drones)} drones failed within an hour{why}. "
+                           f"See `provisioner drones show {last.id}`")  # fmt: skip
+
+
+def _brakes(facts: Facts) -> Iterator[Trouble]:
+    refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
+    for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
+        yield _warning(reason.kind, "controller", say.say(reason))
+
+
+def _hopeless_classes(facts: Facts) -> Iterator[Trouble]:
+    said = reasons_by_class(facts.plan)
+    hopeless = (say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS)
+    never = [c.id for c in facts.waiting if any(say.tier(r) in hopeless for r in said.get(c.id, ()))]
+    if never:
+        more = f" and {len(never) - 5} more" if len(never) > 5 else ""
+        yield Trouble(
+            Severity.NOTE,
+            "hopeless",
+            f"class:{never[0]}" if len(never) == 1 else "classes",
+            f"classes that can never start: {', '.join(map(say.clean, never[:5]))}{more}. See `provisioner demand`",
+        )
+
+
+def _critical(kind: str, subject: str, said: str) -> Trouble:
+    return Trouble(Severity.CRITICAL, kind, subject, said)
+
+
+def _warning(kind: str, subject: str, said: str) -> Trouble:
+    return Trouble(Severity.WARNING, kind, subject, said)
+
+
+RULES: tuple[Rule, ...] = (
+    _controller_down,
+    _no_tick,
+    _disk_full,
+    _views_in_doubt,
+    _negotiator_silent,
+    _breakers_open,
+    _events_lasting,
+    _events_recent,
+    _drones_failed,
+    _brakes,
+    _notices,
+    _hopeless_classes,
+)
+
+
+# ------------------------------------------------------------------------------------------------ for Nagios and Icinga
+
+
+def check_line(found: Sequence[Trouble], now_facts: str) -> tuple[int, str]:
+    """Return the exit code and the one line of ``status --check``, as monitoring plugins give them."""
+    alarms = [t for t in found if t.severity is not Severity.NOTE]
+    code = 2 if any(t.severity is Severity.CRITICAL for t in alarms) else 1 if alarms else 0
+    word = ("OK", "WARNING", "CRITICAL")[code]
+    said = "; ".join(f"{t.subject}: {t.text}" for t in alarms) or now_facts
+    return code, say.clean(f"PROVISIONER {word} - {said}").replace("|", "/")

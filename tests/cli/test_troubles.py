@@ -1,0 +1,191 @@
+"""Each trouble that once hid behind "no trouble on record" is one line, and alarms with the right exit code."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provisioner.cli.troubles import Facts, Severity, check_line, troubles
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobClass,
+    OverlayReading,
+    OverlayView,
+    Plan,
+    Policy,
+    Refusal,
+    SitePolicy,
+    SiteReading,
+    SiteView,
+    TypeKey,
+)
+from provisioner.reasons import BadRequest, TooManyUnhealthy
+from provisioner.store import Event, Holder, Views
+from tests.cli.conftest import Cli
+
+NOW = 1.7e9
+JOBS = JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
+OVERLAY = OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
+SITE = SiteView("here", NOW - 1)
+CALM = Facts(
+    NOW,
+    Holder(1, "host", NOW - 5000),
+    Views(9, NOW - 3, Policy(sites={"here": SitePolicy("here")}), (), OverlayReading(OVERLAY),
+          {"here": SiteReading("here", SITE)}),
+    None,
+    (),
+    (JOBS,),
+    free_bytes=1 << 30,
+)  # fmt: skip
+
+
+def views(overlay: OverlayReading | None = None, here: SiteReading | None = None, at: float = NOW - 3) -> Views:
+    assert CALM.views is not None
+    return replace(
+        CALM.views, at=at, overlay=overlay or CALM.views.overlay, sites={"here": here or CALM.views.sites["here"]}
+    )
+
+
+def ended(number: int) -> Drone:
+    words = f"drone=kit-{number} exit=74 reason=no-condor why=condor_master%20is%20missing"
+    return Drone(DroneId(f"kit-{number}"), TypeKey("here/a100"), DroneState.FAILED, NOW - 50, NOW - 99, 1000,
+                 ended_at=NOW - 50, site_reason=words)  # fmt: skip
+
+
+BANNED = Fault(FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9)
+CASES = {
+    "controller down": (replace(CALM, holder=None), "critical", "controller", "no controller runs"),
+    "disk full, no tick recorded": (
+        replace(CALM, views=views(at=NOW - 145)), "critical", "controller", "no tick recorded for 2m25s"
+    ),
+    "no tick since the start": (replace(CALM, views=None), "critical", "controller", "no tick recorded"),
+    "little room": (replace(CALM, free_bytes=1 << 20), "critical", "controller", "1 MiB left"),
+    "pool lost": (
+        replace(CALM, views=views(OverlayReading(OVERLAY, Fault(FaultKind.DOWN, "Connection refused", NOW)))),
+        "critical", "overlay", "Connection refused",
+    ),
+    "negotiator dead": (
+        replace(CALM, views=views(OverlayReading(replace(OVERLAY, negotiated_at=NOW - 410)))),
+        "critical", "overlay", "no negotiation cycle for 6m48s although 3 jobs wait",
+    ),
+    "negotiator never seen": (
+        replace(CALM, views=views(OverlayReading(replace(OVERLAY, negotiated_at=0.0)))),
+        "critical", "overlay", "no negotiation cycle known although 3 jobs wait",
+    ),
+    "type banned": (
+        replace(CALM, breakers=(Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
+        "warning", "type:here/a100", "is missing. After the repair: `provisioner sites reset here --type a100`",
+    ),
+    "site banned": (
+        replace(CALM, breakers=(Breaker("here", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
+        "warning", "site:here", "`provisioner sites reset here`",
+    ),
+    "site lost": (
+        replace(CALM, views=views(here=SiteReading("here", SITE, Fault(FaultKind.DENIED, "expired", NOW)))),
+        "warning", "site:here", "expired",
+    ),
+    "view old": (
+        replace(CALM, views=views(here=SiteReading("here", replace(SITE, taken_at=NOW - 300)))),
+        "warning", "site:here", "5m old",
+    ),
+    "reload refused": (
+        replace(CALM, events=(Event(1, NOW - 60, "reload-refused", {"problems": "site.yaml:3:1 unknown key"}),)),
+        "warning", "controller", "unknown key",
+    ),
+    "plan refused": (
+        replace(CALM, events=(Event(1, NOW - 60, "plan-refused", {"faults": "decide failed: ZeroDivisionError"}),)),
+        "warning", "controller", "ZeroDivisionError",
+    ),
+    "clock set": (
+        replace(CALM, events=(Event(1, NOW - 60, "clock-stepped", {"drift_s": 600.0}),)), "warning", "controller", "600"
+    ),
+    "drain refused": (
+        replace(CALM, events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "message": "not on PATH"}),)),
+        "warning", "drone:kit-1", "not on PATH",
+    ),
+    "drones fail": (
+        replace(CALM, ended=tuple(map(ended, range(1, 4)))),
+        "warning", "type:here/a100", "3 drones failed within an hour, the last: no-condor: condor_master is missing",
+    ),
+    "a schedd denies": (
+        replace(CALM, views=views(OverlayReading(replace(OVERLAY, notices=("schedd b denies",))))),
+        "warning", "overlay", "schedd b denies",
+    ),
+    "brake": (
+        replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("all", 9, TooManyUnhealthy(9, 20, 0.2)),))),
+        "warning", "controller", "look unhealthy",
+    ),
+    "hopeless class": (
+        replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("class:7", 3, BadRequest("2000 of a GPU")),))),
+        "note", "class:7", "classes that can never start: 7",
+    ),
+}  # fmt: skip
+
+
+def test_a_calm_controller_has_no_trouble() -> None:
+    assert troubles(CALM) == []
+    assert check_line([], "4 drones") == (0, "PROVISIONER OK - 4 drones")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_trouble_is_one_line_with_its_subject_and_alarms(case: str) -> None:
+    facts, severity, subject, words = CASES[case]
+    (found,) = troubles(facts)
+    assert (found.severity, found.subject) == (severity, subject)
+    assert words in found.text and "%20" not in found.text
+    code, line = check_line([found], "calm")
+    assert code == {"critical": 2, "warning": 1, "note": 0}[severity]
+    assert line.startswith(("PROVISIONER OK - calm", "PROVISIONER WARNING - ", "PROVISIONER CRITICAL - "))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (Event(1, NOW - 60, "reload-refused", {}), Event(2, NOW - 50, "reloaded", {})),
+        (Event(1, NOW - 60, "plan-refused", {}), Event(2, NOW - 50, "plan-accepted", {})),
+        (Event(1, NOW - 9000, "reload-refused", {}),),  # before this controller started
+        (Event(1, NOW - 4000, "drain-refused", {}),),
+    ],
+)
+def test_what_is_over_is_no_trouble(events: tuple[Event, ...]) -> None:
+    assert troubles(replace(CALM, events=events)) == []
+
+
+def test_a_type_without_room_and_jobs_just_seen_are_no_trouble() -> None:
+    full = Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=Fault(FaultKind.CAPACITY, "full", NOW))
+    assert troubles(replace(CALM, breakers=(full,))) == []
+    new = replace(JOBS, waiting=0, oldest_at=NOW - 30)
+    quiet = views(OverlayReading(replace(OVERLAY, negotiated_at=0.0)))
+    assert troubles(replace(CALM, views=quiet, waiting=(new,))) == []
+
+
+def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(
+    on: Cli, cli: Cli, tmp_path: Path
+) -> None:
+    down = on("status", "--check")
+    assert down.code == 2 and down.err == ""
+    (line,) = down.lines
+    assert line.startswith("PROVISIONER CRITICAL - controller: no controller runs")
+    assert line.split(" | ")[1].startswith("drones=3 idle_jobs=50")
+    gone = cli("status", "--check", "--store", tmp_path / "none.db")
+    assert gone.code == 3 and gone.lines[0].startswith("PROVISIONER UNKNOWN - no record")
+    (tmp_path / "bad.db").write_text("no database")
+    assert cli("status", "--check", "--store", tmp_path / "bad.db").code == 3
+
+
+def test_status_shows_troubles_and_ends_with_0_whatever_they_are(cli: Cli, running: Path) -> None:
+    ran = cli("status", "--store", running, "-o", "json")
+    assert ran.code == 0 and ran.json["pid"] == os.getpid()
+    found = {(t["severity"], t["subject"]) for t in ran.json["troubles"]}
+    assert ("warning", "site:horeka") in found and ("warning", "overlay") in found and ("note", "class:9") in found
+    assert not any(severity == Severity.CRITICAL for severity, _ in found)
+    assert cli("status", "--check", "--store", running).code == 1
