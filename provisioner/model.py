@@ -780,8 +780,12 @@ class Policy:
 
 
 class RequestKind(StrEnum):
+    """Kinds of operators' requests."""
+
     DRAIN = "drain"
     KILL = "kill"
+    RESET = "reset"
+    """Lift bans: ``drone_ids`` holds breaker scopes, ``<site>`` (with all of its types) or ``<site>/<type>``."""
 
 
 @dataclass(frozen=True, slots=True)

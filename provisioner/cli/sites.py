@@ -1,4 +1,5 @@
-"""``provisioner sites``: list them with breaker, drones, limits and the owner's jobs; show one node by node."""
+"""``provisioner sites``: list them with breaker, drones, limits and the owner's jobs; show one node by node; lift
+bans."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from typing import Annotated
 import typer
 
 from provisioner import say
+from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Listing
 from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
-from provisioner.cli.output import picked, present
+from provisioner.cli.output import note, picked, present
+from provisioner.cli.resolve import known_sites, named
 from provisioner.cli.site_rows import SCHEMA, WEEK_S, SiteRow, columns, site_note, site_rows
 from provisioner.cli.where import open_record
+from provisioner.model import DroneId, RequestKind
 from provisioner.store import Reader
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -21,7 +25,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.callback(invoke_without_command=True)
 @shared
 def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
-    """List the sites, or show one.
+    """List the sites, show one, or use one again that is banned.
 
     Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
     age of the view, and what is wrong. `sites show NAME` tells of one node by node.
@@ -58,6 +62,54 @@ def show_site(
 
     reader = open_record(where)
     present(show, lambda: shown_site(reader, name, time.time()))
+
+
+@app.command("reset")
+@shared
+def reset_site(
+    where: Where,
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")],
+    type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")
+    ] = "",
+) -> None:
+    """Use a banned site or drone type again, now: after a repair.
+
+    It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
+    time first.
+
+    \b
+    Examples:
+      provisioner sites reset local
+      provisioner sites reset local --type a100 --reason "HTCondor installed"
+      provisioner sites reset topas && provisioner events --follow
+    """
+    from provisioner.cli.ask import operator
+
+    reader = open_record(where)
+    known_sites(reader, [name])
+    scope = name
+    if type_ is not None:
+        scope = f"{name}/{type_.removeprefix(f'{name}/')}"
+        _must_be_a_type(reader, scope)
+    troubled = [s for s, b in reader.breakers().items() if b.failures and (s == scope or s.startswith((f"{scope}/",
+                f"{scope}#")))]  # fmt: skip
+    if not troubled:
+        note(f"{scope} is not banned: nothing was asked for")
+        return
+    number = reader.ask(RequestKind.RESET, [DroneId(scope)], reason=reason, by=operator(), at=time.time())
+    note(f"request {number} recorded: use {', '.join(troubled)} again")
+    if reader.holder() is None:
+        note("no controller runs: it will be carried out when one does")
+
+
+def _must_be_a_type(reader: Reader, key: str) -> None:
+    """Raise :class:`Failure` for a drone type that is not configured: a misspelling would reset nothing."""
+    views = reader.views()
+    known = sorted(str(t.key) for t in views.types) if views else []
+    if views is not None and key not in known:
+        raise Failure(f"no drone type `{say.clean(key, 80)}`; known: {named(known) or 'none'}")
 
 
 def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:

@@ -197,6 +197,9 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
         fault = breaker.fault
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
             continue
+        if breaker.class_id:  # the type is open to all other jobs
+            yield Trouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
+            continue
         kind, _, _ = breaker.scope.partition("/")
         of_type = kind != breaker.scope
         if of_type and fault is not None and fault.kind in _NORMAL:
@@ -209,6 +212,12 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
             breaker.state, "failed lately, still used"
         )
         yield _warning(breaker.state.value, subject, f"{state}{until}{why}{advice}")
+
+
+def _of_class(breaker: Breaker) -> str:
+    until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
+    return f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{why}"
 
 
 def _reset(scope: str) -> str:

@@ -139,7 +139,10 @@ class _Asked:
 
 
 def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
-    """Whether the request is dealt with. A drain waits for the overlay: only the overlay can be asked for it."""
+    """Whether the request is dealt with. A drain waits for the overlay: only the overlay can be asked for it. A reset
+    of breakers is in the snapshot already."""
+    if request.kind is RequestKind.RESET:
+        return True
     named = [scene.drones[i] for i in request.drone_ids if i in scene.drones]
     blind = scene.trust.overlay
     if blind is not None and request.kind is RequestKind.DRAIN and any(d.joined_at for d in named):

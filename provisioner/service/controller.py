@@ -30,6 +30,7 @@ from provisioner.model import (
     Plan,
     Policy,
     RemoteState,
+    RequestKind,
     SiteReading,
     Snapshot,
 )
@@ -193,6 +194,7 @@ class Controller:
     async def tick(self) -> TickReport:
         """One turn of the loop."""
         await self._settle()  # answers that took longer than the last tick
+        await self._reset_breakers()
         snapshot = await self._sense()
         found = self._decided(snapshot)
         plan, faults = found.plan, found.faults
@@ -341,6 +343,25 @@ class Controller:
             log.error("requests-not-read", message=str(error))
             return ()
 
+    async def _reset_breakers(self) -> None:
+        """Lift the bans that operators asked to lift, before anything is decided with them. The plan marks the requests
+        as done."""
+        for request in await self._requests():
+            if request.kind is not RequestKind.RESET:
+                continue
+            known, now = self.store.breakers, self.clock.now()
+            scopes = [s for s, b in known.items() if b.failures and _is_within(s, request.drone_ids)]
+            lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
+            try:
+                if lifted:
+                    await self.store.settle(self.store.tick, (), lifted)
+            except StoreError as error:
+                log.error("breakers-not-reset", message=str(error))
+                return
+            if lifted:
+                told = ", ".join(scopes)[:2000]
+                await self.event("breakers-reset", scopes=told, by=request.by, reason=request.reason)
+
     async def _act(self, plan: Plan) -> None:
         for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
             site = self.sites.get(batch.site)
@@ -465,6 +486,12 @@ def _tell(plan: Plan) -> None:
     _tell_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
+
+
+def _is_within(scope: str, asked: Collection[str]) -> bool:
+    """Return whether a breaker's scope is one that was asked for, or lies within it: a type of a site, or a job class
+    on a type (``<site>/<type>#<class>``)."""
+    return any(scope == each or scope.startswith((f"{each}/", f"{each}#")) for each in asked)
 
 
 _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.NEVER_JOINED})

@@ -23,6 +23,7 @@ from provisioner.model import (
     Plan,
     Policy,
     Refusal,
+    RequestKind,
     SitePolicy,
     SiteReading,
     SiteView,
@@ -30,6 +31,7 @@ from provisioner.model import (
 )
 from provisioner.reasons import BadRequest, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
+from provisioner.store.sql import SqlReader
 from tests.cli.conftest import Cli
 
 NOW = 1.7e9
@@ -189,3 +191,32 @@ def test_status_shows_troubles_and_ends_with_0_whatever_they_are(cli: Cli, runni
     assert ("warning", "site:horeka") in found and ("warning", "overlay") in found and ("note", "class:9") in found
     assert not any(severity == Severity.CRITICAL for severity, _ in found)
     assert cli("status", "--check", "--store", running).code == 1
+
+
+def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on: Cli, reader: SqlReader) -> None:
+    ran = on("sites", "reset", "horeka", "--reason", "token renewed")
+    assert ran.code == 0 and "request 1 recorded: use horeka again" in ran.err
+    snapshot = reader.snapshot()
+    assert snapshot is not None
+    assert [(r.kind, r.drone_ids, r.reason) for r in snapshot.requests] == [
+        (RequestKind.RESET, ("horeka",), "token renewed")
+    ]
+    calm = on("sites", "reset", "topas", "--type", "a100")
+    assert calm.code == 0 and "topas/a100 is not banned" in calm.err
+    for wrong in (("horka",), ("horeka", "--type", "h1000")):
+        refused = on("sites", "reset", *wrong)
+        assert refused.code == 1 and "horeka" in refused.err
+    assert request_count(reader) == 1
+
+
+def request_count(reader: SqlReader) -> int:
+    snapshot = reader.snapshot()
+    return len(snapshot.requests) if snapshot else 0
+
+
+def test_a_class_that_backs_off_is_a_note_for_its_type_serves_the_others() -> None:
+    fault = Fault(FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
+    breaker = Breaker("here/a100#7", BreakerState.BANNED, until=NOW + 60, fault=fault)
+    (found,) = troubles(replace(CALM, breakers=(breaker,)))
+    assert (found.severity, found.subject) == ("note", "class:7")
+    assert found.text.startswith("no drone of here/a100 is started for it until ")

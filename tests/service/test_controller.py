@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.decide import decide
 from provisioner.decide.check import Breach
-from provisioner.model import DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
+from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
 from provisioner.service.controller import LEAVE_PATIENCE_S
 from provisioner.sim.loop import run_virtual
 from provisioner.sites import SiteDenied
@@ -297,5 +297,28 @@ def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget() -> None:
             assert store.pruned == 4
             await run_for(controller, 3700)
             assert store.pruned == 5, "and again in an hour"
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -> None:
+    async def denied() -> None:
+        raise SiteDenied("var/drones: Permission denied")
+
+    async def story() -> None:
+        here, store = Place(start_wire=denied), MemoryStore("kit", 1e9, 10)
+        async with serving(here, store=store) as controller:
+            await run_for(controller, 20)
+            assert store.breakers["here"].state is BreakerState.BANNED
+            tried = len(here.told)
+            here.start_wire = Place().start_wire
+            asked = store.reader().ask(RequestKind.RESET, [DroneId("here")], reason="repaired", by="anna", at=EPOCH)
+            await run_for(controller, 20)
+            assert len(here.told) == tried + 1 and here.running
+            assert store.reader().request_done(asked)
+            told = [e for e in store.reader().events() if e.name == "breakers-reset"]
+            assert [(e.fields["scopes"], e.fields["by"], e.fields["reason"]) for e in told] == [
+                ("here", "anna", "repaired")
+            ]
 
     run_virtual(story(), start_epoch=EPOCH)
