@@ -175,6 +175,10 @@ class Cluster(Protocol):
         and with values as printed there, as far as this way tells; and ``SLURM_VERSION``."""
         ...
 
+    def notices(self) -> Sequence[str]:
+        """Return oddities of recent answers that a person should know of."""
+        ...
+
     async def submit(self, submission: Submission) -> int:
         """The job id (of the whole array, if it is one).
 

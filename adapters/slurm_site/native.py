@@ -63,6 +63,9 @@ class NativeCluster:
     async def reservations(self) -> Sequence[Reservation]:
         return await self._listed("reservations")
 
+    def notices(self) -> Sequence[str]:
+        return ()
+
     async def configuration(self) -> Mapping[str, str]:
         answer = await self._asked("configuration")
         assert isinstance(answer, dict)

@@ -188,7 +188,7 @@ _WORDS = {"ClusterName": "cluster_name", "SLURM_VERSION": "version", "MaxArraySi
           "SelectType": "select_type"}  # fmt: skip
 _LISTS = {"PreemptParameters": "preempt_parameters", "SchedulerParameters": "scheduler_parameters",
           "AccountingStorageTRES": "accounting_storage_tres", "SelectTypeParameters": "select_type_parameters",
-          "AccountingStorageEnforce": "accounting_storage_enforce"}  # fmt: skip
+          "AccountingStorageEnforce": "accounting_storage_enforce", "PrivateData": "private_data"}  # fmt: skip
 """What scontrol calls a setting -> what pyslurm does."""
 
 

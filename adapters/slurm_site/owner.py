@@ -53,6 +53,21 @@ class _Shape:
         return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, wanted, job.user)
 
 
+HIDDEN = (
+    "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
+    " do not make room for what waits. Ask the admins for `sacctmgr modify user NAME set adminlevel=operator`, or have"
+    " Slurm itself preempt drones, and remove `options.owner`"
+)
+
+
+def hidden(jobs: Iterable[Job], private: Collection[str], user: str, is_drone: Callable[[Job], bool]) -> bool:
+    """Return whether the owner's jobs cannot be seen: by ``private``, the words of PrivateData, and as no job in
+    ``jobs`` is of another user than ``user`` (operators see all jobs; "" is not known)."""
+    if "jobs" not in private:
+        return False
+    return not any(job.user != user if user else not is_drone(job) for job in jobs)
+
+
 def claims(
     jobs: Iterable[Job],
     slurm_nodes: Sequence[SlurmNode],

@@ -20,19 +20,27 @@ _GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consu
 
 
 def table(text: str, separator: str, header: Sequence[str]) -> list[list[str]]:
-    """The rows below ``header`` of a table whose every cell, the last one of a row too, ends with ``separator``.
+    """Return the rows below ``header`` of a table whose every cell, the last one of a row too, ends with ``separator``.
 
-    A cell may hold line breaks. Without rows there is still the header: nothing at all is no answer.
+    A cell may hold line breaks. Without rows there is still the header: nothing at all is no answer. Lines above the
+    header are a greeting of the login node, and are left out.
     """
     end = f"{separator}\n"
     if not text.endswith(end):
-        raise ValueError("it does not end as a table does")
-    first, *rows = [row.split(separator) for row in text.split(end)[:-1]]
-    if first != list(header):
-        raise ValueError("it does not begin with the names of what was asked for")
-    if any(len(row) != len(first) for row in rows):
+        raise ValueError(f"it does not end as a table does{_instead(text)}")
+    above, first, below = text.partition(separator.join(header) + end)
+    if not first or (above and not above.endswith("\n")):
+        raise ValueError(f"it does not begin with the names of what was asked for{_instead(text)}")
+    rows = [row.split(separator) for row in below.split(end)[:-1]]
+    if any(len(row) != len(header) for row in rows):
         raise ValueError("a row of it has not as many cells as were asked for")
     return rows
+
+
+def _instead(text: str) -> str:
+    """Return the beginning of an answer that is none, for a message."""
+    line = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    return f", but with `{line[:60]}`" if line else ", but is empty"
 
 
 def moment(text: str) -> float:

@@ -96,6 +96,9 @@ class RestCluster:
         answer = await self._read("slurm/{}/reservations/")
         return [reservation(record) for record in answer.items("reservations")]
 
+    def notices(self) -> Sequence[str]:
+        return ()
+
     async def configuration(self) -> Mapping[str, str]:
         """26.05 tells all of it, earlier releases only who they are and whether they keep accounts."""
         told = await self._link.ask("GET", _CONFIGURATION, deadline_s=self._config.deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile
 
 from adapters.slurm_site.cluster import Partition, Reservation
 from adapters.slurm_site.hostlist import expand
@@ -40,7 +41,7 @@ def partitions(text: str) -> list[Partition]:
 
 def reservations(text: str) -> list[Reservation]:
     """The answer to ``show reservation -o``, none said in words. ValueError if it is not whole."""
-    if text.strip() == _NONE_RESERVED:
+    if text.rstrip().endswith(_NONE_RESERVED) and "ReservationName=" not in text:
         return []
     found = [
         Reservation(
@@ -66,10 +67,12 @@ def kept_cores(text: str) -> Mapping[str, int]:
 
 
 def _records(text: str, first: str) -> Iterator[Mapping[str, str]]:
-    """Each line's pairs; of a name that comes twice the first, as free text stands at the end."""
+    """Yield each line's pairs; of a name that comes twice the first, as free text stands at the end. Lines above the
+    first record are a greeting of the login node."""
     if text and not text.endswith("\n"):
         raise ValueError("its last line is cut")
-    for line in filter(None, map(str.strip, text.split("\n"))):
+    lines = filter(None, map(str.strip, text.split("\n")))
+    for line in dropwhile(lambda each: not each.startswith(f"{first}="), lines):
         pairs: dict[str, str] = {}
         for name, value in _PAIR.findall(line):
             pairs.setdefault(name, value)

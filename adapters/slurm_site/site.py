@@ -20,7 +20,7 @@ from adapters.slurm_site.downtime import downtime_at
 from adapters.slurm_site.forgotten import Forgotten
 from adapters.slurm_site.listing import Cancelled, Listing, listing, never_was
 from adapters.slurm_site.names import is_drone, named, numbers
-from adapters.slurm_site.owner import Wanted, claims, running
+from adapters.slurm_site.owner import HIDDEN, Wanted, claims, hidden, running
 from adapters.slurm_site.script import USUAL_ARRAY, Batch, batch, batches, checked, largest_array
 from adapters.slurm_site.settings import SlurmSiteConfig
 from adapters.slurm_site.states import meaning
@@ -67,6 +67,8 @@ class SlurmSite:
         self._steady: tuple[Sequence[Partition], Sequence[Reservation]] = (), ()
         self._steady_until = 0.0
         self._user = ""
+        self._private: frozenset[str] | None = None
+        """PrivateData of slurm.conf; None until it has been read."""
         self._looks = 0
         self._errand: asyncio.Task[None] | None = None
 
@@ -125,6 +127,8 @@ class SlurmSite:
             theirs = await self._cluster.others(self._config.owner.partitions)
             wanted = claims(theirs, slurm_nodes, here, self._config, is_drone)
             runs = running(theirs, here, self._config, is_drone)
+            if hidden(theirs, await self._private_data(), self._user, is_drone):
+                wanted, runs = Wanted(wanted.claims, (*wanted.notices, f"owner: {HIDDEN}")), None
         view = self._view(taken_at, {**more, **found.drones}, here, wanted, runs, down_at, (*found.notices, *doubts))
         self._keep_house(found)
         return view
@@ -148,7 +152,7 @@ class SlurmSite:
             claims=wanted.claims,
             owner_runs=runs,
             downtime_at=down_at,
-            notices=(*notices, *wanted.notices, *self._house_trouble()),
+            notices=(*notices, *wanted.notices, *self._cluster.notices(), *self._house_trouble()),
         )
 
     def _listing(self, jobs: Iterable[Job], now: float, keep_s: float = 0.0) -> Listing:
@@ -168,6 +172,16 @@ class SlurmSite:
             self._steady = await self._cluster.partitions(), await self._cluster.reservations()
             self._steady_until = time.monotonic() + _STEADY_S
         return self._steady
+
+    async def _private_data(self) -> frozenset[str]:
+        """Return the words of PrivateData; none while the configuration cannot be read."""
+        if self._private is None:
+            try:
+                told = (await self._cluster.configuration()).get("PrivateData", "")
+            except SiteError:
+                return frozenset()
+            self._private = frozenset(told.lower().split(","))
+        return self._private
 
     # --------------------------------------------------------------------------------------------------- housekeeping
 
@@ -195,7 +209,12 @@ class SlurmSite:
         here = await self._cluster.nodes()
         partitions = await self._cluster.partitions()
         configuration = await self._cluster.configuration()
-        return gaps(here, partitions, configuration, policy, self._types, self._config)
+        found = gaps(here, partitions, configuration, policy, self._types, self._config)
+        if self._config.owner is None:
+            return found
+        private = configuration.get("PrivateData", "").lower().split(",")
+        theirs = await self._cluster.others(self._config.owner.partitions)
+        return (*found, Gap("slurm.conf", "owner", HIDDEN)) if hidden(theirs, private, self._user, is_drone) else found
 
     def render_blocking(self, policy: SitePolicy) -> str:
         """Lines for the cluster's slurm.conf."""
@@ -290,17 +309,20 @@ class SlurmSite:
             return []
         wanted = {order.drone_id: order.kill for order in orders}
         await self._starts.settled(wanted.keys())
+        asked: list[DroneId] = []
         polite: list[str] = []
         forced: list[str] = []
         remote: dict[DroneId, str] = {}
         for drone_id, jobs in (await self._there(wanted)).items():
             remote[drone_id] = jobs[0].remote_id
+            if any(map(_lives, jobs)):  # the end of one that has ended is not ours
+                asked.append(drone_id)
             for job in filter(_lives, jobs):
                 if wanted[drone_id]:
                     forced.append(job.remote_id)
                 elif "COMPLETING" not in (*job.flags, job.state):
                     polite.append(job.remote_id)
-        self._cancelled |= dict.fromkeys(remote, time.time())
+        self._cancelled |= dict.fromkeys(asked, time.time())
         if polite:
             await self._cluster.cancel(polite)
         if forced:

@@ -2,8 +2,9 @@
 
 What was seen of the tools of 22.05, 24.11 and 26.05: a question that is answered ends with 0 and begins with the names
 of its columns, and one that is not ends with another status and a line ``TOOL: error: REASON``, with one exception,
-``squeue -u NOBODY``, which says that line and ends with 0. Questions are asked in words that no shell takes for
-anything else, so that they pass a login node's forced command whether it quotes or not.
+``squeue -u NOBODY``, which says ``error: Invalid user`` and ends with 0. Any other such line beside status 0 and a
+whole answer is a remark (a leftover of an older version in slurm.conf) and becomes a notice. Questions are asked in
+words that no shell takes for anything else, so that they pass a login node's forced command whether it quotes or not.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ _SUBMITTED = re.compile(rb"^(\d{1,10})(?:;[\w.-]{1,255})?[ \t\r]*$", re.MULTILIN
 _COMPLAINT = re.compile(
     r"^\S{0,200}?(?:sbatch|squeue|sinfo|sacct|scontrol|scancel): (?:error|fatal): .*$", re.MULTILINE
 )
+_INVALID = re.compile(r": error: .*\binvalid\b", re.IGNORECASE)
+"""Said of what was asked for: whatever the exit status, the answer is not the one that was wanted."""
+_REMARKED_FOR_S = 900.0
+_MOST_REMARKS = 5
 _NOTHING_TO_CANCEL = re.compile(r"invalid job id specified|already completing or completed", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 
@@ -54,6 +59,8 @@ class ToolsCluster:
         self._accounting = config.accounting is not False
         self._kept: Mapping[str, int] = {}
         self._kept_at = -_KEPT_FOR_S
+        self._remarks: dict[str, float] = {}
+        """Complaints beside whole answers, without the tool's name, and when each was last made."""
 
     async def __aenter__(self) -> Self:
         self._runner = await runner_for(self._config.tools.ssh, *_HOSTS_OWN).__aenter__()
@@ -124,13 +131,27 @@ class ToolsCluster:
         unset = [word for variable in without for word in ("-u", variable)]
         done = await self._run(["env", *unset, *_EXACT_TIMES, self._tool(tool), *argv], self._config.deadline)
         complaints = _complaints(done)
-        if done.code or complaints:
+        if done.code or _INVALID.search(complaints) or (complaints and not done.out.strip()):
             raise _unread(tool, complaints or done.said)
         try:
-            return await asyncio.to_thread(read, done.out.decode(errors="replace"))
+            answer = await asyncio.to_thread(read, done.out.decode(errors="replace"))
         except ValueError as error:
+            if complaints:
+                raise _unread(tool, complaints) from None
             message = f"the answer of `{tool}` is not what it should be, or not all of it: {error}"
             raise SiteDown(printable(message)) from None
+        self._remarks |= dict.fromkeys(map(_words, complaints.splitlines()), time.monotonic())
+        return answer
+
+    def notices(self) -> Sequence[str]:
+        self._remarks = {said: at for said, at in self._remarks.items() if time.monotonic() - at < _REMARKED_FOR_S}
+        said = [f"Slurm's tools say `{printable(each, 200)}` and answer all the same" for each in self._remarks]
+        return said[:_MOST_REMARKS]
+
+    def _complaints(self, done: Finished) -> str:
+        """Return what a tool complains of, without remarks that were made beside whole answers before."""
+        lines = _complaints(done).splitlines()
+        return "\n".join(line for line in lines if _words(line) not in self._remarks)
 
     # -------------------------------------------------------------------------------------------------------- orders
 
@@ -144,7 +165,7 @@ class ToolsCluster:
         except NoAnswer as error:
             raise Unsure(f"submit: {error}") from None
         if done.code:
-            complaints = _complaints(done)
+            complaints = self._complaints(done)
             raise refused(complaints) if complaints else Unsure(f"submit: sbatch: {done.said}")
         submitted = _SUBMITTED.findall(done.out)
         if len(submitted) != 1:
@@ -166,7 +187,7 @@ class ToolsCluster:
             done = await self._run([self._tool("scancel"), *argv], self._config.deadline)
         except NoAnswer as error:  # its exit status may be an error number above 128, too
             raise Unsure(f"cancel: {error}") from None
-        complaints = _complaints(done)
+        complaints = self._complaints(done)
         trouble = [line for line in complaints.splitlines() if not _NOTHING_TO_CANCEL.search(line)]
         if trouble:
             raise refused(trouble[0])
@@ -232,6 +253,11 @@ def _complaints(done: Finished) -> str:
     said = done.err.decode(errors="replace")
     own = "\n".join(_COMPLAINT.findall(said))
     return own or (said.strip() if done.code else "")
+
+
+def _words(complaint: str) -> str:
+    """Return a complaint without the name of the tool: all of them read the same slurm.conf."""
+    return complaint.partition(": ")[2]
 
 
 def _unread(tool: str, words: str) -> SiteError:

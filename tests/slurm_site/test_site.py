@@ -24,7 +24,9 @@ from provisioner.model import (
     DroneType,
     EndKind,
     FaultKind,
+    OwnerLoad,
     RemoteState,
+    SitePolicy,
     StartOrder,
     StopOrder,
 )
@@ -58,6 +60,9 @@ class Remembered:
         self.release.set()
         self.next = 100
         self.reserved: tuple[Reservation, ...] = ()
+        self.configured: Mapping[str, str] = {}
+        self.visible: Sequence[Job] | None = None
+        """Jobs of all users, as far as the account is shown them; None: no owner is configured."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +81,8 @@ class Remembered:
         return [job for job in self.accounted.values() if not remote_ids or job.remote_id in remote_ids]
 
     async def others(self, partitions: Collection[str]) -> Sequence[Job]:
-        raise AssertionError("no owner is configured")
+        assert self.visible is not None, "no owner is configured"
+        return self.visible
 
     async def nodes(self) -> Sequence[SlurmNode]:
         return [NODE]
@@ -88,7 +94,10 @@ class Remembered:
         return self.reserved
 
     async def configuration(self) -> Mapping[str, str]:
-        return {}
+        return self.configured
+
+    def notices(self) -> Sequence[str]:
+        return ()
 
     async def submit(self, submission: Submission) -> int:
         await self.release.wait()
@@ -278,6 +287,46 @@ async def test_what_an_admin_cancels_is_no_stop_of_ours(cluster: Remembered) -> 
 
 
 # ----------------------------------------------------------------------------------------------------------- forgotten
+
+
+async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(cluster: Remembered) -> None:
+    """A stop of a drone that an admin had cancelled made its end one of ours."""
+    async with slurm_site() as site:
+        await site.start([order(1)])
+        cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
+        [receipt] = await site.stop([StopOrder(DroneId("kit-ab12-1"), "101")])
+        assert receipt.answer is Answer.DONE
+        end = (await site.look()).drones[DroneId("kit-ab12-1")].end
+        assert end is not None
+        assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
+
+
+OWNER = {"owner": {"partitions": ["accelerated"]}}
+
+
+async def test_private_data_hides_the_owner_and_that_is_told(cluster: Remembered) -> None:
+    """With `PrivateData=jobs` an account sees its own jobs only; the owner seemed to want nothing."""
+    cluster.configured, cluster.visible = {"PrivateData": "accounts,jobs"}, []
+    policy = SitePolicy("hk")
+    async with slurm_site(**OWNER) as site:
+        for _ in range(2):
+            view = await site.look()
+            assert view.owner_runs is None
+            assert [n for n in view.notices if "PrivateData=jobs" in n and "adminlevel=operator" in n]
+        assert [gap.dimension for gap in await site.audit(policy)] == ["owner"]
+        cluster.visible = [Job("7", "train", "RUNNING", user="owner", partition="accelerated")]
+        view = await site.look()  # an operator's account sees all jobs
+        assert view.owner_runs is not None
+        assert not view.notices
+        assert not await site.audit(policy)
+
+
+async def test_without_private_data_an_idle_owner_is_no_hidden_one(cluster: Remembered) -> None:
+    cluster.configured, cluster.visible = {"PrivateData": "none"}, []
+    async with slurm_site(**OWNER) as site:
+        view = await site.look()
+        assert (view.owner_runs, view.notices) == (OwnerLoad(), ())
+        assert not await site.audit(SitePolicy("hk"))
 
 
 async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(cluster: Remembered) -> None:

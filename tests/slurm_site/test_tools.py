@@ -171,8 +171,11 @@ def test_a_table_is_whole_or_no_answer(version: str, name: str) -> None:
         read("")
     with pytest.raises(ValueError):
         read(whole.removeprefix(header))
+    assert read(f"Welcome to the login node!\n\n{whole}") == read(whole)
+    with pytest.raises(ValueError, match="Welcome to the login node!"):
+        read(f"Welcome to the login node!\n{whole.removeprefix(header)}")
     with pytest.raises(ValueError):
-        read(f"Welcome to the login node!\n{whole}")
+        read(f"Welcome to the login node! {whole}")
     rows = whole.split(f"{SEPARATOR}\n")
     ends = {sum(len(row) + len(SEPARATOR) + 1 for row in rows[: n + 1]) for n in range(len(rows))}
     for at in range(0, len(whole), 7):
@@ -317,6 +320,41 @@ async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished
         with pytest.raises(SiteDown):
             await cluster.ours()
         assert await cluster.ours() == []
+
+
+LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
+
+
+async def test_a_remark_beside_a_whole_answer_is_a_notice_and_no_outage(login: Login) -> None:
+    """A leftover line in slurm.conf took the whole site down."""
+    whole = recorded("24.11", "ours")
+    login.answers = [
+        well(whole, f"squeue: {LEFTOVER}\n"),
+        well(recorded("24.11", "partitions"), f"scontrol: {LEFTOVER}\n"),
+        badly(f"scancel: {LEFTOVER}\n"),
+        well("", f"scancel: {LEFTOVER}\n"),
+        badly(f"squeue: {LEFTOVER}\n"),
+        well("", f"squeue: {LEFTOVER}\n"),
+        well(whole[:-9], f"squeue: {LEFTOVER}\n"),
+    ]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        assert list(cluster.notices()) == []
+        assert await cluster.ours() == squeue.ours(whole, SEPARATOR)
+        await cluster.partitions()
+        (notice,) = cluster.notices()
+        assert LEFTOVER in notice
+        with pytest.raises(Unsure):
+            await cluster.cancel(["3"])
+        await cluster.cancel(["3"])
+        for _ in range(3):
+            with pytest.raises(SiteDown):
+                await cluster.ours()
+
+
+def test_lines_above_the_first_record_are_a_greeting() -> None:
+    whole = recorded("24.11", "partitions")
+    assert scontrol.partitions(f"Welcome\n\n{whole}") == scontrol.partitions(whole)
+    assert scontrol.reservations("Welcome\nNo reservations in the system\n") == []
 
 
 async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> None:
