@@ -1,6 +1,10 @@
 """Unmet demand: waiting jobs less what free slots and drones on their way will take, shape by shape.
 
 Supply is kept as *bins*: so many drones of one type with the same room left. Nothing here loops over jobs.
+
+A drone that has had no job yet counts first for the class that it was started for, as long as jobs of that class wait.
+Else it would be given to an older class that is not worth a start of its own, and at the next tick another drone would
+be started for the same jobs.
 """
 
 from __future__ import annotations
@@ -16,6 +20,16 @@ from provisioner.decide.scene import Scene
 from provisioner.decide.shapes import Suited
 from provisioner.decide.space import Space
 from provisioner.model import ON_THE_WAY, Drone, DroneState, DroneType, JobClass, TypeKey
+
+
+class _Key(NamedTuple):
+    """Everything of a bin but its type and its count."""
+
+    room: Space
+    ends_at: float
+    on_the_way: bool
+    late: bool
+    avoids: str
 
 
 @dataclass(slots=True)
@@ -46,6 +60,11 @@ class Bin:
             found = self.held[suited] = 0 if too_long else jobs_in(job, self.room, self.kind)
         return found
 
+    @property
+    def key(self) -> _Key:
+        """Everything but the type and how many there are."""
+        return _Key(self.room, self.ends_at, self.on_the_way, self.late, self.avoids)
+
     def fill(self, job: JobClass, jobs: int, each: int) -> list[Bin]:
         """They take ``jobs`` jobs of a class, ``each`` to a drone; what is left of them."""
         full, partly = divmod(jobs, each)
@@ -63,6 +82,10 @@ class Bin:
     @property
     def full(self) -> bool:
         return self.room.gpu_milli <= 0 if self.kind.gpu_milli else self.room.cpus <= 0
+
+
+def _bin(kind: DroneType, key: _Key, count: int) -> Bin:
+    return Bin(kind, key.room, count, key.ends_at, key.on_the_way, key.late, key.avoids)
 
 
 def empty(kind: DroneType, count: int, ends_at: float, avoids: str = "") -> Bin:
@@ -93,20 +116,55 @@ class Ledger:
     bins: dict[TypeKey, list[Bin]] = field(default_factory=dict)
     late: set[TypeKey] = field(default_factory=set)
     """Types of which any is left that comes late."""
+    own: dict[str, Taken] = field(default_factory=dict)
+    """Class id to what is booked of it already, into drones that were started for it."""
 
     @classmethod
     def of(cls, scene: Scene) -> Ledger:
-        """What the drones on record can still take. Those asked to leave take nothing."""
+        """Count what the drones on record can still take. Those asked to leave take nothing."""
         ledger = cls(scene.now)
-        groups: dict[tuple[TypeKey, Space, float, bool, bool, str], int] = {}
+        wanted = {job.id: job.waiting for job in scene.classes if job.waiting > 0}
+        groups: dict[tuple[str, TypeKey, _Key], int] = {}
         for drone in scene.unsettled.values():
             room = _room(scene, drone)
             if room is not None:
-                key = (drone.type, *room, drone.id in scene.late, drone.avoids)
-                groups[key] = groups.get(key, 0) + 1
-        for (key_of_type, space, ends_at, on_the_way, late, avoids), count in groups.items():
-            ledger.add(key_of_type, Bin(scene.types[key_of_type], space, count, ends_at, on_the_way, late, avoids))
+                late = drone.id in scene.late
+                own = not late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
+                group = (drone.for_class if own else "", drone.type, _Key(*room, late, drone.avoids))
+                groups[group] = groups.get(group, 0) + 1
+        jobs = {job.id: job for job in scene.classes if job.id in wanted}
+        left: dict[tuple[TypeKey, _Key], int] = {}
+        for (for_class, kind, key), count in groups.items():
+            stock = [_bin(scene.types[kind], key, count)]
+            if for_class:
+                stock = ledger._book_own(jobs[for_class], scene.suited[for_class], wanted, stock[0])
+            for part in stock:
+                merged = (kind, part.key)
+                left[merged] = left.get(merged, 0) + part.count
+        for (kind, key), count in left.items():
+            ledger.add(kind, _bin(scene.types[kind], key, count))
         return ledger
+
+    def _book_own(self, job: JobClass, suited: Suited, wanted: dict[str, int], stock: Bin) -> list[Bin]:
+        """Book jobs of a class into drones that were started for it; what is left of these."""
+        fits = stock.kind.key in suited.places and wanted[job.id] > 0
+        each = stock.holds(job, suited, self.now) if fits else 0
+        if not each:
+            return [stock]
+        here = min(wanted[job.id], each * stock.count)
+        wanted[job.id] -= here
+        taken = Taken(here, -(-here // each) if stock.on_the_way else 0)
+        self.own[job.id] = self.own.get(job.id, NONE_TAKEN).plus(taken)
+        return stock.fill(job, here, each)
+
+    def take_own(self, job: JobClass, jobs: int) -> Taken:
+        """Return what of up to ``jobs`` jobs is booked into drones that were started for the class; count it once."""
+        own = self.own.pop(job.id, NONE_TAKEN)
+        if own.jobs <= jobs:
+            return own
+        taken = Taken(jobs, own.drones * jobs // own.jobs)
+        self.own[job.id] = Taken(own.jobs - taken.jobs, own.drones - taken.drones)
+        return taken
 
     def add(self, kind: TypeKey, more: Bin) -> None:
         self.bins.setdefault(kind, []).append(more)

@@ -21,7 +21,7 @@ from provisioner.decide.risk import Risk
 from provisioner.decide.room import Room
 from provisioner.decide.scene import Placed, Scene
 from provisioner.decide.shapes import Suited
-from provisioner.decide.worth import Waiting, worthwhile
+from provisioner.decide.worth import Serving, Waiting, worthwhile
 from provisioner.model import (
     Drone,
     DroneId,
@@ -121,6 +121,10 @@ class Turns:
         return Waiting.of(self.scene)
 
     @cached_property
+    def serving(self) -> Serving:
+        return Serving(self.scene)
+
+    @cached_property
     def risk(self) -> Risk:
         return Risk.of(self.scene)
 
@@ -151,7 +155,8 @@ class Turns:
 
     def _cover(self, job: JobClass, suited: Suited) -> None:
         """With drones that are there, then with some taken back, then with new ones."""
-        taken = self.ledger.take(job, suited, job.waiting)
+        taken = self.ledger.take_own(job, job.waiting)
+        taken = taken.plus(self.ledger.take(job, suited, job.waiting - taken.jobs))
         covered = taken.jobs
         if covered < job.waiting and self.returning.draining:
             covered += self.returning.take(job, suited, job.waiting - covered)
@@ -166,7 +171,7 @@ class Turns:
         """Start drones for jobs that are not ``covered``, as far as that is worth it: how many are covered then, and
         what of that drones take that come late."""
         held_back: Reason | None
-        enough, held_back = worthwhile(self.scene, job, job.waiting - covered)
+        enough, held_back = worthwhile(self.scene, job, job.waiting - covered, self.serving)
         wanted, any_late, late = covered + enough, bool(self.ledger.late), NONE_TAKEN
         for key in self._candidates(suited, any_late=any_late):
             if any_late and key not in self.orders.sure:

@@ -321,6 +321,7 @@ def _surplus(scene: Scene, asked: _Asked, pressed: Collection[str]) -> frozenset
         suited, wanted = scene.suited[job.id], job.waiting + job.fresh
         if is_virtual(job.id):
             suited = suited.without(pressed)
+        wanted -= ledger.take_own(job, wanted).jobs
         wanted -= ledger.take(job, suited, wanted).jobs
         for key in suited.places.keys() & ledger.late if wanted > 0 else ():
             # of those that come late, as many of each type: which of them comes first nobody knows

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from provisioner.cli.files import read_snapshot
+from provisioner.decide.sound import sound_plan
+from provisioner.learned import Learned, run_keys
 from provisioner.model import (
     Breaker,
     BreakerState,
     DrainMode,
+    Drone,
     DroneId,
     DroneState,
     Fault,
@@ -33,7 +38,23 @@ from provisioner.reasons import (
     SiteFull,
     ViewStale,
 )
-from tests.decide.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, plan_of, slot_of, snapshot, started, why
+from tests.decide.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    QUAD,
+    SMALL,
+    V100,
+    drone,
+    jobs,
+    plan_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+)
+
+DATA = Path(__file__).parent / "data"
 
 
 def test_no_jobs_no_drones() -> None:
@@ -265,3 +286,60 @@ def test_hard_classes_are_placed_before_easy_ones_take_their_drones() -> None:
     there = [drone("kit-ab12-1", DroneState.BOOTING, A100)]
     plan = plan_of(snapshot(classes=[easy, hard], types=(A100, V100), drones=there))
     assert started(plan) == [V100.key, V100.key]
+
+
+# ----------------------------------------------------------------------------- supply that was started for a class
+
+
+def test_one_job_gets_one_drone_though_older_short_jobs_wait() -> None:
+    """The drone on its way counted for the older class, which was not worth a start; one more came at every tick."""
+    mine, _, _ = run_keys("short", SMALL.gpu_milli, 1, 500)
+    short = jobs(id="short", owner="short", waiting=3, running=1, cpus=1, memory_mib=500, oldest_at=NOW - 500)
+    long = jobs(id="long", owner="long", waiting=1, cpus=1, memory_mib=400, walltime_s=3600.0, oldest_at=NOW - 10)
+    busy = drone("kit-ab12-1", DroneState.BUSY)
+    learned = Learned(runs={mine: (60.0,)})
+    snap = replace(snapshot(classes=[short, long], drones=[busy]), learned=learned)
+    first = plan_of(snap)
+    assert [s.drone.for_class for s in first.starts] == ["long"]
+    for state in (DroneState.SUBMITTED, DroneState.BOOTING, DroneState.IDLE):
+        coming = drone("kit-ab12-2", state, for_class="long")
+        later = plan_of(replace(snapshot(classes=[short, long], drones=[busy, coming]), learned=learned))
+        assert later.starts == ()
+        assert OnTheirWay(1, int(state is not DroneState.IDLE)) in why(later, "class:long")
+    worked = drone("kit-ab12-2", for_class="long", jobs_started=1)
+    again = plan_of(replace(snapshot(classes=[short, long], drones=[busy, worked]), learned=learned))
+    assert [s.drone.for_class for s in again.starts] == ["long"], "what has had another job is for everybody"
+
+
+def test_a_drone_started_for_a_class_that_no_longer_waits_is_for_the_others() -> None:
+    coming = drone("kit-ab12-2", DroneState.BOOTING, for_class="gone")
+    assert plan_of(snapshot(classes=[jobs(waiting=1)], drones=[coming])).starts == ()
+
+
+def test_a_drone_started_for_one_of_two_jobs_leaves_its_room_to_others() -> None:
+    coming = drone("kit-ab12-2", DroneState.BOOTING, QUAD, for_class="mine")
+    mine = jobs(id="mine", waiting=1, cpus=1, memory_mib=1024)
+    other = jobs(id="other", waiting=4, cpus=1, memory_mib=1024, oldest_at=NOW - 9000)
+    plan = plan_of(snapshot(classes=[mine, other], drones=[coming], types=[QUAD]))
+    assert [(s.drone.for_class, s.reason.covered) for s in plan.starts] == [("other", 3)]  # type: ignore[union-attr]
+
+
+def test_the_recorded_ticks_of_one_job_and_its_four_drones_make_one_drone_for_it() -> None:
+    """Four ticks of a real pool: each started one more drone for the job of class b41ffa48. The three short jobs get
+    one too: the drone that seems to run their brother had been killed."""
+    made: dict[DroneId, Drone] = {}
+    for number in range(1, 5):
+        seen = read_snapshot(DATA / f"one-job-four-drones-{number}.json")
+        seen = replace(seen, drones=dict(made), next_serial=seen.next_serial + len(made))
+        plan = sound_plan(seen).plan
+        made |= {s.drone.id: replace(s.drone, state=DroneState.SUBMITTED, submitted_at=seen.now) for s in plan.starts}
+    assert sorted(d.for_class for d in made.values()) == ["15f6ebdb", "b41ffa48"]
+
+
+def test_short_jobs_get_no_more_drones_while_the_first_are_on_their_way() -> None:
+    """Ten jobs of a minute are work for two drones; every tick started some more for those that lacked one."""
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    snap = replace(snapshot(classes=[jobs(waiting=10)]), learned=Learned(runs={mine: (60.0,)}))
+    made = {s.drone.id: replace(s.drone, state=DroneState.SUBMITTED, submitted_at=NOW) for s in plan_of(snap).starts}
+    assert len(made) == 2
+    assert not plan_of(replace(snap, drones=made, next_serial=60)).starts

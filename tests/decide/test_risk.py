@@ -31,7 +31,7 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.reasons import CheaperStart, Exposed, OwnerRisk, SoonServed
-from tests.decide.scenes import A100, DOWN, NOW, SMALL, jobs, plan_of, snapshot, why
+from tests.decide.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
 
 HOUR_S = 3600.0
 CALM = Rise(tuple((0,) * 100 for _ in HORIZONS_S))
@@ -334,13 +334,43 @@ def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> 
     mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
     learned = Learned(runs={mine: (1.0,)})
     busy = jobs(waiting=1, running=9, oldest_at=NOW - 60.0)
-    made = world(learned, free=100, safe=False)
+    ours = drone("kit-ab12-1", DroneState.BUSY)
 
-    def of(waited_s: float) -> int:
-        view = replace(made.overlay.view, classes=(replace(busy, oldest_at=NOW - waited_s),))  # type: ignore[type-var]
-        return len(plan_of(replace(made, overlay=replace(made.overlay, view=view))).starts)
+    def of(waited_s: float, at: Drone = ours) -> int:
+        job = replace(busy, oldest_at=NOW - waited_s)
+        made = snapshot(classes=[job], drones=[at], slots=[slot_of(ours, jobs=9)])
+        return len(plan_of(replace(made, learned=learned)).starts)
 
     assert (of(60.0), of(1000.0)) == (0, 1)
+    draining = replace(ours, state=DroneState.DRAINING, leaving=DroneState.WITHDRAWN, asked_at=NOW - 60.0)
+    assert of(60.0, draining) == 1, "a drone that leaves takes no further job"
+
+
+def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
+    """A drone was killed; the queue counts its jobs as running until their lease ends, and new ones waited for them."""
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    learned = Learned(runs={mine: (60.0,)})
+    job = jobs(waiting=3, running=3, oldest_at=NOW - 30.0)
+    dead = drone("kit-ab12-1", DroneState.BUSY)
+    for slots in ([], [slot_of(dead, jobs=3)]):
+        made = replace(snapshot(classes=[job], slots=slots), learned=learned)
+        assert len(plan_of(made).starts) == 1
+        assert why(plan_of(made), "class:small")[0] == SoonServed(60.0, 0)
+
+
+def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
+    mine, _, _ = run_keys("anna", SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    anna, bert = (jobs(id=name, owner=name, waiting=2, running=1, oldest_at=NOW - 30.0) for name in ("anna", "bert"))
+    ours = drone("kit-ab12-1", DroneState.BUSY)
+
+    def of(**told: object) -> int:
+        made = snapshot(classes=[anna, replace(bert, waiting=0, fresh=1)], drones=[ours],
+                        slots=[slot_of(ours, jobs=1, **told)])  # fmt: skip
+        return len(plan_of(replace(made, learned=Learned(runs={mine: (60.0,)}))).starts)
+
+    shape = {"job_gpu_milli": 1000, "job_cpus": 8, "job_memory_mib": 20480}
+    assert of(owner="anna", **shape) == of(owner="unix-name", **shape) == of() == 0
+    assert of(owner="bert", **shape) == of(owner="anna", **(shape | {"job_cpus": 1})) == 1
 
 
 # -------------------------------------------------------------------------------------------------- what is learned
