@@ -14,7 +14,7 @@ from provisioner.decide.floor import Floor, Spot, space_of
 from provisioner.decide.patience import after, offer
 from provisioner.decide.scene import Scene
 from provisioner.decide.space import NOTHING, Space, times
-from provisioner.decide.victims import Candidate, cheapest_set
+from provisioner.decide.victims import Candidate, Effort, cheapest_set
 from provisioner.model import (
     WAITING,
     WHOLE_GPU,
@@ -55,6 +55,7 @@ class Ground:
     claimed: dict[str, Reason] = field(default_factory=dict)
     """By site: the owner's jobs that got room."""
     crowds: dict[str, Crowd] = field(default_factory=dict)
+    effort: Effort = field(default_factory=Effort)
     patience: list[Patience] = field(default_factory=list)
 
     @classmethod
@@ -73,7 +74,7 @@ class Ground:
     def _site(self, scene: Scene, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
         quiet_s = scene.now - scene.snapshot.gpu_wanted_at
         floor = self.floors[view.site] = Floor.of(view.nodes, policy.blocking, quiet_s)
-        crowd = self.crowds[view.site] = Crowd.of(scene, policy, view, floor, drones)
+        crowd = self.crowds[view.site] = Crowd.of(scene, policy, view, floor, drones, self.effort)
         known = scene.snapshot.patience.get(view.site)
         left = offer(known)
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
@@ -141,12 +142,13 @@ class Crowd:
     candidates: dict[str, list[Candidate]] = field(default_factory=dict)
     coming: dict[str, Space] = field(default_factory=dict)
     """By node: will be free within the grace."""
+    effort: Effort = field(default_factory=Effort)
 
     @classmethod
     def of(
-        cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor, drones: Iterable[Drone]
+        cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor, drones: Iterable[Drone], effort: Effort
     ) -> Crowd:
-        crowd = cls()
+        crowd = cls(effort=effort)
         if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
             return crowd
         for drone in drones:
@@ -161,6 +163,8 @@ class Crowd:
             elif drone.state is not DroneState.STOPPING and _worked_s(drone, scene.now) >= policy.min_run_s:
                 candidate = Candidate(drone.id, space, lost_gpu_s(drone, scene.now), _rank(drone))
                 crowd.candidates.setdefault(remote.node, []).append(candidate)
+        for there in crowd.candidates.values():  # once, for each hole that is looked for on the node
+            there.sort(key=Candidate.order)
         return crowd
 
     def of_node(self, node: str) -> Sequence[Candidate]:
@@ -172,8 +176,9 @@ class Crowd:
 
     def gone(self, node: str, victims: Sequence[Candidate]) -> None:
         """They leave: what they hold is coming."""
+        gone = {victim.drone_id for victim in victims}
+        self.candidates[node] = [each for each in self.candidates[node] if each.drone_id not in gone]
         for victim in victims:
-            self.candidates[node].remove(victim)
             self.coming[node] = self.coming.get(node, NOTHING).plus(victim.space)
 
     def takes(self, spot: Spot, need: Space, count: int = 1) -> None:
@@ -203,7 +208,8 @@ def _holes(claim: Claim, most: int, floor: Floor, crowd: Crowd, *, ask: bool) ->
     while ask and most > 0:
         for spot in spots:
             if spot.name not in sets:
-                sets[spot.name] = cheapest_set(need, crowd.room(spot), spot.claimable, crowd.of_node(spot.name))
+                mine = crowd.of_node(spot.name)
+                sets[spot.name] = cheapest_set(need, crowd.room(spot), spot.claimable, mine, crowd.effort)
         found = [(spot, victims) for spot in spots if (victims := sets[spot.name])]
         if not found:
             return

@@ -25,7 +25,7 @@ def restore(scene: Scene, ground: Ground, roomless: Mapping[TypeKey, int]) -> li
         for spot in ground.floors[kind.site].spots.values():
             movable = [c for c in crowd.of_node(spot.name) if not c.space.gpu_milli]
             while lack > 0 and spot.kept != NOTHING and kind.name in spot.types and movable:
-                found = cheapest_set(need, crowd.room(spot), NOTHING, movable)
+                found = cheapest_set(need, crowd.room(spot), NOTHING, movable, crowd.effort)
                 if not found:
                     break
                 why = ReserveWanted(spot.name)

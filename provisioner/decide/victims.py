@@ -1,19 +1,24 @@
 """Which drones of one node leave so that something else fits there: the set that loses least work, and no more.
 
 Drones of one shape are interchangeable but for what they lose, so of each shape the cheapest leave first and only how
-many of each is to be found: every combination is looked at, and the answer is exact. (A rule that goes drone by drone,
-youngest or cheapest first over a whole site, frees GPUs scattered over nodes, where no large job can start: field
-notes, B 34.)
+many of each is to be found. The first answer spares the dearest drones that can be spared. A search by branch and bound
+then improves it, and proves it the best where its effort suffices: with three shapes on a node it nearly always does.
+Its effort is bounded, per node and per decision, because the number of combinations grows with the power of the number
+of shapes. (A rule that goes drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over
+nodes, where no large job can start: field notes, B 34.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, field
 
 from provisioner.decide.space import Space, times
-from provisioner.model import DroneId
+from provisioner.model import WHOLE_GPU, DroneId
+
+MOST_STEPS = 1000
+"""Of one search on one node."""
+STEPS_OF_DECISION = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +33,168 @@ class Candidate:
     rank: tuple[int, float] = (0, 0.0)
     """Between those that lose the same: not started before idle before busy, then the youngest."""
 
+    def order(self) -> tuple[float, tuple[int, float], DroneId]:
+        """Return by what candidates of one shape are ordered, the cheapest first."""
+        return self.lost_gpu_s, self.rank, self.drone_id
+
+
+@dataclass(slots=True)
+class Effort:
+    """Steps of search that a decision may still take. Mutable, local to one decision."""
+
+    left: int = STEPS_OF_DECISION
+
 
 def cheapest_set(
-    need: Space, free: Space, kept: Space, candidates: Sequence[Candidate]
+    need: Space, free: Space, kept: Space, candidates: Sequence[Candidate], effort: Effort | None = None
 ) -> tuple[Candidate, ...] | None:
-    """The candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that then is
-    free) at the least loss; the fewer of two sets that lose the same. None if all of them were not enough."""
-    everything = free
-    for each in candidates:
-        everything = everything.plus(each.space)
+    """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
+    then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
+    everything = Space(*map(sum, zip(free, *(each.space for each in candidates), strict=True)))
     if times(need, everything, kept) < 1:
         return None
+    if times(need, free, kept) >= 1:
+        return ()
     shapes: dict[Space, list[Candidate]] = {}
-    for each in sorted(candidates, key=lambda c: (c.lost_gpu_s, c.rank, c.drone_id)):
+    for each in sorted(candidates, key=Candidate.order):
         shapes.setdefault(each.space, []).append(each)
-    best: tuple[tuple[float, int, int, tuple[int, ...]], tuple[int, ...]] | None = None
-    for counts in product(*(range(len(group) + 1) for group in shapes.values())):
-        room = free
-        for count, space in zip(counts, shapes, strict=True):
-            room = room.plus(space, count)
-        if times(need, room, kept) < 1:
-            continue
-        lost = sum(c.lost_gpu_s for n, group in zip(counts, shapes.values(), strict=True) for c in group[:n])
-        cost = (lost, sum(counts), room.gpu_milli, counts)
-        if best is None or cost < best[0]:
-            best = cost, counts
-    if best is None:
+    rules = _rules(need, kept)
+    some = ((space, tuple(group[: _most(rules, free, space)])) for space, group in shapes.items())
+    groups = [(space, group) for space, group in some if group]
+    counts = _spared(groups, rules, free)
+    effort = effort or Effort()
+    search = _Search(groups, rules, free, counts, min(MOST_STEPS, effort.left))
+    given = search.steps
+    counts = search.best()
+    effort.left -= given - search.steps
+    return tuple(c for n, (_, group) in zip(counts, groups, strict=True) for c in group[:n])
+
+
+_Groups = Sequence[tuple[Space, tuple[Candidate, ...]]]
+"""The shapes with their drones, the cheapest first."""
+
+
+def _most(rules: Sequence[_Rule], free: Space, space: Space) -> int | None:
+    """Return how many drones of a shape are enough for all that it can give; None if that cannot be said."""
+    each = [(rule.least - rule.of(free), rule.of(space)) for rule in rules]
+    if any(gain < 0 for _, gain in each):
         return None
-    return tuple(c for n, group in zip(best[1], shapes.values(), strict=True) for c in group[:n])
+    return max((-(-lack // gain) for lack, gain in each if gain > 0 and lack > 0), default=0)
+
+
+def _spared(groups: _Groups, rules: Sequence[_Rule], free: Space) -> list[int]:
+    """Return how many of each shape leave if the dearest are spared first, one after the other."""
+    counts = [len(group) for _, group in groups]
+    gains = [[rule.of(space) for rule in rules] for space, _ in groups]
+    over = [rule.of(free) - rule.least for rule in rules]
+    for count, gain in zip(counts, gains, strict=True):
+        over = [o + count * g for o, g in zip(over, gain, strict=True)]
+    dearest = sorted(
+        ((c.lost_gpu_s, n, number) for number, (_, group) in enumerate(groups) for n, c in enumerate(group)),
+        reverse=True,
+    )
+    for _, _, number in dearest:
+        less = [o - g for o, g in zip(over, gains[number], strict=True)]
+        if min(less, default=0) >= 0:
+            over = less
+            counts[number] -= 1
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """``weights`` times an amount of room must be ``least`` or more."""
+
+    weights: Space
+    least: int
+
+    def of(self, room: Space) -> int:
+        return sum(w * r for w, r in zip(self.weights, room, strict=True))
+
+
+def _rules(need: Space, kept: Space) -> list[_Rule]:
+    """Return when :func:`times` says that ``need`` goes into some room once: linear in the room."""
+    rules = []
+    for place, amount in enumerate(need):
+        unit = Space(*(int(place == other) for other in range(len(need))))
+        if amount > 0:
+            rules.append(_Rule(unit, amount))
+        keep = kept[place] if place else 0
+        eats = amount * WHOLE_GPU - keep * need.gpu_milli
+        if keep and eats > 0:
+            rules.append(_Rule(Space(-keep).plus(unit, WHOLE_GPU), eats))
+    return rules
+
+
+@dataclass
+class _Search:
+    """Branch and bound over how many of each shape leave."""
+
+    groups: _Groups
+    rules: Sequence[_Rule]
+    free: Space
+    first: list[int]
+    """An answer: how many of each shape."""
+    steps: int
+    """How many more may be taken."""
+    cost: tuple[float, int, int, list[int]] = field(init=False)
+    """Loss, drones and milli-GPU of the best answer, and how many of each shape."""
+
+    def __post_init__(self) -> None:
+        self.gains = [[rule.of(space) for rule in self.rules] for space, _ in self.groups]
+        self.losses = []
+        for _, group in self.groups:
+            sums = [0.0]
+            for each in group:
+                sums.append(sums[-1] + each.lost_gpu_s)
+            self.losses.append(sums)
+        # Of the shapes from one on: the most that they can give to each rule, by the cheapest and by the largest.
+        count = len(self.rules)
+        self.most: list[list[int]] = [[0] * count]
+        self.price: list[list[float]] = [[float("inf")] * count]
+        self.largest: list[list[int]] = [[0] * count]
+        for (_, group), gains in zip(reversed(self.groups), reversed(self.gains), strict=True):
+            some, price = [max(0, gain) for gain in gains], group[0].lost_gpu_s
+            self.most.append([m + e * len(group) for m, e in zip(self.most[-1], some, strict=True)])
+            self.price.append([min(p, price / e) if e else p for p, e in zip(self.price[-1], some, strict=True)])
+            self.largest.append([max(x, e) for x, e in zip(self.largest[-1], some, strict=True)])
+        for table in (self.most, self.price, self.largest):
+            table.reverse()
+        freed = sum(n * space.gpu_milli for n, (space, _) in zip(self.first, self.groups, strict=True))
+        lost = sum(sums[n] for n, sums in zip(self.first, self.losses, strict=True))
+        self.cost = lost, sum(self.first), freed, self.first
+
+    def best(self) -> list[int]:
+        """Return how many of each shape leave, the best that was found."""
+        if self.steps > 0:
+            lacks = [rule.least - rule.of(self.free) for rule in self.rules]
+            self._go(0, lacks, 0.0, 0, 0, [])
+        return self.cost[3]
+
+    def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
+        """Try all counts of the shape ``at`` and of those after it, while better than the best is possible."""
+        self.steps -= 1
+        short = [n for n, lack in enumerate(lacks) if lack > 0]
+        if any(lacks[n] > self.most[at][n] for n in short):
+            return
+        if short:
+            more = max(lacks[n] * self.price[at][n] for n in short)
+            fewest = max(-(-lacks[n] // self.largest[at][n]) for n in short)
+            # Rounding must not cost an answer that loses the same.
+            beyond = lost + more - self.cost[0]
+            if beyond > 1e-9 * self.cost[0] or (beyond >= 0 and drones + fewest > self.cost[1]):
+                return
+        if at == len(self.groups):
+            self.cost = min(self.cost, (lost, drones, milli, counts))
+            return
+        gains, (space, group) = self.gains[at], self.groups[at]
+        for count in range(len(group) + 1):
+            if self.steps <= 0 or (lost + self.losses[at][count], drones + count) > self.cost[:2]:
+                return
+            after = [lack - count * gain for lack, gain in zip(lacks, gains, strict=True)]
+            self._go(
+                at + 1, after, lost + self.losses[at][count], drones + count, milli + count * space.gpu_milli,
+                [*counts, count],
+            )  # fmt: skip
+
+

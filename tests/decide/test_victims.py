@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.decide.space import NOTHING, Space, times
-from provisioner.decide.victims import Candidate, cheapest_set
+from provisioner.decide.victims import MOST_STEPS, STEPS_OF_DECISION, Candidate, Effort, cheapest_set
 from provisioner.model import DroneId
 
 DRONE = Space(1000, 8, 20480, 0)
@@ -65,6 +65,36 @@ def test_among_equals_those_not_started_go_before_idle_ones_and_the_youngest_fir
     booting = Candidate(DroneId("boots"), DRONE, 0.0, (0, -50.0))
     assert names(cheapest_set(DRONE, FULL, NOTHING, [idle_old, idle_young, booting])) == ["boots"]
     assert names(cheapest_set(DRONE, FULL, NOTHING, [idle_old, idle_young])) == ["young"]
+
+
+def mixed(shapes: int, each: int) -> list[Candidate]:
+    """Drones of many shapes on one node, with and without GPUs, that lose different amounts."""
+    made = []
+    for n in range(shapes):
+        space = Space(1000 * (n % 3), 1 + n % 7, 2048 * (1 + n % 5) + n, 0)
+        made += [Candidate(DroneId(f"d{n}-{i}"), space, float((37 * n + 101 * i) % 997)) for i in range(each)]
+    return made
+
+
+def test_many_shapes_on_a_node_cost_a_bounded_search_and_still_make_room() -> None:
+    """Every combination was tried: seven shapes on each of ten nodes took most of a minute."""
+    need, some = Space(8000, 64, 262144, 0), mixed(20, 50)
+    effort = Effort()
+    for left in range(10):
+        found = cheapest_set(need, FULL, NOTHING, some, effort)
+        assert found is not None
+        assert times(need, Space(*map(sum, zip(*(c.space for c in found), strict=True))), NOTHING) >= 1
+        assert effort.left >= max(0, STEPS_OF_DECISION - (left + 1) * MOST_STEPS)
+        for each in found:
+            rest = [c.space for c in found if c is not each]
+            room = Space(*map(sum, zip(*rest, strict=True)))
+            assert times(need, room, NOTHING) < 1 or not each.lost_gpu_s, "nobody with work leaves in vain"
+    assert effort.left == 0
+
+
+def test_a_search_without_effort_left_spares_the_dearest() -> None:
+    found = cheapest_set(DRONE, FULL, NOTHING, candidates(500, 20, 300), Effort(0))
+    assert names(found) == ["d1"]
 
 
 SPACES = st.sampled_from([DRONE, CPU_DRONE, Space(2000, 24, 65536, 0)])
