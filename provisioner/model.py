@@ -61,6 +61,8 @@ class DroneType:
     arch: str = "X86_64"
     walltime_s: float = 0.0
     """How long the site lets it live; 0 is without limit."""
+    margin_s: float = 0.0
+    """Of that, what no job gets: the drone's start, the site's grace and what its adapter keeps for the end."""
     sharing: Sharing = Sharing.EXCLUSIVE
     price: float = 1.0
     """Relative cost of one GPU-hour; placement takes the cheapest fit first."""
@@ -80,6 +82,11 @@ class DroneType:
     @property
     def key(self) -> TypeKey:
         return type_key(self.site, self.name)
+
+    @property
+    def longest_job_s(self) -> float:
+        """The longest run that a job may state and still get a new drone of the type; 0 is without limit."""
+        return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
 
 
 # ------------------------------------------------------------------------------------------------ the overlay's view

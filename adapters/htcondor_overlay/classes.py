@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -43,6 +44,9 @@ IDLE, HELD = 1, 5
 RUNNING = (2, 6, 7)
 """Running, transferring output, suspended."""
 
+PARALLEL = 11
+"""Universe of jobs that a dedicated scheduler starts on several machines at once."""
+
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
 """Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
 
@@ -50,7 +54,10 @@ GPU_JOBS = f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && (Re
 """Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is kept: it gets a
 reason."""
 
-_NOT_REQUIREMENTS = frozenset({"jobstatus", "jobcount", "jobids", "id", "jobprio", "qdate", "mytype", "targettype"})
+_NOT_REQUIREMENTS = frozenset(
+    {"jobstatus", "jobcount", "jobids", "id", "jobprio", "qdate", "enteredcurrentstatus", "mytype", "targettype"}
+)
+_OF_TIME = re.compile(r"\b(time\s*\(\s*\)|currenttime|servertime|qdate|enteredcurrentstatus)", re.IGNORECASE)
 _USAGE = frozenset(
     {"diskusage", "memoryusage", "imagesize", "residentsetsize", "transferinputsizemb", "executablesize"}
 )
@@ -111,7 +118,7 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
     )
 
 
-def _digest(attributes: dict[str, str], size: int = 4) -> str:
+def _digest(attributes: dict[str, str], size: int = 8) -> str:
     words = "\0".join(f"{name}={attributes[name]}" for name in sorted(attributes))
     return hashlib.blake2s(words.encode(errors="replace"), digest_size=size).hexdigest()
 
@@ -128,8 +135,15 @@ def merged(groups: Iterable[Group]) -> dict[str, list[Group]]:
 
 
 def representative(groups: list[Group]) -> Ad:
-    """The ad that stands for a class: of a waiting group if there is one."""
-    return min(groups, key=lambda g: (g.status != IDLE, g.schedd, g.first)).ad
+    """The ad that stands for a class: of a waiting group if there is one, and of jobs that were submitted first."""
+    if len(groups) == 1:
+        return groups[0].ad
+    return min(groups, key=lambda g: (g.status != IDLE, number(g.ad, "QDate") or 0, g.schedd, g.first)).ad
+
+
+def passes(ad: Ad) -> bool:
+    """Return True if what an ad asks for depends on the time, so that a verdict on it does not last."""
+    return any(_OF_TIME.search(source(ad, name)) for name in ad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +197,7 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
-        invalid=asks.invalid or _undefined(ad),
+        invalid=_universe(ad) or asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,
@@ -268,6 +282,13 @@ def walltime(ad: Ad) -> float:
     return float(
         whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
     )
+
+
+def _universe(ad: Ad) -> str:
+    """Return what is wrong with the kind of job, if no drone can run such jobs."""
+    if number(ad, "JobUniverse") == PARALLEL:
+        return "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
+    return ""
 
 
 def _undefined(ad: Ad) -> str:

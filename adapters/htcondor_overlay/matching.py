@@ -72,8 +72,10 @@ STATED_WALLTIME = (
     "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))"
 )
 ASKED_SHARE = "(TARGET.GpuMilli ?: 1000)"
-_LAST_MINUTE_S = 60
-"""Of a drone's life no job gets: it starts and leaves in it."""
+_ASSIGNED = re.compile(r"^\s*(\w+)\s*=((?:[^\n\\]|\\(?!\n)|\\\n)*)$", re.MULTILINE)
+"""A line of an HTCondor configuration, with the lines that continue it."""
+_OWN_START = re.compile(r"\$\(START\)", re.IGNORECASE)
+_MY = re.compile(r"\bMY\.(\w+)", re.IGNORECASE)
 _COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
 
 
@@ -112,7 +114,26 @@ def start(kind: DroneType) -> str:
     )
 
 
-def template(kind: DroneType, received: Received | None = None) -> Ad:
+def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
+    """Return START of a drone with the operator's lines in its configuration.
+
+    Where that refers to macros, or to attributes of the slot that are not known yet, nobody can tell what it will be:
+    ``built_in`` alone is returned, and the pool has the last word.
+    """
+    assigned = [(found[1], found[2].replace("\\\n", " ").strip()) for found in _ASSIGNED.finditer(drone_config)]
+    text = built_in
+    for name, written in assigned:
+        if name.lower() == "start":
+            text = f"({text})".join(_OWN_START.split(written))
+    parsed = expression(text)
+    if text == built_in or "$(" in text or parsed is None:
+        return built_in
+    own = {name.lower() for name, _ in assigned} | {name.lower() for name in _MY.findall(text)}
+    unknown = [name for name in slot.externalRefs(parsed) if name.lower() in own and name not in slot]
+    return built_in if unknown else text
+
+
+def template(kind: DroneType, received: Received | None = None, drone_config: str = "") -> Ad:
     """The ad of an empty drone of this type: its partitionable slot."""
     devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU) * kind.shares, _MOST_GPUS)
     ad = classad2.ClassAd(
@@ -153,9 +174,11 @@ def template(kind: DroneType, received: Received | None = None) -> Ad:
     _put_gpus(ad, gpus)
     for name, total in (("Cpus", "Cpus"), ("Memory", "Memory"), ("Disk", "Disk"), ("GPUs", "GPUs")):
         _put(ad, {f"Total{total}": source(ad, name), f"TotalSlot{total}": source(ad, name)})
-    lives = f" && {STATED_WALLTIME} <= {max(0, kind.walltime_s - _LAST_MINUTE_S):.0f}" if kind.walltime_s else ""
-    _put(ad, {"Start": start(kind) + lives, "WithinResourceLimits": WITHIN_LIMITS})
+    lives = f" && {STATED_WALLTIME} <= {kind.longest_job_s:.0f}" if kind.walltime_s else ""
+    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS})
     _put(ad, kind.ad)
+    if not any(name.lower() == "start" for name in kind.ad):
+        _put(ad, {"Start": operator_start(drone_config, start(kind) + lives, ad)})
     _put(ad, {"Requirements": "Start && WithinResourceLimits"})
     return ad
 

@@ -62,6 +62,7 @@ class HTCondorOverlay:
             config.negotiation_period,
             config.collector_memory,
             config.slot_weight,
+            config.drone_config,
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)

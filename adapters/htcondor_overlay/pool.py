@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +27,14 @@ from adapters.htcondor_overlay.classes import (
     group_attributes,
     job_class,
     merged,
+    passes,
     referenced,
     representative,
 )
 from adapters.htcondor_overlay.settings import SlotWeight
 from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, sightings
 from adapters.shared.htcondor import clock
-from adapters.shared.htcondor.ads import Ad, moment, number, text
+from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
@@ -42,6 +44,8 @@ _LOOKED_UP_PER_LOOK = 100
 """Jobs whose waits are looked up in one look: a query each, of a millisecond or two."""
 _JUDGING_S = 5.0
 """Of one look goes into new verdicts: some ten thousand."""
+_REJUDGED_S = 60.0
+"""A verdict that depends on the time is made anew after this long."""
 _NOT_YET = Misfit("requirements", "judged at one of the next looks", "too many new classes and types at once")
 _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
@@ -83,10 +87,12 @@ class Pool:
         negotiation_period_s: float,
         collector_memory_s: float,
         slot_weight: SlotWeight = SlotWeight.CPUS,
+        drone_config: str = "",
     ) -> None:
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
         self._slot_weight = slot_weight
+        self._drone_config = drone_config
         self._constraint = constraint
         self._attributes = group_attributes(owner_attribute, referenced(constraint))
         self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
@@ -97,6 +103,8 @@ class Pool:
         self._waits: dict[tuple[str, str], Waits] = {}
         """By schedd and job id."""
         self._verdicts: dict[tuple[str, TypeKey], Misfit | None] = {}
+        self._passing: dict[tuple[str, TypeKey], float] = {}
+        """Verdicts that depend on the time, and when they were made (monotonic)."""
         self._types: dict[TypeKey, DroneType] = {}
         self._templates: dict[TypeKey, Ad] = {}
         self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
@@ -321,12 +329,18 @@ class Pool:
         for kind in types:
             if not numbers_fit(jobs, kind):
                 continue
+            judged_at = self._passing.get((shape, kind.key), math.inf)
+            if judged_at < time.monotonic() - _REJUDGED_S and time.monotonic() <= until:
+                del self._verdicts[shape, kind.key], self._passing[shape, kind.key]
             if (shape, kind.key) not in self._verdicts:
                 if time.monotonic() > until:
                     refuses[kind.key] = _NOT_YET
                     continue
                 ad = ad or as_job(representative(groups))
-                self._verdicts[shape, kind.key] = matching.misfit(ad, self._template(kind))
+                slot = self._template(kind)
+                self._verdicts[shape, kind.key] = matching.misfit(ad, slot)
+                if passes(ad) or "time()" in source(slot, "Start"):
+                    self._passing[shape, kind.key] = time.monotonic()
             verdict = self._verdicts[shape, kind.key]
             if verdict is not None:
                 refuses[kind.key] = verdict
@@ -335,7 +349,8 @@ class Pool:
     def _template(self, kind: DroneType) -> Ad:
         if kind.key not in self._templates:
             received = self._received.get(kind.key)
-            self._templates[kind.key] = matching.template(kind, received[1] if received else None)
+            got = received[1] if received else None
+            self._templates[kind.key] = matching.template(kind, got, self._drone_config)
         return self._templates[kind.key]
 
     def _forget(self, by_class: dict[str, list[Group]], types: Sequence[DroneType]) -> None:
@@ -351,10 +366,12 @@ class Pool:
         self._verdicts = {
             key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
         }
+        self._passing = {key: at for key, at in self._passing.items() if key in self._verdicts}
 
     def _forget_type(self, key: TypeKey) -> None:
         self._templates.pop(key, None)
         self._verdicts = {k: verdict for k, verdict in self._verdicts.items() if k[1] != key}
+        self._passing = {k: at for k, at in self._passing.items() if k[1] != key}
 
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:

@@ -41,7 +41,7 @@ _KINDS = {
     27: FaultKind.CONFIG,  # SystemPolicyUndefined
     32: FaultKind.QUOTA,  # MaxTransferInputSizeExceeded
     33: FaultKind.QUOTA,  # MaxTransferOutputSizeExceeded
-    34: FaultKind.CONFIG,  # JobOutOfResources: over its memory
+    34: FaultKind.DRONE,  # JobOutOfResources: over its memory, by what the jobs in it did
     35: FaultKind.CONFIG,  # InvalidDockerImage
     36: FaultKind.NODE,  # FailedToCheckpoint
     37: FaultKind.DENIED,  # EC2UserError and other grid types
@@ -57,6 +57,9 @@ _KINDS = {
     47: FaultKind.DRONE,  # JobExecuteExceeded: it did not leave at the end of its walltime
     48: FaultKind.NODE,  # HookShadowPrepareJobFailure
 }
+_STARTD_HELD = 21
+_USED_TOO_MUCH = frozenset({101, 102, 104})
+"""Sub-codes of HTCondor's policies HOLD_IF_CPUS_EXCEEDED, _MEMORY_ and _DISK_: the jobs in the drone did that."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
 """Codes whose sub-code is an ``errno``."""
@@ -64,6 +67,8 @@ _SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
 
 def hold_kind(code: int, subcode: int) -> FaultKind:
     """The kind of fault behind a hold."""
+    if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
+        return FaultKind.DRONE
     if code in _SETUP and subcode in _FULL:
         return FaultKind.QUOTA if subcode == errno.EDQUOT else FaultKind.NODE
     if code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:

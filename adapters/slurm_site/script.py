@@ -13,12 +13,10 @@ from importlib import resources
 from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
 from adapters.slurm_site.cluster import Submission
 from adapters.slurm_site.names import job_name, serial
-from adapters.slurm_site.settings import SlurmSiteConfig
+from adapters.slurm_site.settings import LIMIT_TICK_S, SlurmSiteConfig, told_life_s
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
-LIMIT_TICK_S = 30
-"""slurmctld looks at limits so often."""
 LARGEST_SCRIPT = 4 * 1024**2 - 4096
 """Slurm's default of ``max_script_size``."""
 USUAL_ARRAY = 1001
@@ -130,10 +128,8 @@ def _minutes(kind: DroneType) -> int:
 
 
 def life_s(order: StartOrder) -> int:
-    """How long the drone is told that it may live: it is gone before Slurm would tell it to go. Limits are looked at
-    every 30 s, and a signal may be a minute early."""
-    limit_s = _minutes(order.type) * 60
-    return max(limit_s - round(order.grace_s) - 3 * LIMIT_TICK_S, limit_s // 2)
+    """Return how long the drone is told that it may live."""
+    return told_life_s(order.type.walltime_s, order.grace_s)
 
 
 # -------------------------------------------------------------------------------------------------------------- script

@@ -23,6 +23,8 @@ _OUR_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
+LIMIT_TICK_S = 30
+"""Period in which slurmctld looks at limits."""
 _THE_SHAPE = "it follows from the drone type: change `types`"
 _THE_DRONE = "it is the drone's own"
 _ONE_LIFE = "it keeps drones single-use"
@@ -296,6 +298,10 @@ class SlurmSiteConfig(Where):
         """Which GPUs drones of a type have, as Gres names them: ``gpu`` or ``gpu:a100``."""
         return self.types.get(kind, TypeOptions()).gres or "gpu"
 
+    def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
+        """Return how much shorter a drone lives than its walltime."""
+        return walltime_s - told_life_s(walltime_s, grace_s)
+
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
         """What does not go with the site's drone types: path in the site file, and message."""
         for kind in types:
@@ -328,3 +334,10 @@ class SlurmSiteConfig(Where):
         """What would not work on this very host; the controller may run on another. Path below the options, message."""
         if self.transport == "native" and (lack := native_python.lack(self.native.python)):
             yield ("native", "python") if self.native.python else ("transport",), lack
+
+
+def told_life_s(walltime_s: float, grace_s: float) -> int:
+    """Return how long a drone of this walltime is told that it may live: it is gone before Slurm would tell it to go.
+    Limits are whole minutes and looked at every 30 s, and a signal may be a minute early."""
+    limit_s = int(walltime_s // 60) * 60
+    return max(limit_s - round(grace_s) - 3 * LIMIT_TICK_S, limit_s // 2)

@@ -18,6 +18,7 @@ from provisioner.config.explain import complain, missing_mapping
 from provisioner.config.models import BlockingSection, ControllerFile, HeadroomSection, SiteFile, TypeSection
 from provisioner.config.nearest import choices
 from provisioner.config.strict_yaml import Document, Steps
+from provisioner.config.together import KeepsLife
 from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter, site_adapter
 from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
 from provisioner.sites import OverlayFactory, SiteFactory
@@ -63,6 +64,8 @@ def _read(path: Path, root: Path | None) -> _Reading:
     return reading
 
 
+STARTS_WITHIN_S = 120.0
+"""From the start of a drone's script to its first match: it joins, checks its GPUs, and the negotiator comes."""
 _CONTROLLER_KEYS = set(ControllerFile.model_fields)
 _SITE_KEYS = set(SiteFile.model_fields)
 
@@ -149,7 +152,8 @@ class _Reading:
             together.types_can_run(document, site.model)
             self.warnings += together.asked_again_within_grace(document, site.model)
             if site.options is not None:
-                types = [_drone_type(site.model, name, written) for name, written in site.model.types.items()]
+                shapes = site.model.types.items()
+                types = [_drone_type(site.model, name, written, site.options) for name, written in shapes]
                 together.options_fit_types(document, site.options, types)
         return site
 
@@ -259,7 +263,7 @@ def _site_spec(site: _Site) -> SiteSpec:
         name=model.site,
         adapter=model.adapter,
         options=site.options,
-        types=tuple(_drone_type(model, name, written) for name, written in model.types.items()),
+        types=tuple(_drone_type(model, name, written, site.options) for name, written in model.types.items()),
         policy=SitePolicy(
             site=model.site,
             enabled=model.enabled,
@@ -318,7 +322,7 @@ def _reserve(written: BlockingSection) -> Reserve:
     )
 
 
-def _drone_type(site: SiteFile, name: str, written: TypeSection) -> DroneType:
+def _drone_type(site: SiteFile, name: str, written: TypeSection, options: BaseModel) -> DroneType:
     """What a drone keeps for its own free GPUs is the most that any of its site's nodes keeps, and never more than the
     drone has: nobody knows yet on which node it will be."""
     gpus = written.gpus // WHOLE_GPU
@@ -342,6 +346,7 @@ def _drone_type(site: SiteFile, name: str, written: TypeSection) -> DroneType:
         driver=written.driver,
         arch=written.arch,
         walltime_s=written.walltime or 0.0,
+        margin_s=_margin_s(written.walltime, site.timeouts.grace, options) if written.walltime else 0.0,
         sharing=written.sharing,
         shares=written.shares,
         power_w=written.power,
@@ -349,6 +354,13 @@ def _drone_type(site: SiteFile, name: str, written: TypeSection) -> DroneType:
         max_drones=written.max_drones,
         ad=dict(written.ad),
     )
+
+
+def _margin_s(walltime_s: float, grace_s: float, options: BaseModel) -> float:
+    """Return the part of a drone's walltime that no job gets."""
+    start_s = min(STARTS_WITHIN_S, walltime_s / 10)
+    kept_s = options.kept_life_s(walltime_s, grace_s) if isinstance(options, KeepsLife) else 0.0
+    return start_s + grace_s + kept_s
 
 
 def _matches(pattern: str, directory: Path) -> list[Path]:

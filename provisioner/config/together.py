@@ -27,6 +27,15 @@ class JudgesTypes(Protocol):
 
 
 @runtime_checkable
+class KeepsLife(Protocol):
+    """Options of an adapter whose drones live for less than the walltime of their type."""
+
+    def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
+        """Return how much less, beside the grace that every drone keeps for its jobs."""
+        ...
+
+
+@runtime_checkable
 class HasDoubts(Protocol):
     """Options of an adapter that also look at this host."""
 

@@ -220,7 +220,7 @@ def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
         if drone.state is DroneState.QUEUED and drone.started_at:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
-        ends_at = drone.started_at + kind.walltime_s if drone.started_at and kind.walltime_s else ENDLESS
+        ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else ENDLESS
         return whole(kind), min(ends_at, downtime_at(scene, drone.site) - DOWNTIME_MARGIN_S), True
     slot = scene.slots.get(drone.id)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:

@@ -38,8 +38,9 @@ def misfit(job: JobClass, kind: DroneType) -> Misfit | None:
         return Misfit("arch", job.arch, kind.arch)
     if _keeps(kind) and jobs_in_type(job, kind) < 1:
         return _greedy(job, kind)
-    if kind.walltime_s and job.walltime_s > kind.walltime_s:
-        return Misfit("walltime", f"{job.walltime_s:g} s", f"{kind.walltime_s:g} s")
+    if kind.walltime_s and job.walltime_s > kind.longest_job_s:
+        less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
+        return Misfit("walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}")
     return job.refuses.get(kind.key)
 
 

@@ -377,12 +377,12 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
-        takes=$(takes_gpu_jobs)
+        takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
         gpus="MACHINE_RESOURCE_GPUs = 0
 STARTD_DETECT_GPUS = False"
-        takes='(TARGET.RequestGPUs ?: 0) == 0'
+        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus
     fi
 
     cat >"$D/etc/condor_config" <<CONFIG
@@ -479,6 +479,12 @@ STARTD_CRON_DRONE_CHECKS_RECONFIG = False
 # --- when it ends: without a claim for long; told from afar; or when this script says so
 STARTD_NOCLAIM_SHUTDOWN = $DRONE_IDLE_S
 MAXJOBRETIREMENTTIME = 365*24*3600
+# A job that uses more memory than it asked for, and more than its part of the drone, is held: else the site would end
+# the drone with all jobs in it.
+DRONE_MEMORY_EXCEEDED = (MemoryUsage =!= UNDEFINED && MemoryUsage > Memory && MemoryUsage * $units > $DRONE_MEMORY_MIB * $unit)
+use POLICY : PREEMPT_IF(DRONE_MEMORY_EXCEEDED)
+use POLICY : WANT_HOLD_IF(DRONE_MEMORY_EXCEEDED, 102, memory usage exceeded request_memory and the job's part of the drone)
+STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1

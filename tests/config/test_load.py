@@ -130,6 +130,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         driver=12040,
         arch="aarch64",
         walltime_s=86400,
+        margin_s=120 + 40,
         sharing=Sharing.TIME_SLICED,
         price=2.0,
         max_drones=2,

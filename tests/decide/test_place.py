@@ -114,6 +114,14 @@ def test_drones_that_are_full_or_leave_are_no_supply(state: DroneState) -> None:
     assert len(plan_of(snapshot(classes=[jobs(waiting=1)], drones=[there])).starts) == 1
 
 
+def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> None:
+    kind = replace(A100, walltime_s=600.0, margin_s=180.0)
+    plan = plan_of(snapshot(classes=[jobs(waiting=1, walltime_s=500.0)], types=[kind]))
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [NothingFits(kind.key, "walltime", "500 s", "420 s of a walltime of 600 s")]
+    assert len(plan_of(snapshot(classes=[jobs(waiting=1, walltime_s=420.0)], types=[kind])).starts) == 1
+
+
 def test_supply_must_live_long_enough_for_the_job() -> None:
     old = drone("kit-ab12-1", DroneState.IDLE)
     slots = [slot_of(old, retires_at=NOW + 600)]

@@ -115,7 +115,7 @@ ENDS = [
     ({"JobStatus": 5, "HoldReasonCode": 13, "HoldReasonSubCode": 2}, EndKind.FAULT, None, FaultKind.NODE),
     (
         {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 34, "RemoveReason": BY_POLICY},
-        EndKind.FAULT, None, FaultKind.CONFIG,
+        EndKind.FAULT, None, FaultKind.DRONE,
     ),
     (
         {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 16, "RemoveReason": BY_POLICY},
@@ -159,6 +159,9 @@ def test_an_eviction_happened_when_it_was_vacated_and_not_when_the_policy_saw_it
         (1, 0, FaultKind.DENIED), (13, 28, FaultKind.NODE), (12, 122, FaultKind.QUOTA), (13, 13, FaultKind.DENIED),
         (6, 13, FaultKind.NODE), (26, 0, FaultKind.CONFIG), (32, 0, FaultKind.QUOTA), (47, 0, FaultKind.DRONE),
         (40, 0, FaultKind.CAPACITY), (999, 0, FaultKind.UNKNOWN),
+        # over its memory: the jobs in the drone did that, and nothing is wrong with the type
+        (21, 102, FaultKind.DRONE), (21, 104, FaultKind.DRONE), (34, 0, FaultKind.DRONE), (34, 102, FaultKind.DRONE),
+        (21, 0, FaultKind.CONFIG), (21, 103, FaultKind.CONFIG),
     ],
 )  # fmt: skip
 def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -> None:

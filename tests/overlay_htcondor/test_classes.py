@@ -51,7 +51,7 @@ def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
 
 def test_the_same_requirements_are_one_class_over_schedds_and_looks() -> None:
     here, there = grouped(job(), "s1"), grouped(job(JobCount="5", JobIds='"9.9"', JobPrio="1"), "s2")
-    assert here.key == there.key and len(here.key) == 8
+    assert here.key == there.key and len(here.key) == 16
     assert len(merged([here, there])) == 1
     for other in (job(RequestCpus="2"), job(Owner='"bob"'), job(RequireGPUs="Capability >= 8.0"), job(MyAttr="4")):
         assert grouped(other).key != here.key
@@ -68,6 +68,16 @@ def test_a_running_job_whose_usage_has_grown_is_still_of_its_class() -> None:
     (found,) = classes(job(JobStatus="1"), job(JobStatus="2", DiskUsage="999999", JobCount="3"))
     assert (found.waiting, found.running, found.disk_mib) == (1, 3, 1)
     assert len(classes(job(DiskUsage="1"), job(DiskUsage="999999"))) == 2, "waiting ones do ask for different disks"
+
+
+def test_two_requests_whose_short_digests_were_the_same_are_two_classes() -> None:
+    assert len(classes(job(RequestMemory="17347"), job(RequestMemory="53822"))) == 2
+
+
+def test_parallel_jobs_are_told_that_no_drone_runs_them() -> None:
+    (found,) = classes(job(JobUniverse="11"))
+    assert found.invalid.startswith("the parallel universe is not supported") and found.waiting == 1
+    assert {each.invalid for each in classes(*(job(JobUniverse=str(n)) for n in (5, 10, 13)))} == {""}
 
 
 def test_what_the_gpu_must_be_is_read_as_numbers_where_it_is_one() -> None:

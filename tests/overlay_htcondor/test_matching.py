@@ -16,7 +16,7 @@ from tests.overlay_htcondor.jobs import REQUIREMENTS, job
 
 A100 = DroneType(
     site="topas", name="a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200, vram_mib=40960,
-    gpu_model="A100-SXM4-40GB", capability=80, driver=12040, walltime_s=86400.0,
+    gpu_model="A100-SXM4-40GB", capability=80, driver=12040, walltime_s=86400.0, margin_s=60.0,
 )  # fmt: skip
 PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
@@ -282,3 +282,34 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
 )
 def test_clauses(text: str, expected: list[str]) -> None:
     assert list(clauses(text)) == expected
+
+
+PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'
+
+
+def judged(drone_config: str, **attributes: str) -> Misfit | None:
+    return matching.misfit(as_job(job(**attributes)), matching.template(A100, None, drone_config))
+
+
+def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_vain() -> None:
+    refused = Misfit("start", 'TARGET.AcctGroup is "physics"', "false for this job")
+    assert judged(PHYSICS) == refused
+    assert judged(PHYSICS, AcctGroup='"physics"') is None
+    assert judged("A = 1\n  start = $(start) && \\\n   TARGET.Owner != \"alice\"\nB = 2") == Misfit(
+        "start", 'TARGET.Owner != "alice"', "false for this job"
+    )
+    assert judged(f"{PHYSICS}\nSTART = $(START) && True") == refused, "the lines build on each other"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["START = $(OTHER) && False", "START = MY.Licence == 1", "Licence = 0\nSTART = Licence == 1", "START = &&", "A"],
+)
+def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str) -> None:
+    assert judged(lines) is None
+
+
+def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
+    kind = replace(A100, ad={"Licence": "0"})
+    found = matching.misfit(as_job(job()), matching.template(kind, None, "START = $(START) && MY.Licence == 1"))
+    assert found is not None and found.dimension == "start"

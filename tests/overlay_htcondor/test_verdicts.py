@@ -11,8 +11,8 @@ import classad2
 import pytest
 
 from adapters.htcondor_overlay import matching, pool
-from adapters.htcondor_overlay.classes import NO_WAITS, Group, Waits, group, job_class
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor_overlay.classes import NO_WAITS, Group, Waits, group, job_class, representative
+from adapters.shared.htcondor.ads import Ad, number
 from provisioner.model import DroneType, JobClass, Misfit
 from tests.overlay_htcondor.jobs import job
 from tests.overlay_htcondor.test_matching import A100
@@ -23,7 +23,8 @@ class Judge(pool.Pool):
 
     def __init__(self) -> None:
         self._verdicts, self._templates, self._received, self._types = {}, {}, {}, {}
-        self._waits = {}
+        self._waits, self._passing = {}, {}
+        self._drone_config = ""
 
     def judged(self, one: Group, types: list[DroneType], until: float) -> JobClass:
         self._forget({one.key: [one]}, types)
@@ -62,6 +63,31 @@ def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
     assert judge.judged(one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
 
 
+RELAXED = '(TARGET.GPUs_DeviceName == "NVIDIA H100") || (time() - QDate > 3600)'
+
+
+@pytest.mark.parametrize("wish", [RELAXED, RELAXED.replace("time()", "CurrentTime")])
+def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = time.time() - 3590
+    one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", "AcctGroup")
+    assert one is not None
+    judge, later = Judge(), time.monotonic() + 600
+    assert set(judge.judged(one, [A100], later).refuses) == {A100.key}
+    relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", "AcctGroup")
+    assert relaxed is not None and relaxed.shape == one.shape
+    monkeypatch.setattr(pool, "_REJUDGED_S", -1.0)
+    assert judge.judged(relaxed, [A100], time.monotonic() - 1).refuses, "no time is left: the old verdict holds"
+    assert judge.judged(relaxed, [A100], later).refuses == {}
+    judge._forget({}, [A100])
+    assert judge._passing == {}
+
+
+def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -> None:
+    groups = [group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)]
+    assert len({each.key for each in groups if each}) == 1
+    assert number(representative([each for each in groups if each]), "QDate") == 100
+
+
 def test_types_that_the_plain_numbers_rule_out_are_not_judged() -> None:
     assert Judge().judged(a_group(), [replace(A100, cpus=0)], time.monotonic() - 1).refuses == {}
 
@@ -94,5 +120,5 @@ def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
     assert sum(waits.oldest_at < now for waits in look(1).values()) == 100
     assert schedd.asked == 100
     submitted = {str(n): 1000.0 + n for n in range(1, 151)}
-    for number in (2, 3):
-        assert {key: waits.oldest_at for key, waits in look(number).items()} == submitted
+    for turn in (2, 3):
+        assert {key: waits.oldest_at for key, waits in look(turn).items()} == submitted

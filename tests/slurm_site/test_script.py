@@ -102,6 +102,11 @@ def test_its_limit_is_whole_minutes_and_it_leaves_before_slurm_would_tell_it_to(
     assert life_s(order(1, replace(A100, walltime_s=120.0))) == 60  # too short for that: half of it
 
 
+def test_jobs_are_told_the_life_that_its_drones_are_told() -> None:
+    settings = config()
+    assert settings.kept_life_s(7259.0, 30.0) == 7259 - life_s(order(1))
+
+
 def test_what_it_says_goes_where_the_admin_wants_it() -> None:
     assert submitted(order(1))[0].submission.output == "/dev/null"
     assert submitted(order(1), output_directory="/home/x/logs/")[0].submission.output == "/home/x/logs/drone-%j.log"
