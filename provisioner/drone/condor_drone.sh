@@ -591,6 +591,15 @@ reread_config() {
     [ -n "$startd" ] && kill -HUP "$startd" 2>/dev/null
 }
 
+# Why the pool does not list us: its refusal as our daemons' logs have it (without the time of the line), and what
+# condor_status said, which may read the pool's lists all the same.
+why_not_listed() {
+    refusal=$(grep -hE 'DENIED|AUTHENTICATE:|Failed to authenticate|PERMISSION' "$LOGS/StartLog" "$LOGS/MasterLog" \
+        2>/dev/null | tail -n 1 | sed 's/^[0-9/]* [0-9:.]* *//')
+    refusal="$refusal${refusal:+${pool_says:+; }}$pool_says"
+    echo "${refusal:-its logs tell of no refusal, and the pool lists no slot of it}"
+}
+
 # Why the startd went, if it went by itself: the last words in the logs.
 last_words() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LOGS/MasterLog" "$LOGS/StartLog" 2>/dev/null | tail -n 3; }
 
@@ -651,7 +660,7 @@ look() {
     if [ -z "$joined" ]; then
         [ -n "$asking" ] || [ $((now - asked_at)) -lt 2 ] || ask_pool
         [ $((now - launched)) -lt "$DRONE_JOIN_S" ] ||
-            leave QUIT $NOT_JOINED not-joined "not in the pool $DRONE_COLLECTOR within $DRONE_JOIN_S s: $pool_says"
+            leave QUIT $NOT_JOINED not-joined "not in the pool $DRONE_COLLECTOR within $DRONE_JOIN_S s: $(why_not_listed)"
     else
         [ -n "$asking" ] || [ $((now - asked_at)) -lt $ask_every_s ] || ask_pool
         [ "$running" -gt 0 ] || [ $((now - heard)) -lt "$DRONE_POOL_LOST_S" ] ||

@@ -366,6 +366,14 @@ def test_a_token_that_the_pool_does_not_know(pool: Pool, drone_on: StartDrone) -
     assert not drone.leftovers()
 
 
+def test_a_pool_that_denies_the_drone_is_named_in_its_last_words(pool: Pool, drone_on: StartDrone) -> None:
+    """The tool that asks for its slot may READ and has nothing to say: the reason was empty."""
+    drone = drone_on(pool, "denied-1", env={"DRONE_JOIN_S": "8"}, token=pool.token("drone", ["READ"]))
+    assert drone.wait() == 73, drone.story()
+    assert drone.outcome["reason"] == "not-joined"
+    assert "DENIED" in drone.outcome["why"], drone.story()
+
+
 def test_a_pool_that_is_lost(new_pool: Callable[[], Pool], drone_on: StartDrone) -> None:
     pool = new_pool()
     drone = drone_on(pool, "lost-1", env={"DRONE_POOL_LOST_S": "4"})
