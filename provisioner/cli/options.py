@@ -15,7 +15,12 @@ from typer.core import TyperGroup
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show, Where
 
-__all__ = ["ConfigArgument", "ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared"]
+__all__ = [
+    "LARGEST_TICK", "ConfigArgument", "ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared",
+]  # fmt: skip
+
+LARGEST_TICK = 2**63 - 1
+"""SQLite holds no larger number."""
 
 ConfigPath = Annotated[
     Path | None,
@@ -60,7 +65,8 @@ _OPTIONS: dict[type, dict[str, Any]] = {
             bool, typer.Option("--watch", "-w", help="Show again and again; JSON as one object per line.")
         ],
         "interval": Annotated[
-            float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="Pause between two with --watch.")
+            float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=86400,
+                                help="Pause between two with --watch.")
         ],
     },
     Pick: {

@@ -22,23 +22,27 @@ from provisioner.say import clean
 Row = TypeVar("Row")
 Answer = Listing[Any] | Document
 
-PIPE_WIDTH = 100
-"""A table that does not go to a terminal fits this."""
-
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """Where and how people read."""
 
     width: int | None
+    """Columns; None: as wide as the widest row. So is a table in a pipe, for `grep` and `awk` must get whole rows."""
     color: bool
 
     @classmethod
     def of(cls, show: Show) -> Page:
         tty = sys.stdout.isatty()
         color = tty and not show.no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns if tty else PIPE_WIDTH
+        width = shutil.get_terminal_size().columns if tty else _columns_wanted()
         return cls(None if show.output is Format.WIDE else width, color)
+
+
+def _columns_wanted() -> int | None:
+    """Return the width that COLUMNS asks for, None without one."""
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isascii() and wanted.isdecimal() and 0 < int(wanted) < 10_000 else None
 
 
 def note(*lines: str) -> None:
@@ -51,7 +55,10 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
     """Show what ``make`` answers; with ``--watch`` again and again until interrupted."""
     page = Page.of(show)
     while True:
-        answer = make()
+        answer = _made(make, show)
+        if answer is None:
+            time.sleep(show.interval)
+            continue
         if show.watch and show.output.for_people and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[2J")
         write(answer, show, page, sys.stdout)
@@ -61,6 +68,20 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
         if not show.watch:
             return
         time.sleep(show.interval)
+
+
+def _made(make: Callable[[], Answer], show: Show) -> Answer | None:
+    """Return what ``make`` answers. With ``--watch`` a record that cannot be read for a while (a full disk, a new
+    version) ends nothing: it is told, and None is returned."""
+    from provisioner.store import StoreError
+
+    try:
+        return make()
+    except StoreError as error:
+        if not show.watch:
+            raise
+        note(_stamp(str(error)))
+        return None
 
 
 def _stamp(scope: str) -> str:

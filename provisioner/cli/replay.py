@@ -10,7 +10,7 @@ import typer
 
 from provisioner import say
 from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.options import Show, Where, shared
+from provisioner.cli.options import LARGEST_TICK, Show, Where, shared
 from provisioner.cli.output import note, present
 from provisioner.cli.where import open_record
 from provisioner.model import Plan, Snapshot
@@ -33,7 +33,8 @@ def replay(
     ] = None,
     tick: Annotated[
         int | None,
-        typer.Option("--tick", metavar="N", help="Replay this recorded tick and compare with its recorded plan."),
+        typer.Option("--tick", metavar="N", min=0, max=LARGEST_TICK,
+                     help="Replay this recorded tick and compare with its recorded plan."),
     ] = None,
     policy: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ import typer
 
 from provisioner import say
 from provisioner.cli.exits import Failure
-from provisioner.cli.options import Where, shared
+from provisioner.cli.options import LARGEST_TICK, Where, shared
 from provisioner.cli.output import note
 from provisioner.cli.where import open_record
 from provisioner.model import Snapshot
@@ -24,7 +24,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def snapshot(
     where: Where,
     tick: Annotated[
-        int | None, typer.Option("--tick", metavar="N", help="Of this recorded tick; else as the next one begins.")
+        int | None, typer.Option("--tick", metavar="N", min=0, max=LARGEST_TICK,
+                                        help="Of this recorded tick; else as the next one begins.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write here instead of stdout.")

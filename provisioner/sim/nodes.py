@@ -56,7 +56,8 @@ class Machine:
         self.total = total
         self.kept = kept
         """What its site keeps for each free GPU, whoever asks (blocking)."""
-        self.up = True
+        self.outages = 0
+        """Failures and downtimes that go on; they may overlap."""
         self.free = total
         self.drones: dict[Hashable, Amount] = {}
         self.owners: dict[Hashable, Amount] = {}
@@ -64,6 +65,10 @@ class Machine:
         self.free_of_drones = total
         """What would be free if no drone held anything."""
         self._slots = 0
+
+    @property
+    def up(self) -> bool:
+        return not self.outages
 
     @property
     def used_milli(self) -> int:

@@ -167,7 +167,8 @@ class SimSite:
         self._pools = {pool.name: _PoolTruth(pool, facility.blocks) for pool in facility.pools}
         self._queue: dict[DroneId, Body] = {}
         self._serial = 0
-        self._away = False
+        self._downs = 0
+        """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
         self._downtimes: list[Blow] = []
         self._frozen: dict[int, SiteView] = {}
         self._listed: Mapping[DroneId, RemoteDrone] | None = None
@@ -340,7 +341,7 @@ class SimSite:
     # ------------------------------------------------------------------------------------------- what is carried out
 
     def _check_open(self) -> None:
-        if self._away:
+        if self._downs:
             raise SiteDown(f"{self.name}: downtime")
 
     def _accept(self, order: StartOrder) -> Receipt:
@@ -396,7 +397,7 @@ class SimSite:
 
     def _seat_waiting(self) -> None:
         """First come, first served, small ones may slip by."""
-        if self._away:
+        if self._downs:
             return
         for body in list(self._queue.values()):
             amount = Amount.of(body.type)
@@ -471,12 +472,13 @@ class SimSite:
     def _strike(self, blow: Blow) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
         if blow.kind is BlowKind.DOWNTIME:
-            struck, self._away = self._machines, True
+            struck = self._machines
+            self._downs += 1
         else:
             first = next(iter(self._pools.values())).machines
             struck = [first[blow.node % len(first)]]
         for machine in struck:
-            machine.up = False
+            machine.outages += 1
         if self._owner is not None:
             self._owner.fell()
         for body in self.alive:
@@ -487,9 +489,9 @@ class SimSite:
     def _recover(self, blow: Blow) -> None:
         first = next(iter(self._pools.values())).machines
         for machine in self._machines if blow.kind is BlowKind.DOWNTIME else [first[blow.node % len(first)]]:
-            machine.up = True
+            machine.outages -= 1
         if blow.kind is BlowKind.DOWNTIME:
-            self._away = False
+            self._downs -= 1
             self._downtimes.remove(blow)
         self._place()
 

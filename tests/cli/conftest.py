@@ -97,9 +97,10 @@ Cli = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No configuration of this host takes part."""
+    """No configuration of this host takes part; tables fit 100 columns."""
     for name in [n for n in os.environ if n.startswith("PROVISIONER_") or n in ("NO_COLOR", "COLUMNS")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 
 

@@ -17,7 +17,7 @@ from provisioner.cli import check, class_rows, drone_rows, events, site_show, si
 from provisioner.cli.class_rows import ClassRow
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.options import Format, Show
-from provisioner.cli.output import PIPE_WIDTH, Page, write
+from provisioner.cli.output import Page, write
 from provisioner.cli.plan_rows import PlanRow
 from provisioner.cli.plan_rows import columns as plan_columns
 from provisioner.cli.sites import SiteRow
@@ -41,6 +41,7 @@ from provisioner.model import (
 from provisioner.reasons import BadRequest
 from provisioner.store import Event, Hazard
 
+WIDTH = 100
 NOW = 1.8e9
 TEXT = st.text(max_size=300)
 NAME = st.text(st.characters(categories=("L", "N"), include_characters="-"), min_size=1, max_size=80)
@@ -91,8 +92,8 @@ HAPPENINGS = st.builds(
 
 def _fits(columns: tuple[Column[Any], ...], rows: list[Any]) -> None:
     shown = [c for c in columns if c.level == 0]
-    for line in table.lines(shown, rows, width=PIPE_WIDTH):
-        assert table.wide(line) <= PIPE_WIDTH, line
+    for line in table.lines(shown, rows, width=WIDTH):
+        assert table.wide(line) <= WIDTH, line
         assert line.isprintable()
 
 
@@ -197,7 +198,7 @@ EVIL = replace(
 def _written(output: Format, rows: list[Drone], **more: Any) -> str:
     listing = Listing("provisioner.drones/1", drone_rows.columns(NOW), rows, lambda d: d.id, "")
     out = io.StringIO()
-    write(listing, Show(output=output, **more), Page(PIPE_WIDTH, False), out)
+    write(listing, Show(output=output, **more), Page(WIDTH, False), out)
     return out.getvalue()
 
 

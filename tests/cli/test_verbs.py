@@ -64,11 +64,57 @@ def test_jsonl_is_one_object_per_line(on: Cli, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_tables_fit_100_columns_and_have_no_colour_in_a_pipe(on: Cli, words: list[str]) -> None:
+def test_tables_in_a_pipe_fit_the_columns_asked_for_and_have_no_colour(
+    on: Cli, words: list[str]
+) -> None:
     ran = on(*words)
     assert ran.code == Exit.OK
     assert ran.lines and max(map(len, ran.lines)) <= 100
     assert "\x1b" not in ran.out + ran.err
+
+
+def test_a_row_in_a_pipe_is_one_line_however_wide(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`grep` and `awk` got half rows: cells went on in a second line at 100 columns."""
+    monkeypatch.delenv("COLUMNS")
+    rows = [line for line in on("drones", "--all").lines if line.startswith("kit-")]
+    assert len(rows) == len(on("drones", "--all").lines) - 1 == 4
+    (demand,) = [line for line in on("demand", "--columns", "id,why,needs").lines if line.startswith("9 ")]
+    assert "nearest is horeka/h100 with 95.5 GiB" in demand
+
+
+@pytest.mark.parametrize("words", [["snapshot", "--tick"], ["replay", "--tick"]], ids=" ".join)
+def test_a_number_too_large_for_the_record_is_wrong_usage(on: Cli, words: list[str]) -> None:
+    ran = on(*words, "99999999999999999999")
+    assert ran.code == Exit.USAGE and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("interval", ["inf", "1e300", "nan"])
+def test_a_pause_without_end_is_wrong_usage(on: Cli, interval: str) -> None:
+    ran = on("status", "--watch", "--interval", interval)
+    assert ran.code == Exit.USAGE and "Traceback" not in ran.err
+
+
+def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
+    on: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from provisioner.cli import output, status
+    from provisioner.store import StoreError
+
+    document, times = status.status_document, []
+
+    def sometimes(*args: object) -> object:
+        times.append(1)
+        if len(times) == 1:
+            raise StoreError("database or disk is full")
+        if len(times) == 3:
+            raise KeyboardInterrupt
+        return document(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(status, "status_document", sometimes)
+    monkeypatch.setattr(output.time, "sleep", lambda s: None)
+    ran = on("status", "--watch")
+    assert ran.code == Exit.INTERRUPTED and len(times) == 3
+    assert "database or disk is full" in ran.err and "Troubles" in ran.out
 
 
 @pytest.mark.parametrize("words", ANSWERS, ids=" ".join)

@@ -28,7 +28,8 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    for name in ("PROVISIONER_OUTPUT", "NO_COLOR", "COLUMNS"):
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("PROVISIONER_OUTPUT", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return directory
 

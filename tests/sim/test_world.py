@@ -378,6 +378,23 @@ def test_a_node_that_fails_takes_its_drones_and_a_downtime_takes_the_site() -> N
     in_world(downtime, blows=[Blow(BlowKind.DOWNTIME, 50.0, 100.0, "kit", notice_s=30.0)])
 
 
+def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> None:
+    """`--what-if 'topas down'` was undone by a downtime in the world file: the comparison said nonsense."""
+
+    async def script(world: World) -> None:
+        site = world.sites["kit"]
+        for _ in range(3):
+            await asyncio.sleep(50.0)
+            with pytest.raises(SiteDown):
+                await site.look()
+        assert all(not machine.up for machine in site._machines)
+        await asyncio.sleep(100.0)
+        assert (await site.look()).free == {"gpu": 4}
+
+    long, short = Blow(BlowKind.DOWNTIME, 1.0, 200.0, "kit"), Blow(BlowKind.DOWNTIME, 60.0, 20.0, "kit")
+    in_world(script, blows=[long, short, Blow(BlowKind.NODE_FAILS, 70.0, 20.0, "kit", node=1)])
+
+
 @pytest.mark.parametrize(
     ("habit", "slot", "remote"),
     [
