@@ -103,7 +103,7 @@ async def _serve(
             overlay=overlay,
             sites=adapters.sites,
             store=store,
-            clock=SteadyClock(not_before=max((d.since for d in store.drones.values()), default=0.0)),
+            clock=SteadyClock(not_before=store.recorded_at, drift_s=store.recorded_drift_s),
             tick_s=settings.tick_s,
             tick_quick_s=settings.tick_quick_s,
         )

@@ -494,7 +494,7 @@ class Drone:
     type: TypeKey
     state: DroneState
     since: float
-    """When it entered ``state``."""
+    """When it entered ``state``. Of one that is requested: when its order went out, or its answer failed to come."""
     requested_at: float
     gpu_milli: int
     """Of its type when it was asked for: the type may since have changed or gone."""
@@ -502,7 +502,7 @@ class Drone:
     """The job class that it was started for."""
     remote_id: str = ""
     submitted_at: float = 0.0
-    """When the site took the order, or when it was clear that nobody can say whether it did."""
+    """When the site took the order; 0 while nobody can say whether it did."""
     started_at: float = 0.0
     joined_at: float = 0.0
     busy_at: float = 0.0
@@ -835,6 +835,8 @@ class Snapshot:
     patience: Mapping[str, Patience] = field(default_factory=dict)
     """By site, as the plan before left it."""
     learned: Learned = NOTHING_LEARNED
+    drift_s: float = 0.0
+    """How far the host's wall clock was ahead of ``now``."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -111,7 +111,7 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
                       "The end that it will have once it is confirmed gone; null: not asked to leave.", null=True),
         time_at("since_at", attrgetter("since"), "When it entered its state."),
         time_at("requested_at", attrgetter("requested_at"), "When it was recorded and asked for."),
-        time_at("submitted_at", attrgetter("submitted_at"), "When the site took the order, or left it unanswered."),
+        time_at("submitted_at", attrgetter("submitted_at"), "When the site took the order."),
         time_at("started_at", attrgetter("started_at"), "When it began to run."),
         time_at("joined_at", attrgetter("joined_at"), "When its slot came to the pool."),
         time_at("busy_at", attrgetter("busy_at"), "When it first had a job."),

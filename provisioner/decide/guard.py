@@ -236,6 +236,12 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
     return known
 
 
+def on_clock(breaker: Breaker, by_s: float) -> Breaker:
+    """Return the breaker with its times moved by ``by_s``, as the clock that gave them was."""
+    names = ("since", "until", "blind_until")
+    return replace(breaker, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
+
+
 def _outage_since(breaker: Breaker, now: float) -> float:
     """Return when the outage began that a failed look at the overlay belongs to: its length decides what it hid."""
     goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault is not None and not breaker.fault.of_order

@@ -297,7 +297,7 @@ def _unlisted(
     drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
 ) -> tuple[Drone, Reason | None]:
     """Tell missing once, unknown and gone apart. A listing begun before the answer to the order says nothing of it."""
-    ordered_at = drone.submitted_at or drone.requested_at
+    ordered_at = drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
     if view.taken_at <= ordered_at:
         return drone, None
     if drone.state is S.REQUESTED:
@@ -457,6 +457,18 @@ def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone
     )
 
 
+_TIMES = (
+    *("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at"),
+    *("missing_at", "unslotted_at", "asked_at", "notice_at", "work_at"),
+)
+
+
+def on_clock(drone: Drone, by_s: float, now: float) -> Drone:
+    """Return the drone with its times moved by ``by_s``, like the clock that gave them, and none later than ``now``."""
+    known = ((name, getattr(drone, name)) for name in _TIMES)
+    return replace(drone, **{name: min(now, at + by_s) for name, at in known if at})
+
+
 # ---------------------------------------------------------------------------------------- what receipts tell
 
 
@@ -472,7 +484,7 @@ def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
         case Answer.REFUSED:
             return Move(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
         case Answer.UNSURE:
-            after = replace(drone, submitted_at=now, site_reason=_message(receipt))
+            after = replace(drone, since=now, site_reason=_message(receipt))
             return Move(after, drone.state, OutcomeUnknown(_message(receipt)))
 
 

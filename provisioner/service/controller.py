@@ -26,6 +26,7 @@ from provisioner.model import (
     DroneType,
     Move,
     OperatorRequest,
+    OverlayReading,
     Patience,
     Plan,
     Policy,
@@ -34,7 +35,7 @@ from provisioner.model import (
     SiteReading,
     Snapshot,
 )
-from provisioner.reasons import OrderRefused, Reason
+from provisioner.reasons import OrderRefused, OutcomeUnknown, Reason
 from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.history import History
@@ -46,6 +47,15 @@ from provisioner.store import Store, StoreError, changes
 
 log = structlog.get_logger()
 
+CLOCK_ADVICE = (
+    "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
+    "Set the clock (NTP) if it is wrong. If it is right, wait: it is believed after an hour, or once NTP keeps it. "
+    "One that is behind the record is believed at the next start of the controller."
+)
+MOVED_ADVICE = (
+    "For so long the controller did not run, or the clock was wrong: it does not count against the limits of drones. "
+    "If the host's clock is wrong now, set it."
+)
 CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
 PRUNE_EVERY_S = 3600.0
@@ -149,6 +159,8 @@ class Controller:
     """What was wrong at the newest tick: told once, not at every tick."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
+    _doubted: bool = False
+    """The host's clock was doubted at the newest tick."""
     _outdated: bool = False
     """The record was found to be older than what runs; told once."""
     _pruned_at: float = 0.0
@@ -163,6 +175,7 @@ class Controller:
     """The sites that tell last words: asking a protocol is not for every tick."""
 
     async def __aenter__(self) -> Self:
+        await self._set_clock(start=True)
         self._keeping = Keeping(self.learning, self.store, self.clock)
         await self._keeping.begin(self.policy.wait_worth)
         await self._group.__aenter__()
@@ -194,6 +207,7 @@ class Controller:
     async def tick(self) -> TickReport:
         """One turn of the loop."""
         await self._settle()  # answers that took longer than the last tick
+        await self._set_clock()
         await self._reset_breakers()
         snapshot = await self._sense()
         found = self._decided(snapshot)
@@ -226,6 +240,39 @@ class Controller:
 
     # ------------------------------------------------------------------------------------------------ the steps
 
+    async def _set_clock(self, *, start: bool = False) -> None:
+        """Set the clock if that is due, and tell of one that is doubted."""
+        by_s = self.clock.due_s()
+        if by_s:
+            self.clock.settle()
+            await self.event("times-moved", by_s=round(by_s, 1), advice=MOVED_ADVICE)
+        if by_s or start:
+            await self._move_times(by_s, start=start)
+        if self.clock.doubted() is not self._doubted:
+            self._doubted = not self._doubted
+            name = "clock-doubted" if self._doubted else "clock-believed"
+            advice = {"advice": CLOCK_ADVICE} if self._doubted else {}
+            await self.event(name, warn=self._doubted, drift_s=round(self.clock.drift_s(), 1), **advice)
+
+    async def _move_times(self, by_s: float, *, start: bool) -> None:
+        """Move the times on record with the clock, so that no limit passes in one step.
+
+        At the ``start`` an order whose answer was not recorded gets none any more: ``settle`` counts from now.
+        """
+        now, moves = self.clock.now(), []
+        for drone in self.store.drones.values():
+            new = life.on_clock(drone, by_s, now)
+            if start and drone.state is DroneState.REQUESTED:
+                new = replace(new, since=now)
+            if new != drone:
+                moves.append(Move(new, new.state, OutcomeUnknown("")))
+        breakers = [guard.on_clock(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
+        try:
+            if moves or breakers:
+                await self.store.settle(self.store.tick, moves, breakers)
+        except StoreError as error:
+            log.error("times-not-recorded", message=str(error))
+
     async def _sense(self) -> Snapshot:
         assert self._senses is not None
         await self._senses.look(self.store.breakers)
@@ -242,7 +289,7 @@ class Controller:
             next_serial=next_serial,
             policy=self.policy,
             types=tuple(self.types),
-            overlay=self._senses.overlay_reading(),
+            overlay=self._overlay_reading(),
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
@@ -251,6 +298,7 @@ class Controller:
             gpu_wanted_at=self._gpu_wanted(),
             patience=self._patience,
             learned=self.learning.learned,
+            drift_s=self.clock.drift_s(),
         )
 
     def _decided(self, snapshot: Snapshot) -> SoundPlan:
@@ -274,6 +322,15 @@ class Controller:
         elif self._faults and not found.faults:
             await self.event("plan-accepted")
         self._faults = found.faults
+
+    def _overlay_reading(self) -> OverlayReading:
+        """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
+        assert self._senses is not None
+        reading = self._senses.overlay_reading()
+        if reading.view is None or not self._doubted:
+            return reading
+        notice = f"The host's clock is {say.age(abs(self.clock.drift_s()))} off the record. {CLOCK_ADVICE}"
+        return replace(reading, view=replace(reading.view, notices=(*reading.view.notices, notice)))
 
     def _gpu_wanted(self) -> float:
         """When a GPU job was last seen to wait. What cannot be seen may be one."""
@@ -450,7 +507,7 @@ class Controller:
     async def _housekeeping(self) -> None:
         now = self.clock.now()
         drift = self.clock.drift_s()
-        if (abs(drift) > CLOCK_STEP_S) is not self._stepped:
+        if (abs(drift) > CLOCK_STEP_S and not self._doubted) is not self._stepped:
             self._stepped = not self._stepped
             name = "clock-stepped" if self._stepped else "clock-caught-up"
             await self.event(name, warn=self._stepped, drift_s=round(drift, 1))

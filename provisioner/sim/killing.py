@@ -175,6 +175,14 @@ class MortalStore:
     def tick(self) -> int:
         return self._store.tick
 
+    @property
+    def recorded_at(self) -> float:
+        return self._store.recorded_at
+
+    @property
+    def recorded_drift_s(self) -> float:
+        return self._store.recorded_drift_s
+
     async def __aenter__(self) -> Self:
         await self._store.__aenter__()
         return self

@@ -118,8 +118,17 @@ class VirtualClock:
         return loop.start_epoch + loop.time()
 
     def drift_s(self) -> float:
-        """Nobody sets this clock."""
+        """Return 0: nobody sets this clock."""
         return 0.0
+
+    def doubted(self) -> bool:
+        return False
+
+    def due_s(self) -> float:
+        return 0.0
+
+    def settle(self) -> None:
+        return None
 
 
 def run_virtual(coro: Coroutine[Any, Any, T], *, start_epoch: float = 0.0) -> T:

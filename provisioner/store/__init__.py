@@ -161,6 +161,16 @@ class Store(Protocol):
         """Number of the last recorded tick; 0 in a new store."""
         ...
 
+    @property
+    def recorded_at(self) -> float:
+        """When the newest tick was recorded, on the controller's clock; 0 in a new store."""
+        ...
+
+    @property
+    def recorded_drift_s(self) -> float:
+        """How far the host's wall clock was ahead of that."""
+        ...
+
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc: object) -> None: ...

@@ -31,6 +31,10 @@ class Mirror:
     drones: Mapping[DroneId, Drone] = field(default_factory=dict)
     """Recorded and not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    at: float = 0.0
+    """When the newest tick was recorded, on the controller's clock; 0 before the first."""
+    drift_s: float = 0.0
+    """How far the host's wall clock was ahead of it."""
 
 
 def planned(plan: Plan) -> Change:
@@ -74,7 +78,8 @@ def after(mirror: Mirror, change: Change, tick: int, least_serial: int = 1) -> M
         for breaker in change.breakers:
             if breaker.forgotten:
                 del breakers[breaker.scope]
-    return Mirror(
+    return replace(
+        mirror,
         tick=max(tick, mirror.tick),
         next_serial=next_serial(max(mirror.next_serial, least_serial), change.drones),
         drones=drones,

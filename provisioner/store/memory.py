@@ -123,6 +123,14 @@ class MemoryStore:
     def breakers(self) -> Mapping[str, Breaker]:
         return self._record.mirror.breakers
 
+    @property
+    def recorded_at(self) -> float:
+        return self._record.mirror.at
+
+    @property
+    def recorded_drift_s(self) -> float:
+        return self._record.mirror.drift_s
+
     async def __aenter__(self) -> Self:
         if self._holder is not None:
             raise StoreHeld(f"the store in memory is held by pid {self._holder.pid} on {self._holder.host}")
@@ -139,6 +147,7 @@ class MemoryStore:
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         record = self._record
         self._apply(planned(plan), plan.tick, snapshot.next_serial)
+        record.mirror = replace(record.mirror, at=plan.at, drift_s=snapshot.drift_s)
         said = news(plan)
         if record.plans and repeats(said, self._said):
             record.plans[-1] = said

@@ -73,6 +73,14 @@ class SqlStore:
     def breakers(self) -> Mapping[str, Breaker]:
         return self._opened.mirror.breakers
 
+    @property
+    def recorded_at(self) -> float:
+        return self._opened.mirror.at
+
+    @property
+    def recorded_drift_s(self) -> float:
+        return self._opened.mirror.drift_s
+
     async def __aenter__(self) -> Self:
         if self._writer is not None:
             raise StoreError(f"store {self.path} is already open here")

@@ -12,7 +12,7 @@ meta = Table(
     Column("key", Text, primary_key=True),
     Column("value", Text, nullable=False),
 )
-"""``controller``, ``birth``, ``tick``, ``at``, ``next_serial``, ``gpu_wanted_at``."""
+"""``controller``, ``birth``, ``tick``, ``at``, ``drift_s``, ``next_serial``, ``gpu_wanted_at``."""
 
 
 def _text(name: str) -> Column[str]:

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,9 @@ class Writer:
 
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
         change = planned(plan)
-        mirror = after(self.mirror, change, plan.tick, snapshot.next_serial)
+        mirror = replace(
+            after(self.mirror, change, plan.tick, snapshot.next_serial), at=plan.at, drift_s=snapshot.drift_s
+        )
         said = news(plan)
         pieces = pieces_of(snapshot)
         with self._transaction() as sql:
@@ -89,6 +92,7 @@ class Writer:
                 sql,
                 tick=str(mirror.tick),
                 at=repr(plan.at),
+                drift_s=repr(snapshot.drift_s),
                 next_serial=str(mirror.next_serial),
                 gpu_wanted_at=repr(snapshot.gpu_wanted_at),
             )
@@ -288,6 +292,8 @@ def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:
     return Mirror(
         tick=int(known["tick"]),
         next_serial=int(known["next_serial"]),
+        at=float(known.get("at", 0.0)),
+        drift_s=float(known.get("drift_s", 0.0)),
         drones={drone.id: drone for drone in drones_of(tuple(row) for row in sql.execute(live))},
         breakers={
             scope: codec.from_json(Breaker, body)

@@ -176,7 +176,7 @@ def test_drones_that_break_down_now_and_then_cost_work_only() -> None:
 
 
 def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() -> None:
-    late = Spell(Trouble.LATE, "kit", "start", to_s=60.0, amount=200.0)  # settle_s is 120
+    late = Spell(Trouble.LATE, "kit", "start", to_s=60.0, amount=260.0)  # settle_s is 120, after a minute of silence
     outcome = kept(replace(calm(jobs=burst(2, SHORT)), spells=(late,), least_s=900.0))
     assert outcome.tally.accepted["kit"] > 2, "the late ones came too"
 
