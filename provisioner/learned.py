@@ -54,6 +54,8 @@ class Learned:
     """By site: places taken back per second of a drone's run, where no owner's use is told."""
     idle_s: Mapping[str, float] = field(default_factory=dict)
     """By site: the idle time-out that would have cost least."""
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    """By site: gaps between two jobs of a drone that are known."""
 
     def runs_of(self, owner: str, gpu_milli: int, cpus: int, memory_mib: int, walltime_s: float) -> tuple[float, ...]:
         """Equally likely run times of jobs: of this user's jobs of this size, what the jobs declare, of this user's, of

@@ -731,6 +731,8 @@ class SitePolicy:
     """A drone that has not yet worked for so long since its first job is not asked to leave for the owner."""
     idle_timeout_s: float | None = None
     """Of its drones, instead of the policy's."""
+    idle_fixed: bool | None = None
+    """The same of whether it is fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -776,6 +778,14 @@ class Policy:
 
     wait_worth: float = 0.3
     """GPU-seconds that a second of one job's waiting is worth: how soon a dearer start is made."""
+
+    idle_fixed: bool = False
+    """The idle time-out holds as it is: nothing learned shortens it, and no slow start lengthens it."""
+
+    def idle_fixed_at(self, site: str) -> bool:
+        """Return the site's own setting, or the one of all."""
+        own = self.sites[site].idle_fixed if site in self.sites else None
+        return self.idle_fixed if own is None else own
 
     def idle_timeout_at(self, site: str) -> float:
         """Seconds: the site's own, or the one of all."""

@@ -101,8 +101,14 @@ class EndedAtSite:
 
 @dataclass(frozen=True, slots=True)
 class IdleTooLong:
+    """It has had no job for longer than an idle drone is kept."""
+
     idle_s: float
     limit_s: float
+    by: str = ""
+    """Where the limit comes from: ``gaps`` between jobs at its site, what another start costs there (``start-cost``),
+    the configured ``time-out``, how long the drone took to come (``slow-start``), or the setting that makes the
+    time-out ``fixed``. Empty in old records."""
     kind: Literal["idle-too-long"] = "idle-too-long"
 
 

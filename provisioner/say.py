@@ -271,8 +271,9 @@ def say(reason: Reason) -> str:
         case r.EndedAtSite():
             return _ended(reason)
         # why a drone leaves
-        case r.IdleTooLong(idle_s=idle_s, limit_s=limit_s):
-            return f"idle {_over(idle_s, limit_s)}"
+        case r.IdleTooLong(idle_s=idle_s, limit_s=limit_s, by=by):
+            why = idle_words(by)
+            return f"idle {_over(idle_s, limit_s)}" + (f", {why}" if why else "")
         case r.Exposed(site=site, lost=lost, tolerated=tolerated):
             return (
                 f"ends what it runs and takes no more: the owner of {_q(site)} is likely to take its place, and "
@@ -457,6 +458,20 @@ EXIT_WORDS = {
 
 def _exit_words(code: int) -> str:
     return f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else ""
+
+
+_IDLE_WORDS = {
+    "gaps": "the time-out that would have cost least over the known gaps between jobs at its site",
+    "start-cost": "what another start costs at its site, learned from the drones that came there",
+    "time-out": "the configured time-out",
+    "slow-start": "as long as the drone took to come, at most three times the configured time-out",
+    "fixed": "the configured time-out, which is fixed",
+}
+
+
+def idle_words(by: str) -> str:
+    """Return where the limit of an idle drone comes from, in words; empty if that is not known."""
+    return _IDLE_WORDS.get(by, "")
 
 
 def tier(reason: Reason) -> Tier:

@@ -27,6 +27,8 @@ class Explained:
     limit_s: float | None
     """None: without limit, or not known."""
     then: str
+    by: str = ""
+    """Where the limit of an idle drone comes from, in words."""
 
 
 def explained_drone(reader: Reader, drone_id: DroneId, now: float) -> Document:
@@ -50,9 +52,9 @@ def _explained(drone: Drone, newest: Transition | None, views: Views | None) -> 
     stage = LIFE.get(drone.state)
     if stage is None:
         return Explained(drone, newest, "", None, "")
-    limit_s = _limit_s(drone, stage.limit, views)
+    limit_s, by = _limit_s(drone, stage.limit, views)
     then = f"{_THEN[stage.then.value]}; it would end as {(drone.leaving or stage.ends_as).value}"
-    return Explained(drone, newest, stage.limit, limit_s, then if limit_s else "")
+    return Explained(drone, newest, stage.limit, limit_s, then if limit_s else "", by)
 
 
 _THEN = {
@@ -63,20 +65,21 @@ _THEN = {
 }
 
 
-def _limit_s(drone: Drone, limit: str, views: Views | None) -> float | None:
-    """The setting in force at the newest tick; None for none."""
+def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | None, str]:
+    """Return the limit in force at the newest tick (None for none), and where it comes from if that is no setting."""
     if views is None:
-        return None
+        return None, ""
     match limit:
         case "walltime_s":
-            return next((t.walltime_s or None for t in views.types if t.key == drone.type), None)
+            return next((t.walltime_s or None for t in views.types if t.key == drone.type), None), ""
         case "idle_timeout_s":
-            from provisioner.decide.idle import idle_limit_s
+            from provisioner.decide.idle import idle_limit
 
-            return idle_limit_s(drone, views.policy)
+            limit_s, by = idle_limit(drone, views.policy, views.learned)
+            return limit_s, say.idle_words(by)
         case _:
             policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
-            return float(getattr(policy, limit))
+            return float(getattr(policy, limit)), ""
 
 
 def _facts(now: float) -> tuple[Column[Explained], ...]:
@@ -95,6 +98,7 @@ def _facts(now: float) -> tuple[Column[Explained], ...]:
         text("limit", lambda e: e.limit, "Setting that limits the state; empty: it has ended."),
         Column[Explained]("limit_s", lambda e: e.limit_s, "Its value, seconds; null: no limit.", kind="number",
                           null=True, level=0, head="may last", show=_limit),
+        text("limit_by", lambda e: e.by, "Where the limit of an idle drone comes from, in words; empty: the setting."),
         text("then", lambda e: e.then, "What happens after that.", level=0, head="and then"),
         text("for_class", lambda e: e.drone.for_class, "Job class that it was started for.", level=0,
              head="started for class"),
@@ -110,4 +114,4 @@ def _facts(now: float) -> tuple[Column[Explained], ...]:
 def _limit(row: Explained) -> str:
     if not row.limit:
         return "-"
-    return f"{say.seconds(row.limit_s)} ({row.limit})" if row.limit_s else f"no limit known ({row.limit})"
+    return f"{say.seconds(row.limit_s)} ({row.by or row.limit})" if row.limit_s else f"no limit known ({row.limit})"

@@ -15,7 +15,7 @@ EXAMPLES: tuple[Reason, ...] = (
     r.NeverArrived(134.0, 120.0),
     r.GoneFromSite(45.0, 30.0),
     r.EndedAtSite("exited", 71, "nvidia-smi: No devices were found", 12.0, 0),
-    r.IdleTooLong(612.0, 600.0),
+    r.IdleTooLong(612.0, 600.0, "time-out"),
     r.Exposed("topas", 0.043, 0.02),
     r.Unneeded("queued"),
     r.StageTooLong("booting", 640.0, 600.0),

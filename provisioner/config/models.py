@@ -123,9 +123,17 @@ class PolicySection(Section):
     )
     idle_timeout: PositiveDuration = Field(
         default=_POLICY.idle_timeout_s,
-        description="A drone without a job for this long leaves, or sooner once gaps and starts are known; at least "
-        "`tick`.",
+        description="Longest time that a drone is kept without a job, at least `tick`. Once the first drone of a site "
+        "has come, a shorter time applies: what another start costs there, or the time that would have cost least over "
+        "the gaps between jobs (`provisioner learned` and `provisioner explain drone` show it). It applies as written "
+        "with `idle_fixed`.",
         examples=["10min"],
+    )
+    idle_fixed: bool = Field(
+        default=_POLICY.idle_fixed,
+        description="Keep an idle drone for exactly `idle_timeout`, whatever was learned and however long it took to "
+        "come. Longer only while jobs wait that it could take.",
+        examples=[True],
     )
     max_drones: int = Field(
         default=_POLICY.max_drones,
@@ -294,10 +302,16 @@ class TimeoutsSection(Section):
     )
     idle: PositiveDuration | None = Field(
         default=None,
-        description="A drone of this site without a job for this long leaves, or sooner once gaps and starts are known."
-        " Default: `policy.idle_timeout`. For one that took longer from its start to the pool that is the most, up to"
-        " three times this.",
+        description="Longest time that a drone of this site is kept without a job; for one that took longer from its"
+        " start to the pool, that long, up to three times this. What was learned shortens it, as `policy.idle_timeout`"
+        " says. Default: `policy.idle_timeout`.",
         examples=["10min"],
+    )
+    idle_fixed: bool | None = Field(
+        default=None,
+        description="Keep an idle drone of this site for exactly `idle`, whatever was learned and however long it took"
+        " to come. Default: `policy.idle_fixed`.",
+        examples=[True],
     )
     drain: PositiveDuration = Field(
         default=_SITE.drain_limit_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]

@@ -228,6 +228,7 @@ class _Reading:
             sites=specs,
             policy=Policy(
                 idle_timeout_s=written.idle_timeout,
+                idle_fixed=written.idle_fixed,
                 max_drones=written.max_drones,
                 max_gpu_milli=written.max_gpus,
                 overlay_max_age_s=written.overlay_max_age,
@@ -289,6 +290,7 @@ def _site_spec(site: _Site) -> SiteSpec:
             ask_for_owner=model.owner.ask_first,
             min_run_s=model.owner.min_run,
             idle_timeout_s=timeouts.idle,
+            idle_fixed=timeouts.idle_fixed,
         ),
         path=site.path.absolute(),
     )

@@ -8,6 +8,8 @@ most twice of what would have been best, whatever comes (the rent-or-buy problem
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from provisioner.learned import NOTHING_LEARNED, Learned
 from provisioner.model import Drone, Policy
 
@@ -15,10 +17,28 @@ STRETCH = 3.0
 """A drone that took very long to come is kept this many time-outs at most: it leaves by itself soon after."""
 
 
-def idle_limit_s(drone: Drone, policy: Policy, learned: Learned = NOTHING_LEARNED) -> float:
-    """What would have cost least so far at its site (as soon as a drone of it was seen to come); at most its time-out,
-    or what the drone took from its start at the site to the pool, if that is longer."""
+GAPS_NEEDED = 20
+"""Of fewer gaps between two jobs of a drone nothing can be said: until then the price of a start decides."""
+
+
+class IdleLimit(NamedTuple):
+    """How long a drone may be idle, and where that comes from."""
+
+    limit_s: float
+    by: str
+    """``gaps`` or ``start-cost`` (learned), ``time-out`` or ``slow-start`` (the bounds), ``fixed`` (the setting)."""
+
+
+def idle_limit(drone: Drone, policy: Policy, learned: Learned = NOTHING_LEARNED) -> IdleLimit:
+    """Return what would have cost least so far at its site (as soon as a drone of it was seen to come); at most its
+    time-out, or what the drone took from its start at the site to the pool, if that is longer. A fixed time-out holds
+    as it is."""
     timeout_s = policy.idle_timeout_at(drone.site)
+    if policy.idle_fixed_at(drone.site):
+        return IdleLimit(timeout_s, "fixed")
     came_s = drone.joined_at - drone.started_at if drone.joined_at and drone.started_at else 0.0
     most_s = max(timeout_s, min(came_s, STRETCH * timeout_s))
-    return min(most_s, learned.idle_s.get(drone.site, most_s))
+    best_s = learned.idle_s.get(drone.site)
+    if best_s is not None and best_s < most_s:
+        return IdleLimit(best_s, "gaps" if learned.gaps.get(drone.site, 0) >= GAPS_NEEDED else "start-cost")
+    return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")

@@ -11,7 +11,7 @@ from provisioner.decide.fairness import Shares
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
 from provisioner.decide.headroom import is_virtual
-from provisioner.decide.idle import idle_limit_s
+from provisioner.decide.idle import idle_limit
 from provisioner.decide.life import LIFE, Overdue, end
 from provisioner.decide.owner import Leaver
 from provisioner.decide.scene import Leaving, Placed, Scene
@@ -145,7 +145,8 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
         return True
     named = [scene.drones[i] for i in request.drone_ids if i in scene.drones]
     blind = scene.trust.overlay
-    if blind is not None and request.kind is RequestKind.DRAIN and any(d.joined_at for d in named):
+    of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
+    if blind is not None and request.kind is RequestKind.DRAIN and of_overlay:
         asked.refusals.extend(Refusal(f"drone:{d.id}", 1, blind) for d in named)
         return False
     reason = OperatorAsked(request.by, request.reason)
@@ -185,7 +186,7 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kep
     worked = _worked(drone)
     if drone.state is DroneState.QUEUED and drone.started_at:
         return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
-    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs
     if waits and (remote := scene.remote(drone)) is not None and remote.hopeless:
         fault = remote.blocked.value if remote.blocked else ""
         return asked.stop(drone, SiteBlocks(drone.type, fault, remote.reason), DroneState.FAILED)
@@ -212,14 +213,14 @@ def _worked(drone: Drone) -> DroneState:
 
 def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None:
     policy = scene.snapshot.policy
-    limit = idle_limit_s(drone, policy, scene.snapshot.learned)
+    limit, by = idle_limit(drone, policy, scene.snapshot.learned)
     slot = scene.slots.get(drone.id)
     if slot is None or scene.trust.overlay is not None or drone.jobs or slot.jobs:
         return  # an ad that says idle and names jobs is not believed
     idle = scene.now - (drone.idle_at or drone.since)
     if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and _wanted(scene, drone)):
         return
-    asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit), worked)
+    asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit, by), worked)
 
 
 def _wanted(scene: Scene, drone: Drone) -> bool:
@@ -308,6 +309,7 @@ def _surplus(scene: Scene, asked: _Asked, pressed: Collection[str]) -> frozenset
         d
         for d in scene.unsettled.values()
         if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+        and not d.jobs
         and not d.goes
         and not d.started_at
         and d.type in scene.types

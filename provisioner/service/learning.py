@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil
 
+from provisioner.decide.idle import GAPS_NEEDED
 from provisioner.learned import (
     HORIZONS_S,
     NOTHING_LEARNED,
@@ -44,7 +45,7 @@ USE_NEEDED = 120
 """Four hours of it, before anything is concluded."""
 RISE_EVERY_S = 4 * 3600.0
 RISE_TOLD = 500
-GAPS_KEPT, GAPS_NEEDED = 200, 20
+GAPS_KEPT = 200
 GHOST_S = 3600.0
 """A drone that left and of which no other had to take the place for so long would have waited in vain."""
 RELEASE_S = 20.0
@@ -297,6 +298,7 @@ class Learning:
                 for name, site in memory.sites.items()
                 if name in boots
             },
+            gaps={name: len(site.gaps_s) for name, site in memory.sites.items() if site.gaps_s},
         )
 
     def _runs(self) -> dict[str, tuple[float, ...]]:

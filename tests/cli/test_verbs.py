@@ -367,6 +367,7 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
     tree = on("explain", "drone", "3", "-o", "json").json
     assert tree["state"] == "idle"
     assert (tree["limit"], tree["limit_s"]) == ("idle_timeout_s", 600.0)
+    assert tree["limit_by"] == "the configured time-out"
     assert tree["then"].startswith("the pool is asked to let it go")
     assert tree["reason"]["kind"] == "seen-in-pool"
 

@@ -46,7 +46,7 @@ S = DroneState
 def test_an_idle_drone_leaves_after_its_time_out() -> None:
     plan = plan_of(snapshot(drones=[drone("kit-ab12-1", S.IDLE, age_s=612)]))
     (drain,) = plan.drains
-    assert drain.reason == IdleTooLong(612, 600)
+    assert drain.reason == IdleTooLong(612, 600, "time-out")
     assert drain.mode is DrainMode.PEACEFUL
     assert (drain.drone.state, drain.drone.leaving) == (S.DRAINING, S.MATCHED_NOTHING)
 
@@ -167,7 +167,7 @@ def test_a_drone_that_checks_its_gpus_now_and_then_still_leaves_when_idle() -> N
     assert (checks.drone.state, checks.drone.idle_at) == (S.JOINED, NOW - 590)
     again = replace(snapshot(drones=[checks.drone], slots=[slot_of(idle)]), now=NOW + 20)
     (drain,) = plan_of(again).drains
-    assert drain.reason == IdleTooLong(610, 600)
+    assert drain.reason == IdleTooLong(610, 600, "time-out")
 
 
 def test_the_time_of_its_first_check_is_not_idle_time() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.decide.exposed import TOO_MUCH
-from provisioner.decide.idle import idle_limit_s
+from provisioner.decide.idle import idle_limit
 from provisioner.decide.risk import accepted, lost, lost_at_rate
 from provisioner.learned import HORIZONS_S, Delays, Learned, Rise, mean_run_s, run_keys
 from provisioner.model import (
@@ -393,6 +393,6 @@ def test_one_job_of_two_weeks_is_no_forecast() -> None:
 def test_the_idle_time_out_is_what_would_have_cost_least_and_at_most_what_is_configured() -> None:
     drone = Drone(DroneId("d-1"), TOPAS.key, DroneState.IDLE, NOW, NOW, 1000)
     policy = Policy(idle_timeout_s=300.0)
-    assert idle_limit_s(drone, policy, Learned(idle_s={"topas": 60.0})) == 60.0
-    assert idle_limit_s(drone, policy, Learned(idle_s={"topas": 900.0})) == 300.0
-    assert idle_limit_s(drone, policy, Learned(idle_s={"horeka": 60.0})) == 300.0
+    assert idle_limit(drone, policy, Learned(idle_s={"topas": 60.0})).limit_s == 60.0
+    assert idle_limit(drone, policy, Learned(idle_s={"topas": 900.0})).limit_s == 300.0
+    assert idle_limit(drone, policy, Learned(idle_s={"horeka": 60.0})).limit_s == 300.0
