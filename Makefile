@@ -19,7 +19,7 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-worlds docs check-docs build clean
+        bench-deciding bench-hostile bench-worlds docs check-docs build clean
 
 help:  ## this list
 	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
@@ -76,6 +76,10 @@ bench: dev  ## the benchmarks: a table, and benchmarks/results.json
 # Hours, of which it keeps what it has: it may be broken off, and goes on. One run: DECIDING="--pairs 6214e9/vc8Sj --seeds 1".
 bench-deciding: dev  ## our decisions beside other systems' rules, on public traces: tables, var/deciding
 	$(BIN)/python -m benchmarks.deciding.run $(DECIDING)
+
+# Ten minutes of one processor. One world: HOSTILE="1 --seed 4711".
+bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads and listings: exceptions, refused plans, slowest
+	$(BIN)/python -m benchmarks.hostile.run $(or $(HOSTILE),100000)
 
 # Minutes. One world: WORLDS="--first 4711 --seeds 1".
 bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken

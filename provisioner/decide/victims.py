@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from provisioner.decide.space import Space, times
 from provisioner.model import WHOLE_GPU, DroneId
@@ -59,42 +61,49 @@ def cheapest_set(
     for each in sorted(candidates, key=Candidate.order):
         shapes.setdefault(each.space, []).append(each)
     rules = _rules(need, kept)
-    some = ((space, tuple(group[: _most(rules, free, space)])) for space, group in shapes.items())
-    groups = [(space, group) for space, group in some if group]
-    counts = _spared(groups, rules, free)
+    lacks = [rule.least - rule.of(free) for rule in rules]
+    groups = []
+    for space, group in shapes.items():
+        gains = [rule.of(space) for rule in rules]
+        if some := tuple(group[: _most(lacks, gains)]):
+            groups.append(_Group(space.gpu_milli, gains, some))
     effort = effort or Effort()
-    search = _Search(groups, rules, free, counts, min(MOST_STEPS, effort.left))
+    search = _Search(groups, lacks, _spared(groups, lacks), min(MOST_STEPS, effort.left))
     given = search.steps
     counts = search.best()
     effort.left -= given - search.steps
-    return tuple(c for n, (_, group) in zip(counts, groups, strict=True) for c in group[:n])
+    return tuple(c for n, group in zip(counts, groups, strict=True) for c in group.drones[:n])
 
 
-_Groups = Sequence[tuple[Space, tuple[Candidate, ...]]]
-"""The shapes with their drones, the cheapest first."""
+class _Group(NamedTuple):
+    """Drones of one shape."""
+
+    gpu_milli: int
+    gains: list[int]
+    """What the end of one gives to each rule."""
+    drones: tuple[Candidate, ...]
+    """The cheapest first."""
 
 
-def _most(rules: Sequence[_Rule], free: Space, space: Space) -> int | None:
+def _most(lacks: Sequence[int], gains: Sequence[int]) -> int | None:
     """Return how many drones of a shape are enough for all that it can give; None if that cannot be said."""
-    each = [(rule.least - rule.of(free), rule.of(space)) for rule in rules]
-    if any(gain < 0 for _, gain in each):
+    if min(gains, default=0) < 0:
         return None
-    return max((-(-lack // gain) for lack, gain in each if gain > 0 and lack > 0), default=0)
+    return max((-(-lack // gain) for lack, gain in zip(lacks, gains, strict=True) if gain and lack > 0), default=0)
 
 
-def _spared(groups: _Groups, rules: Sequence[_Rule], free: Space) -> list[int]:
+def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
     """Return how many of each shape leave if the dearest are spared first, one after the other."""
-    counts = [len(group) for _, group in groups]
-    gains = [[rule.of(space) for rule in rules] for space, _ in groups]
-    over = [rule.of(free) - rule.least for rule in rules]
-    for count, gain in zip(counts, gains, strict=True):
-        over = [o + count * g for o, g in zip(over, gain, strict=True)]
+    counts = [len(group.drones) for group in groups]
+    over = [-lack for lack in lacks]
+    for count, group in zip(counts, groups, strict=True):
+        over = [o + count * gain for o, gain in zip(over, group.gains, strict=True)]
     dearest = sorted(
-        ((c.lost_gpu_s, n, number) for number, (_, group) in enumerate(groups) for n, c in enumerate(group)),
+        ((c.lost_gpu_s, n, number) for number, group in enumerate(groups) for n, c in enumerate(group.drones)),
         reverse=True,
     )
     for _, _, number in dearest:
-        less = [o - g for o, g in zip(over, gains[number], strict=True)]
+        less = [o - gain for o, gain in zip(over, groups[number].gains, strict=True)]
         if min(less, default=0) >= 0:
             over = less
             counts[number] -= 1
@@ -109,7 +118,8 @@ class _Rule:
     least: int
 
     def of(self, room: Space) -> int:
-        return sum(w * r for w, r in zip(self.weights, room, strict=True))
+        gpus, cpus, memory, disk = self.weights
+        return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
 
 
 def _rules(need: Space, kept: Space) -> list[_Rule]:
@@ -130,9 +140,9 @@ def _rules(need: Space, kept: Space) -> list[_Rule]:
 class _Search:
     """Branch and bound over how many of each shape leave."""
 
-    groups: _Groups
-    rules: Sequence[_Rule]
-    free: Space
+    groups: Sequence[_Group]
+    lacks: list[int]
+    """What is short of each rule."""
     first: list[int]
     """An answer: how many of each shape."""
     steps: int
@@ -141,34 +151,27 @@ class _Search:
     """Loss, drones and milli-GPU of the best answer, and how many of each shape."""
 
     def __post_init__(self) -> None:
-        self.gains = [[rule.of(space) for rule in self.rules] for space, _ in self.groups]
-        self.losses = []
-        for _, group in self.groups:
-            sums = [0.0]
-            for each in group:
-                sums.append(sums[-1] + each.lost_gpu_s)
-            self.losses.append(sums)
+        self.losses = [list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0)) for each in self.groups]
         # Of the shapes from one on: the most that they can give to each rule, by the cheapest and by the largest.
-        count = len(self.rules)
+        count = len(self.lacks)
         self.most: list[list[int]] = [[0] * count]
         self.price: list[list[float]] = [[float("inf")] * count]
         self.largest: list[list[int]] = [[0] * count]
-        for (_, group), gains in zip(reversed(self.groups), reversed(self.gains), strict=True):
-            some, price = [max(0, gain) for gain in gains], group[0].lost_gpu_s
-            self.most.append([m + e * len(group) for m, e in zip(self.most[-1], some, strict=True)])
+        for group in reversed(self.groups):
+            some, price = [max(0, gain) for gain in group.gains], group.drones[0].lost_gpu_s
+            self.most.append([m + e * len(group.drones) for m, e in zip(self.most[-1], some, strict=True)])
             self.price.append([min(p, price / e) if e else p for p, e in zip(self.price[-1], some, strict=True)])
             self.largest.append([max(x, e) for x, e in zip(self.largest[-1], some, strict=True)])
         for table in (self.most, self.price, self.largest):
             table.reverse()
-        freed = sum(n * space.gpu_milli for n, (space, _) in zip(self.first, self.groups, strict=True))
+        freed = sum(n * group.gpu_milli for n, group in zip(self.first, self.groups, strict=True))
         lost = sum(sums[n] for n, sums in zip(self.first, self.losses, strict=True))
         self.cost = lost, sum(self.first), freed, self.first
 
     def best(self) -> list[int]:
         """Return how many of each shape leave, the best that was found."""
         if self.steps > 0:
-            lacks = [rule.least - rule.of(self.free) for rule in self.rules]
-            self._go(0, lacks, 0.0, 0, 0, [])
+            self._go(0, self.lacks, 0.0, 0, 0, [])
         return self.cost[3]
 
     def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
@@ -187,14 +190,12 @@ class _Search:
         if at == len(self.groups):
             self.cost = min(self.cost, (lost, drones, milli, counts))
             return
-        gains, (space, group) = self.gains[at], self.groups[at]
-        for count in range(len(group) + 1):
-            if self.steps <= 0 or (lost + self.losses[at][count], drones + count) > self.cost[:2]:
+        group = self.groups[at]
+        for count, more_lost in enumerate(self.losses[at]):
+            if self.steps <= 0 or (lost + more_lost, drones + count) > self.cost[:2]:
                 return
-            after = [lack - count * gain for lack, gain in zip(lacks, gains, strict=True)]
-            self._go(
-                at + 1, after, lost + self.losses[at][count], drones + count, milli + count * space.gpu_milli,
-                [*counts, count],
-            )  # fmt: skip
+            after = [lack - count * gain for lack, gain in zip(lacks, group.gains, strict=True)]
+            freed = milli + count * group.gpu_milli
+            self._go(at + 1, after, lost + more_lost, drones + count, freed, [*counts, count])
 
 

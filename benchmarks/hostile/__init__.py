@@ -1,0 +1,1 @@
+"""Random and hostile snapshots, ads and listings, and what deciding makes of them."""

