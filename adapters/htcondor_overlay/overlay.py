@@ -48,6 +48,8 @@ class HTCondorOverlay:
         self._orders: Orders | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
+        self._answered: frozenset[str] = frozenset()
+        """Schedds that have answered. A child that was ended for its silence does not know any more."""
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -91,7 +93,9 @@ class HTCondorOverlay:
         async with asyncio.TaskGroup() as group:
             asked = group.create_task(self._completions.newest(gpus_only))
             try:
-                looked = await self._pool.call("look", tuple(types), deadline_s=self._config.deadline)
+                kinds, deadline_s = tuple(types), self._config.deadline
+                answer = await self._pool.call("look_knowing", kinds, self._answered, deadline_s=deadline_s)
+                looked, self._answered = answer
             except SiteError as error:
                 looked = error
         if isinstance(looked, SiteError):

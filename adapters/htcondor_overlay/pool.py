@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -38,7 +40,7 @@ from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
-from provisioner.sites import SiteDown
+from provisioner.sites import SiteDown, SiteError
 
 _LOOKED_UP_PER_LOOK = 100
 """Jobs whose waits are looked up in one look: a query each, of a millisecond or two."""
@@ -51,6 +53,13 @@ _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
 _MOST_DOUBTS = 10
 """Classes of which a note says what they say wrongly."""
+_STRANGER_AGAIN_S = 60.0
+"""A schedd that has never answered is asked again after this long."""
+_STRANGER_WAIT_S = 2.0
+"""Longest wait for a connection to one."""
+_STRANGERS_S = 4.0
+"""Of one look goes into asking them; the others are asked at a later one."""
+_ADDRESS = re.compile(r"<(?P<host>\[[0-9a-fA-F:.%]+\]|[^:?>\[\]]+):(?P<port>[0-9]{1,5})")
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
 
@@ -99,7 +108,12 @@ class Pool:
         self._reasons = Reasons()
         self._collector = htcondor2.Collector(collector)
         self._skew_s = 0
-        self._schedds_seen: dict[str, float] = {}
+        self._answered: set[str] = set()
+        """Schedds that have ever answered, by name."""
+        self._tried: dict[str, tuple[float, SiteError]] = {}
+        """Those that never have: when they were asked last (monotonic), and what came of it."""
+        self._had_jobs: dict[str, float] = {}
+        """Schedds with jobs that counted, and when they were listed last."""
         self._waits: dict[tuple[str, str], Waits] = {}
         """By schedd and job id."""
         self._verdicts: dict[tuple[str, TypeKey], Misfit | None] = {}
@@ -114,6 +128,12 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------- the one call
 
+    def look_knowing(self, types: Sequence[DroneType], answered: Collection[str]) -> tuple[OverlayView, frozenset[str]]:
+        """Look, knowing which schedds have answered a process of this kind before, and return which have now."""
+        self._answered.update(answered)
+        view = self.look(types)
+        return view, frozenset(self._answered)
+
     def look(self, types: Sequence[DroneType]) -> OverlayView:
         """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
         taken_at = time.time()
@@ -121,7 +141,7 @@ class Pool:
             self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
             ads = self._collector.query(htcondor2.AdType.Startd, constraint=OUR_SLOTS, projection=PROJECTION)
             seen = sightings(ads, self._controller, self._to_our_clock)
-            queues = self._queues()
+            queues, strangers = self._queues()
             cycle = self._cycle()
             notices = [*seen.notices, *self._learn(seen, types, taken_at)]
             notices += accounting.doubts(cycle.accounting, self._slot_weight)
@@ -132,6 +152,7 @@ class Pool:
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
         constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
         groups = [each for queue in queues for each in self._groups(queue, constraint)]
+        self._had_jobs |= {each.schedd: taken_at for each in groups}
         by_class = merged(groups)
         fresh = self._fresh(queues, cycle, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
@@ -146,7 +167,7 @@ class Pool:
             classes=tuple(classes),
             slots=at_work.on(slots),
             negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
-            notices=tuple([*notices, *restarted, *_doubts(by_class)]),
+            notices=tuple([*strangers, *notices, *restarted, *_doubts(by_class)]),
             evictions=at_work.evictions,
             groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
         )
@@ -160,29 +181,65 @@ class Pool:
     def _to_our_clock(self, theirs: float) -> float:
         return theirs - self._skew_s
 
-    def _queues(self) -> list[Queue]:
-        """The schedds whose jobs count. One that is missing is an error, never a smaller demand."""
+    def _queues(self) -> tuple[list[Queue], list[str]]:
+        """Return the schedds whose jobs count, and notices of those that have never answered and are left out.
+
+        A schedd of the configuration, one that had jobs of ours, or one that has answered before is an error where it
+        is missing or silent, never a smaller demand. Anybody can have a schedd listed: one that flocks here and denies
+        reading, or a machine that is switched off, stops nothing.
+        """
         ads = {
             text(ad, "Name", 600): ad
             for ad in self._collector.query(htcondor2.AdType.Schedd)
             if number(ad, "LastHeardFrom") is not None
         }
         now = time.time()
-        self._schedds_seen.update(dict.fromkeys(ads, now))
         if self._wanted_schedds:
             missing = [name for name in self._wanted_schedds if name not in ads]
         else:
-            recent = {n: at for n, at in self._schedds_seen.items() if now - at <= self._collector_memory_s}
-            self._schedds_seen = recent
-            missing = [name for name in recent if name not in ads]
+            known = {n: now if n in ads else at for n, at in self._had_jobs.items()}
+            self._had_jobs = {n: at for n, at in known.items() if now - at <= self._collector_memory_s}
+            missing = [name for name in self._had_jobs if name not in ads]
         if missing or not ads:
             which = ", ".join(printable(name, 80) for name in missing) or "any schedd"
             raise SiteDown(f"collector {self._address} does not list {which}")
-        return [
+        queues = [
             Queue(name, htcondor2.Schedd(ad), ahead(ad))
             for name, ad in sorted(ads.items())
             if not self._wanted_schedds or name in self._wanted_schedds
         ]
+        if self._wanted_schedds:
+            return queues, []
+        self._tried = {name: tried for name, tried in self._tried.items() if name in ads}
+        until = time.monotonic() + _STRANGERS_S
+        silent: dict[str, SiteError] = {}
+        for queue in queues:
+            if queue.name not in self._answered and (error := self._never_answers(queue, ads[queue.name], until)):
+                silent[queue.name] = error
+        if len(silent) == len(queues):
+            raise next(iter(silent.values()))
+        notices = [
+            f"schedd {printable(name, 80)} has never answered and is left out ({printable(str(error), 160)}): name the"
+            " schedds that count under `schedds`, or let our identity READ there"
+            for name, error in islice(silent.items(), _MOST_DOUBTS)
+        ]
+        return [queue for queue in queues if queue.name not in silent], notices
+
+    def _never_answers(self, queue: Queue, ad: Ad, until: float) -> SiteError | None:
+        """Ask a schedd that has never answered, now and then; return its error while that is all that it gave."""
+        asked_at, error = self._tried.get(queue.name, (-math.inf, SiteDown("not asked yet")))
+        if time.monotonic() - asked_at < _STRANGER_AGAIN_S or time.monotonic() > until:
+            return error
+        try:
+            reachable(text(ad, "MyAddress", 600), _STRANGER_WAIT_S)
+            with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+                queue.schedd.query("false", projection=["ClusterId"], limit=1)
+        except SiteError as failed:
+            self._tried[queue.name] = time.monotonic(), failed
+            return failed
+        self._answered.add(queue.name)
+        self._tried.pop(queue.name, None)
+        return None
 
     def _cycle(self) -> Cycle:
         """When the negotiator last went round.
@@ -208,10 +265,14 @@ class Pool:
         and the age, that they had, for as long as a startd may take to call."""
         ads = self._collector.query(htcondor2.AdType.Collector, projection=["MonitorSelfTime", "MonitorSelfAge"])
         starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
-        started = max(starts, default=0.0)  # none in its first second
+        started = max(starts, default=0.0)
+        if not started:
+            # In its first second, or where its own ad does not live until the next one: it may have started anew or
+            # not. What was there before is kept in mind until it tells.
+            return slots, []
         if self._collector_started and abs(started - self._collector_started) > _SAME_START_S:
             self._restarted_at = now
-        self._collector_started = started or self._collector_started
+        self._collector_started = started
         listed = {slot.drone_id for slot in slots}
         kept: tuple[Slot, ...] = ()
         if now - self._restarted_at < self._collector_memory_s:
@@ -391,6 +452,21 @@ def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
     """A few of them: each comes from a submit file, and there may be thousands of the same."""
     found = (line for class_id, groups in sorted(by_class.items()) for line in doubts(class_id, representative(groups)))
     return list(islice(found, _MOST_DOUBTS))
+
+
+def reachable(address: str, wait_s: float) -> None:
+    """Raise SiteDown if nobody accepts a connection at a daemon's address within a short time.
+
+    The bindings would wait for as long as a look may take. An address behind a broker (CCB), or in a private network,
+    is not tried.
+    """
+    found = _ADDRESS.match(address)
+    if found is None or "ccbid=" in address.lower() or "priv" in address.lower():
+        return
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), wait_s).close()
+    except OSError as error:
+        raise SiteDown(f"no connection to {printable(found[0].lstrip('<'), 80)}: {error}") from None
 
 
 def ahead(ad: Ad) -> float:
