@@ -17,6 +17,7 @@ from provisioner.cli.options import ConfigArgument, Where, shared
 from provisioner.cli.output import note
 from provisioner.cli.where import open_record
 from provisioner.store import Event, Reader
+from provisioner.store.lock import process_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -62,6 +63,9 @@ def _signal(reader: Reader) -> int:
     if holder.host not in (socket.gethostname(), socket.getfqdn()):
         raise Failure(f"the controller runs on {holder.host}, this is {socket.gethostname()}: "
                       f"run it there, or `kill -HUP {holder.pid}` there")  # fmt: skip
+    if holder.process and holder.process != process_of(holder.pid):
+        raise Failure(f"the controller, process {holder.pid}, is no process that is seen from here: run it in the "
+                      f"container of the controller, or send SIGHUP to the controller there")  # fmt: skip
     try:
         os.kill(holder.pid, signal.SIGHUP)
     except ProcessLookupError:

@@ -76,6 +76,8 @@ class Holder:
     pid: int
     host: str
     since: float
+    process: str = ""
+    """What tells the process from any other that has this number, here or in another container; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,13 @@ def newer(path: Path, revision: str, newest: str) -> StoreBroken:
     )
 
 
+def twice_named(path: Path) -> StoreBroken:
+    return StoreBroken(
+        f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers could "
+        f"write it. Remove the other name (`find {path.parent} -samefile {path}`); a symbolic link does no harm"
+    )
+
+
 def other_controller(path: Path, theirs: str, ours: str) -> StoreBroken:
     return StoreBroken(
         f"store {path} belongs to controller {theirs!r}, not {ours!r}: "

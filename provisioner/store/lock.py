@@ -1,4 +1,8 @@
-"""One controller per store: a kernel lock on ``<store>.lock``, which also says who holds it."""
+"""One controller per store: a kernel lock on ``<store>.lock``, which also says who holds it.
+
+The lock goes by name, and a name can be removed or be one of several. So the store holds the claim of its holder as
+well (:class:`Claim`), and each transaction of a controller requires its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.store import Holder, StoreError, StoreHeld
@@ -14,10 +21,16 @@ from provisioner.store import Holder, StoreError, StoreHeld
 _TRIES = 10
 _PAUSE_S = 0.05
 """A reader that asks for the holder takes the lock for an instant: try again before refusing."""
+HOLDER = "holder"
+"""Key of the holder's claim in the store."""
+_MODE = 0o640
+"""Whoever may open the file may lock it, with a lock that is shared, too: it is not for everybody."""
 
 
 def lock_path(store: Path) -> Path:
-    return store.with_name(store.name + ".lock")
+    """Return the path of the lock file: beside the file itself, whatever symbolic link ``store`` is."""
+    real = Path(os.path.realpath(store))
+    return real.with_name(real.name + ".lock")
 
 
 class StoreLock:
@@ -27,23 +40,29 @@ class StoreLock:
         self._store = store
         self._fd = -1
 
-    def take(self) -> None:
-        """Raises :class:`StoreHeld`, naming the holder, if another controller has it."""
-        try:
-            fd = os.open(lock_path(self._store), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StoreError(f"store {self._store}: cannot lock it: {error}") from error
+    def take(self) -> Holder:
+        """Lock the store for this process. Raises :class:`StoreHeld`, naming the holder, if another has it."""
+        path = lock_path(self._store)
         for attempt in range(_TRIES):
-            if _flock(fd, fcntl.LOCK_EX):
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+            except OSError as error:
+                raise StoreError(f"store {self._store}: cannot lock it: {error}") from error
+            with suppress(OSError):  # of an earlier release, which let everybody read it
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _MODE)
+            free = _flock(fd, fcntl.LOCK_EX)
+            if free and _is_at(fd, path):
                 break
-            if attempt + 1 < _TRIES:
-                time.sleep(_PAUSE_S)
-        else:
-            holder = _read(fd)
+            if attempt + 1 == _TRIES:
+                refusal = _refusal(self._store, path, _read(fd), _lockers(fd))
+                os.close(fd)
+                raise StoreHeld(refusal)
             os.close(fd)
-            raise StoreHeld(_refusal(self._store, holder))
+            time.sleep(_PAUSE_S)
         self._fd = fd
-        self._write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
+        holder = Holder(os.getpid(), socket.gethostname(), time.time(), process_of(os.getpid()))
+        self._write(_as_json(holder))
+        return holder
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -52,7 +71,7 @@ class StoreLock:
             self._fd = -1
 
     def _write(self, text: str) -> None:
-        """Who holds it, for people only: the lock holds even if a full disk keeps this from being written."""
+        """Write who holds it, for people only: the lock holds even if a full disk keeps this from being written."""
         try:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
@@ -60,18 +79,77 @@ class StoreLock:
             return
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write a store, as text in it: its holder, and the file that it is for, since copies are made."""
+
+    text: str
+
+    @classmethod
+    def of(cls, holder: Holder, store: Path) -> Claim:
+        """Return the claim of ``holder`` on the file at ``store``."""
+        return cls(f"{_file_id(store)} {_as_json(holder)}")
+
+    def is_for(self, store: Path) -> bool:
+        """Return True if this is a claim on the file at ``store``, and not on one that it is a copy of."""
+        return self.text.partition(" ")[0] == _file_id(store)
+
+    @property
+    def holder(self) -> Holder:
+        """Whoever claimed; pid 0 if that cannot be read."""
+        return _holder(self.text.partition(" ")[2])
+
+
 def holder_of(store: Path) -> Holder | None:
-    """Who really holds the lock now: what a dead holder left in the file does not count."""
+    """Return who really holds the lock now: what a dead holder left in the file does not count. Raises
+    PermissionError if this user may not ask."""
     try:
         fd = os.open(lock_path(store), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise
     except OSError as error:
         raise StoreError(f"store {store}: cannot read its lock: {error}") from error
     try:
         return None if _flock(fd, fcntl.LOCK_SH) else _read(fd)
     finally:
         os.close(fd)
+
+
+def process_of(pid: int) -> str:
+    """Return what tells a living process from all others, also those that get its number later or have it in another
+    container: boot, PID namespace, time of its start. Empty if there is no such process, or no Linux."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return "" if told[0] in "ZX" else f"{boot} {os.readlink('/proc/self/ns/pid')} {told[19]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def is_alive(holder: Holder) -> bool | None:
+    """Return whether the holder's process lives; None if that cannot be told from here (another container or host)."""
+    here = process_of(os.getpid())
+    if not holder.process or holder.host != socket.gethostname() or here.split()[:2] != holder.process.split()[:2]:
+        return None
+    return process_of(holder.pid) == holder.process
+
+
+def held(store: Path, holder: Holder) -> StoreHeld:
+    """Return the refusal of a store that ``holder`` holds."""
+    return StoreHeld(
+        f"store {store} is held by {_named(holder)}: stop that one first, or give this one a `store: path:` of its own"
+    )
+
+
+def taken_over(store: Path, holder: Holder | None) -> StoreHeld:
+    """Return the refusal of a store that another controller took while this one ran."""
+    who = _named(holder) if holder is not None else "nobody: it was replaced by another file or a copy"
+    return StoreHeld(
+        f"store {store} is now held by {who}: this controller records nothing and acts on nothing any more. Stop it, "
+        f"and remove no lock file while a controller runs"
+    )
 
 
 def _flock(fd: int, kind: int) -> bool:
@@ -82,18 +160,57 @@ def _flock(fd: int, kind: int) -> bool:
     return True
 
 
-def _read(fd: int) -> Holder:
-    """The holder as the file names it; pid 0 while it has not written its name yet."""
+def _is_at(fd: int, path: Path) -> bool:
+    """Return True if the open file is still the one at ``path``: it may have been removed before it was locked."""
     try:
-        told = json.loads(os.pread(fd, 4096, 0))
-        return Holder(int(told["pid"]), str(told["host"]), float(told["since"]))
-    except (ValueError, KeyError, TypeError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _file_id(store: Path) -> str:
+    found = os.stat(store)
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _as_json(holder: Holder) -> str:
+    return json.dumps(
+        {"pid": holder.pid, "host": holder.host, "since": holder.since, "process": holder.process}, sort_keys=True
+    )
+
+
+def _read(fd: int) -> Holder:
+    """Return the holder as the file names it; pid 0 while it has not written its name yet."""
+    return _holder(os.pread(fd, 4096, 0).decode(errors="replace"))
+
+
+def _holder(text: str) -> Holder:
+    try:
+        told = json.loads(text)
+        return Holder(int(told["pid"]), str(told["host"]), float(told["since"]), str(told.get("process", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return Holder(0, "", 0.0)
 
 
-def _refusal(store: Path, holder: Holder) -> str:
-    who = "another controller"
-    if holder.pid:
-        since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(holder.since))
-        who = f"the controller with pid {holder.pid} on {holder.host}, since {since}"
-    return f"store {store} is held by {who}: stop that one first, or give this one a `store: path:` of its own"
+def _lockers(fd: int) -> list[int]:
+    """Return the processes that hold locks of the open file, as far as the kernel shows them here."""
+    inode = str(os.fstat(fd).st_ino)
+    try:
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return []
+    return [int(each[4]) for each in lines if each[1] == "FLOCK" and each[5].rpartition(":")[2] == inode]
+
+
+def _refusal(store: Path, path: Path, holder: Holder, lockers: list[int]) -> str:
+    if not lockers or holder.pid in lockers:
+        return str(held(store, holder if is_alive(holder) is not False else Holder(0, "", 0.0)))
+    found = ", ".join(map(str, lockers))
+    return f"store {store}: {path} is locked by process {found}, which is no controller. End it, then start again"
+
+
+def _named(holder: Holder) -> str:
+    if not holder.pid:
+        return "another controller"
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(holder.since))
+    return f"the controller with pid {holder.pid} on {holder.host}, since {since}"

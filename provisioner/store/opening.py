@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, exc, insert, se
 from sqlalchemy.pool import NullPool
 
 from provisioner.store import StoreBroken, StoreError
-from provisioner.store.faults import broken, other_controller
+from provisioner.store.faults import broken, other_controller, twice_named
 from provisioner.store.migrations import HEAD
 from provisioner.store.schema import inspect
 from provisioner.store.tables import meta
@@ -27,6 +27,8 @@ def open_store(path: Path, controller: str, birth: str | None) -> Connection:
     """A connection to the store at ``path``, made or migrated where needed. The caller holds the store's lock."""
     try:
         if path.exists():
+            if path.stat().st_nlink > 1:
+                raise twice_named(path)
             if inspect(path) != HEAD:
                 with engine(path).connect() as connection:
                     _migrate(connection)

@@ -33,7 +33,7 @@ from provisioner.store import Event, Forget, Hazard, Holder, StoreBroken, StoreE
 from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
 from provisioner.store.faults import broken
 from provisioner.store.ids import FIND_LIMIT, plausible, prefix_end, serial_meant, slots_meant
-from provisioner.store.lock import holder_of
+from provisioner.store.lock import HOLDER, Claim, holder_of, is_alive
 from provisioner.store.migrations import HEAD
 from provisioner.store.rows import COMPLETION_FIELDS, FIELDS, completions_of, drones_of
 from provisioner.store.schema import revision_of
@@ -61,7 +61,13 @@ class SqlReader:
         self.path = path
 
     def holder(self) -> Holder | None:
-        return holder_of(self.path)
+        try:
+            return holder_of(self.path)
+        except PermissionError:  # the lock is not for everybody: the record says who took it last
+            with self._open() as sql:
+                row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
+        claim = Claim(row[0]) if row else None
+        return claim.holder if claim is not None and is_alive(claim.holder) is not False else None
 
     # ------------------------------------------------------------------------------------------------------- drones
 

@@ -6,6 +6,7 @@ Importing this module is cheap; SQLAlchemy is imported when a :class:`SqlStore` 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -150,8 +151,9 @@ class SqlStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"store {self.path}: cannot make its directory: {error}") from error
-        self._lock.take()
-        self._writer = Writer(self.path, self._controller, self._snapshots, self._new_birth)
+        holder = self._lock.take()
+        real = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
+        self._writer = Writer(real, self._controller, self._snapshots, self._new_birth, holder)
 
     async def _close(self) -> None:
         if self._writer is not None:

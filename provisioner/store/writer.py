@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from sqlalchemy.dialects.sqlite import insert
 from provisioner import codec
 from provisioner.learned import Experience
 from provisioner.model import Breaker, Completion, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
-from provisioner.store import Forget, Transition
+from provisioner.store import Forget, Holder, StoreError, Transition
 from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
 from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, settled
 from provisioner.store.experience import FORM, read, written
 from provisioner.store.faults import broken, unfit
+from provisioner.store.lock import HOLDER, Claim, held, is_alive, taken_over
 from provisioner.store.opening import open_store
 from provisioner.store.pieces import Piece, PieceKey, encode, pieces_of
 from provisioner.store.rows import FIELDS, completion_row, drones_of, row_of
@@ -56,19 +58,37 @@ class Writer:
     ``mirror`` is what is committed: it is replaced after a commit and stays as it was when a write fails.
     """
 
-    def __init__(self, path: Path, controller: str, snapshots_kept: int, birth: str | None) -> None:
+    def __init__(
+        self, path: Path, controller: str, snapshots_kept: int, birth: str | None, holder: Holder
+    ) -> None:
         self._path = path
         self._snapshots_kept = snapshots_kept
         self._said: Plan | None = None
         self._pieces: dict[PieceKey, Piece] | None = None
         self._connection = open_store(path, controller, birth)
-        with self._transaction() as sql:
+        self._claim = Claim.of(holder, path)
+        with self._transaction(claims=True) as sql:
             known: dict[str, str] = {key: value for key, value in sql.execute(select(meta.c.key, meta.c.value))}
+            self._take_over(Claim(known.get(HOLDER, "")))
+            _write_meta(sql, **{HOLDER: self._claim.text})
             self.birth: str = known["birth"]
             self.mirror = _load(sql, known)
 
     def close(self) -> None:
-        self._connection.close()
+        """Withdraw the claim, so that other processes may open the store while this one lives on."""
+        dbapi: Any = self._connection.connection.driver_connection
+        dbapi.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
+        try:
+            with suppress(StoreError), self._transaction() as sql:
+                sql.execute(delete(meta).where(meta.c.key == HOLDER))
+        finally:
+            self._connection.close()
+
+    def _take_over(self, before: Claim) -> None:
+        """Raise :class:`StoreHeld` if whoever claimed the store before lives: then its lock file was removed."""
+        other = before.holder
+        if before.is_for(self._path) and other.pid != os.getpid() and is_alive(other):
+            raise held(self._path, other)
 
     # ------------------------------------------------------------------------------------------------------- ticks
 
@@ -274,15 +294,25 @@ class Writer:
             return sql.execute(batch).rowcount >= _BATCH
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """All or nothing, and durable at its end."""
+    def _transaction(self, *, claims: bool = False) -> Iterator[Connection]:
+        """All or nothing, and durable at its end. Raises :class:`StoreHeld` if another controller claimed the store;
+        not if this one ``claims`` it now."""
         try:
             with self._connection.begin():
+                if not claims:
+                    self._check_claim()
                 yield self._connection
         except exc.DBAPIError as error:
             raise broken(self._path, error.orig) from error
         except (ValueError, OverflowError) as error:
             raise unfit(self._path, error) from error
+
+
+    def _check_claim(self) -> None:
+        """Fence off a controller whose store another took: neither a link nor a removed lock file lets two write."""
+        row = self._connection.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
+        if row is None or row[0] != self._claim.text:
+            raise taken_over(self._path, Claim(row[0]).holder if row is not None else None)
 
 
 def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:

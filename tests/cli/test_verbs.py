@@ -512,6 +512,23 @@ def test_reload_waits_for_the_answer_of_the_controller(cli: Cli, record: Path, e
     assert f"process {controller.pid}" in ran.err and "site.yaml:4:1: another" in ran.err
 
 
+def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cli: Cli, record: Path) -> None:
+    """A controller in a container with the host's name has a number there, which another process has here."""
+    lock = record.with_name(record.name + ".lock")
+    command = [sys.executable, "-c", CONTROLLER, str(record), "other"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as controller:
+        try:
+            assert controller.stdout is not None and controller.stdout.readline() == b"ready\n"
+            with subprocess.Popen(["sleep", "60"]) as stranger:
+                lock.write_text(lock.read_text().replace(f'"pid": {controller.pid}', f'"pid": {stranger.pid}'))
+                ran = cli("reload", "--store", record, "--timeout", "1")
+                unharmed = stranger.poll() is None
+                stranger.kill()
+        finally:
+            controller.kill()
+    assert ran.code == Exit.FAILED and "container" in ran.err and unharmed
+
+
 def test_reload_of_a_controller_that_says_nothing_ends_with_its_time(cli: Cli, record: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", CONTROLLER, str(record), "other"], stdout=subprocess.PIPE) as silent:
         try:

@@ -1,0 +1,219 @@
+"""One controller per record, by whatever name it is reached and whatever becomes of the lock's file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from provisioner.store import Holder, StoreBroken, StoreHeld
+from provisioner.store.lock import is_alive, lock_path, process_of
+from provisioner.store.sql import SqlReader, SqlStore
+from tests.store.story import CONTROLLER, KEEP_S, SNAPSHOTS, drone, record, starts
+
+HOLD = """
+import asyncio, sys
+from pathlib import Path
+from provisioner.store.sql import SqlStore
+async def hold():
+    async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
+        print("held", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(hold())
+"""
+LOCK = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_SH)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def process(script: str, file: Path) -> Iterator[int]:
+    """A process that runs ``script`` on ``file``, from its line ``held`` on; its pid."""
+    command = [sys.executable, "-c", script, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline() == "held\n"
+            yield running.pid
+        finally:
+            running.kill()
+
+
+def let_in(directory: Path) -> None:
+    """Have everybody read the store, and the lock as it is by itself."""
+    for each in directory.iterdir():
+        if each.suffix != ".lock":
+            each.chmod(0o644)
+
+
+def store_at(file: Path) -> SqlStore:
+    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
+
+
+async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
+    """Both ran: the lock went by the name of the link."""
+    link = file.with_name("other.db")
+    link.symlink_to(file)
+    with process(HOLD, file) as pid, pytest.raises(StoreHeld, match=f"held by the controller with pid {pid}"):
+        async with store_at(link):
+            pass
+    async with store_at(link) as store:
+        await record(store, starts(1, drone(1)))
+        assert SqlReader(file).holder() == SqlReader(link).holder() != None  # noqa: E711
+    assert link.is_symlink() and [each.id for each in SqlReader(file).drones()] == [drone(1).id]
+
+
+async def test_a_store_with_two_names_is_refused(file: Path) -> None:
+    async with store_at(file):
+        os.link(file, file.with_name("other.db"))
+        with pytest.raises(StoreBroken, match="hard link"):
+            async with store_at(file.with_name("other.db")):
+                pass
+    file.with_name("other.db").unlink()
+    async with store_at(file):
+        pass
+
+
+async def test_a_removed_lock_file_lets_no_second_controller_in(file: Path) -> None:
+    """Both ran: the second locked a new file of that name. The store says who has it."""
+    with process(HOLD, file) as pid:
+        lock_path(file).unlink()
+        with pytest.raises(StoreHeld, match=f"held by the controller with pid {pid}"):
+            async with store_at(file):
+                pass
+    async with store_at(file):
+        pass  # dead, it holds nothing
+
+
+async def test_a_controller_whose_store_was_taken_over_writes_nothing_any_more(file: Path) -> None:
+    """As where a second one runs in another container, and cannot know that the first lives."""
+    async with store_at(file) as first:
+        await record(first, starts(1, drone(1)))
+        lock_path(file).unlink()
+        async with store_at(file) as second:
+            for _ in range(2):
+                with pytest.raises(StoreHeld, match=r"now held by the controller with pid .*acts on nothing any more"):
+                    await record(first, starts(2, drone(2)))
+            with pytest.raises(StoreHeld):
+                await first.requests()
+            assert set(first.drones) == {drone(1).id}
+            await record(second, starts(2, drone(3)))
+            assert [each.id for each in SqlReader(file).drones()] == [drone(1).id, drone(3).id]
+            await first.__aexit__(None, None, None)
+            await record(second, starts(3, drone(4)))
+
+
+async def test_a_copy_of_a_store_is_held_by_nobody(file: Path) -> None:
+    copy = file.with_name("copy.db")
+    with process(HOLD, file), closing(sqlite3.connect(file)) as there, closing(sqlite3.connect(copy)) as here:
+        there.backup(here)
+        async with store_at(copy) as store:
+            await record(store, starts(1, drone(1)))
+
+
+async def test_a_store_left_in_order_is_free_while_its_process_lives_on(file: Path) -> None:
+    async with store_at(file):
+        pass
+    lock_path(file).unlink()
+    with process(HOLD, file):
+        pass
+
+
+async def test_a_reader_cannot_lock_controllers_out(file: Path) -> None:
+    """Anybody on the host could open the lock's file, and keep every controller from starting with a shared lock."""
+    lock_path(file).touch(0o644)
+    lock_path(file).chmod(0o644)
+    async with store_at(file):
+        assert stat.S_IMODE(lock_path(file).stat().st_mode) & stat.S_IRWXO == 0
+
+
+async def test_whoever_holds_the_lock_is_named_also_if_it_is_no_controller(file: Path) -> None:
+    """A pid was named that was long dead."""
+    with process(HOLD, file):
+        pass  # leaves its name in the lock's file
+    assert '"pid"' in lock_path(file).read_text()
+    with process(LOCK, lock_path(file)) as pid, pytest.raises(StoreHeld, match=f"locked by process {pid}, which is no"):
+        async with store_at(file):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+async def test_who_may_read_the_store_and_not_the_lock_sees_the_holder() -> None:
+    def holder_pid() -> int:
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                holder = SqlReader(file).holder()
+                os.write(tell, str(holder.pid if holder is not None else 0).encode())
+            finally:
+                os._exit(0)
+        os.close(tell)
+        os.waitpid(child, 0)
+        with os.fdopen(told) as text:
+            return int(text.read())
+
+    directory = Path(tempfile.mkdtemp())  # unlike pytest's own, one that others may be let into
+    try:
+        os.chmod(directory, 0o755)
+        file = directory / "provisioner.db"
+        async with store_at(file):
+            let_in(directory)
+            assert holder_pid() == os.getpid()
+        let_in(directory)
+        assert holder_pid() == 0
+        with process(HOLD, file) as pid:
+            let_in(directory)
+            assert holder_pid() == pid
+        assert holder_pid() == 0, "killed: its claim counts no more"
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
+    with subprocess.Popen(["sleep", "60"]) as running:
+        known = process_of(running.pid)
+        assert known and known == process_of(running.pid) != process_of(os.getpid())
+        host = os.uname().nodename
+        assert is_alive(Holder(running.pid, host, 0.0, known)) is True
+        assert is_alive(Holder(os.getpid(), host, 0.0, known)) is False
+        assert is_alive(Holder(running.pid, "elsewhere", 0.0, known)) is None
+        assert is_alive(Holder(running.pid, host, 0.0)) is None
+        boot, _, start = known.split()
+        assert is_alive(Holder(running.pid, host, 0.0, f"{boot} pid:[1] {start}")) is None, "of another container"
+        running.kill()
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+        assert process_of(running.pid) == "", "not even while it waits to be collected"
+
+
+async def test_a_lock_file_removed_between_opening_and_locking_is_not_taken_for_the_lock(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[bool] = []
+    really = fcntl.flock
+
+    def flock(fd: int, kind: int) -> None:
+        if not removed:
+            lock_path(file).unlink()
+            removed.append(True)
+        really(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    async with store_at(file):
+        assert removed and lock_path(file).exists() and SqlReader(file).holder() is not None
