@@ -541,6 +541,10 @@ class Drone:
     avoids: str = ""
     """Users whose jobs it does not take, with commas between: they would lose too much before an owner
     (:mod:`provisioner.decide.avoids`)."""
+    drain_mode: DrainMode = DrainMode.PEACEFUL
+    """How it was last asked to drain: in the same way it is asked again."""
+    drain_refusal: str = ""
+    """Why the overlay did not do what it was last asked of the drone (drain, or resume); empty once its slot drains."""
 
     @property
     def site(self) -> str:

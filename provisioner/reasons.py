@@ -30,6 +30,25 @@ class OrderRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainRefused:
+    """The overlay certainly did not carry out an order to drain, or to take back into service."""
+
+    fault: str
+    message: str
+    kind: Literal["drain-refused"] = "drain-refused"
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRepeated:
+    """The drone was asked to drain, and its slot still takes jobs: it is asked again."""
+
+    after_s: float
+    """Since it was first asked."""
+    message: str = ""
+    kind: Literal["drain-repeated"] = "drain-repeated"
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
     """The order may have been carried out; a later listing settles it."""
 
@@ -553,6 +572,8 @@ class NotDraining:
 Reason = (
     Accepted
     | OrderRefused
+    | DrainRefused
+    | DrainRepeated
     | OutcomeUnknown
     | SeenAtSite
     | SeenInPool

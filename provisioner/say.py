@@ -256,6 +256,10 @@ def say(reason: Reason) -> str:
             return f"the site took the order{_told(remote, ' as ')}"
         case r.OrderRefused(fault=fault, message=message):
             return f"the site refused the order ({_q(fault)}){_told(message)}"
+        case r.DrainRefused(fault=fault, message=message):
+            return f"the overlay refused the order to drain{f' ({_q(fault)})' if fault else ''}{_told(message)}"
+        case r.DrainRepeated(after_s=after_s, message=message):
+            return f"asked again: it still takes jobs {seconds(after_s)} after it was asked to drain{_told(message)}"
         case r.OutcomeUnknown(message=message):
             return f"nobody knows yet whether the order was carried out; the next listing tells{_told(message)}"
         case r.SeenAtSite(site_state=state, site_reason=why):
@@ -478,15 +482,16 @@ def tier(reason: Reason) -> Tier:
     """What kind of answer the reason is."""
     match reason:
         case (
-            r.Accepted() | r.OrderRefused() | r.OutcomeUnknown() | r.SeenAtSite() | r.SeenInPool() | r.NotInListing()
-            | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain() | r.TakenBack() | r.Notice()
+            r.Accepted() | r.OrderRefused() | r.DrainRefused() | r.OutcomeUnknown() | r.SeenAtSite() | r.SeenInPool()
+            | r.NotInListing() | r.NeverArrived() | r.GoneFromSite() | r.EndedAtSite() | r.WantedAgain()
+            | r.TakenBack() | r.Notice()
         ):  # fmt: skip
             return Tier.STEP
         case r.JobsWait() | r.WarmHeadroom():
             return Tier.START
         case (
             r.IdleTooLong() | r.Exposed() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked()
-            | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted()
+            | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted() | r.DrainRepeated()
         ):  # fmt: skip
             return Tier.LEAVE
         case (

@@ -19,6 +19,7 @@ _TITLES = {
     "missing_at": "missing since", "unslotted_at": "out of pool since", "asked_at": "asked to leave",
     "retires_at": "retires", "ended_at": "ended", "notice_at": "told to leave", "grace_used_s": "grace used",
     "at_risk_gpu_s": "work at risk", "lost_gpu_s": "work lost", "site_reason": "the site says",
+    "drain_refusal": "drain refused",
 }  # fmt: skip
 
 

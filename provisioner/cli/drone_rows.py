@@ -37,6 +37,8 @@ def in_brief(drone: Drone, now: float) -> str:
     """What is worth knowing of a drone beside its state, from its record alone: trouble first."""
     parts = []
     if not drone.state.ended:
+        if drone.drain_refusal:
+            parts.append(f"drain refused, takes jobs still: {say.told(drone.drain_refusal)}")
         if drone.missing_at:
             parts.append(f"missing at the site for {say.ago(drone.missing_at, now)}")
         if drone.unslotted_at:
@@ -133,6 +135,8 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
         Column[Drone]("lost_gpu_s", lambda x: x.lost_gpu_s, "Work of jobs that its end has cost: GPU-seconds, of a "
                       "CPU drone CPU-seconds.", kind="number", show=lambda x: lost(x)),
         whole("lost_jobs", attrgetter("lost_jobs"), "Jobs that lost it."),
+        text("drain_refusal", attrgetter("drain_refusal"), "Why the overlay refused to drain it, or to take it back "
+             "into service; empty: it did not."),
         text("site_reason", attrgetter("site_reason"), "The site's own word."),
     )  # fmt: skip
 

@@ -8,6 +8,8 @@ from provisioner.reasons import Reason
 EXAMPLES: tuple[Reason, ...] = (
     r.Accepted("8812.0"),
     r.OrderRefused("quota", "AssocGrpGRES: the group has no GPU-hours left"),
+    r.DrainRefused("denied", "condor_drain: exit 1: not authorized"),
+    r.DrainRepeated(45.0, "order ad: the collector does not list it"),
     r.OutcomeUnknown("no answer within 60 s"),
     r.SeenAtSite("pending", "Resources"),
     r.SeenInPool("busy", 2, 341.0),

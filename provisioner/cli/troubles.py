@@ -42,6 +42,7 @@ _EVENT_WORDS = {
     "plan-refused": "parts of a plan were refused as inconsistent and not carried out; report it with "
     "`provisioner snapshot`",
     "clock-stepped": "the clock of this host was set; times are adjusted slowly",
+    "drain-failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
     "drain-refused": "a drain was refused and the drone goes on taking jobs; see `provisioner check --live`",
 }
 _NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})

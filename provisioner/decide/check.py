@@ -219,6 +219,9 @@ def _cruelty(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             if action.mode is DrainMode.RESUME:
                 continue
             grounds = _MAY_DRAIN_BUSY
+            was = snapshot.drones.get(action.drone.id)
+            if was is not None and was.state is DroneState.DRAINING and was.drain_mode is action.mode:
+                grounds |= {"drain-repeated"}
         now_known = after.get(action.drone.id) or snapshot.drones.get(action.drone.id)
         if now_known is not None and now_known.jobs > 0 and action.reason.kind not in grounds:
             text = f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"

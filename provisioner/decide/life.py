@@ -29,6 +29,7 @@ from provisioner.model import (
 )
 from provisioner.reasons import (
     Accepted,
+    DrainRefused,
     EndedAtSite,
     GoneFromSite,
     NeverArrived,
@@ -351,8 +352,10 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
     leaving = None if returned else drone.leaving
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.MATCHED_NOTHING  # it leaves by itself: end of life, or its own time-out
+    refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
     changed = (
         state is not drone.state
+        or refusal != drone.drain_refusal
         or not drone.joined_at
         or drone.unslotted_at
         or slot.jobs != drone.jobs
@@ -385,6 +388,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         slot=slot.name or drone.slot,
         work_gpu_milli=slot.work_gpu_milli,
         work_at=slot.work_at,
+        drain_refusal=refusal,
     )
     if state is drone.state and reason is not None:
         return seen, reason
@@ -452,9 +456,7 @@ def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone
     was asked to go and finished its jobs first is done."""
     if drone.busy_at and (state is S.MATCHED_NOTHING or (state is S.WITHDRAWN and not drone.jobs)):
         state = S.DONE
-    return replace(
-        drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason
-    )
+    return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
 
 
 _TIMES = (
@@ -488,15 +490,28 @@ def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
             return Move(after, drone.state, OutcomeUnknown(_message(receipt)))
 
 
-def settle_leave(drone: Drone, receipt: Receipt, now: float) -> Move | None:
-    """What the answer to a drain or stop means: only trouble is news. A refused drain is left to the site's stop."""
+def settle_stop(drone: Drone, receipt: Receipt) -> Move | None:
+    """Return what the site's answer to a stop means: only trouble is news."""
     if receipt.answer is Answer.DONE:
         return None
-    after = replace(drone, site_reason=_message(receipt))
-    if receipt.answer is Answer.REFUSED and drone.state is S.DRAINING:
-        after = replace(after, asked=after.asked + 1)
     reason = _refused(receipt) if receipt.answer is Answer.REFUSED else OutcomeUnknown(_message(receipt))
-    return Move(after, drone.state, reason)
+    return Move(replace(drone, site_reason=_message(receipt)), drone.state, reason)
+
+
+def settle_drain(drone: Drone, receipt: Receipt) -> Move | None:
+    """Return what the overlay's answer to a drain means: only trouble is news. A refused drain of an idle drone is left
+    to the site's stop; a busy one is asked again (:mod:`retire`)."""
+    words = _message(receipt)
+    if receipt.answer is Answer.DONE or drone.state is S.STOPPING:
+        return None
+    if receipt.answer is Answer.UNSURE:
+        known = words == drone.drain_refusal
+        return None if known else Move(replace(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+    after = replace(drone, drain_refusal=words or "no reason given")
+    if drone.state is S.DRAINING:
+        after = replace(after, asked=drone.asked + 1)
+    kind = receipt.fault.kind.value if receipt.fault else "unknown"
+    return Move(after, drone.state, DrainRefused(kind, words)) if after != drone else None
 
 
 def _message(receipt: Receipt) -> str:

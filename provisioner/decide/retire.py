@@ -20,22 +20,23 @@ from provisioner.model import (
     DrainMode,
     Drone,
     DroneState,
-    FaultKind,
     Move,
     OperatorRequest,
     Refusal,
     RemoteState,
     RequestKind,
     SitePolicy,
+    SlotState,
     Stop,
     StopOrphan,
 )
 from provisioner.reasons import (
+    DrainRefused,
+    DrainRepeated,
     IdleTooLong,
     NoRecord,
     NotDraining,
     OperatorAsked,
-    OrderRefused,
     OutOfPool,
     Reason,
     SeenAtSite,
@@ -48,6 +49,8 @@ from provisioner.reasons import (
 
 INSIST_KILL = 3
 """A drone asked to stop this often is killed without notice."""
+REPEAT_FIRST_S, REPEAT_LAST_S = 30.0, 600.0
+"""The shortest and the longest time between two orders to drain that have no effect."""
 _CLEARED = (RemoteState.OVER, RemoteState.ENDED)
 """Nobody need end these."""
 WITHDRAW_AFTER_S = 120.0
@@ -100,7 +103,13 @@ class _Asked:
         now = self.scene.now
         since = drone.since if drone.state is DroneState.DRAINING else now
         after = replace(
-            drone, state=DroneState.DRAINING, since=since, leaving=leaving, asked_at=now, asked=0, slot=drone.slot
+            drone,
+            state=DroneState.DRAINING,
+            since=since,
+            leaving=leaving,
+            asked_at=now,
+            asked=0,
+            drain_mode=mode,
         )
         self.drains.append(Drain(after, drone.state, mode, reason))
         self.named.add(drone.id)
@@ -244,11 +253,11 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
         wait = 0.0 if drone.asked else policy.stop_limit_s
         idle = _heard_at(scene, drone) - max(drone.since, drone.idle_at, _pool_seen_since(scene))
         if idle >= wait:
-            refused = OrderRefused(FaultKind.UNKNOWN.value, drone.site_reason)
+            refused = DrainRefused("", drone.drain_refusal)
             reason = refused if drone.asked else StageTooLong(drone.state.value, idle, wait)
             return asked.stop(drone, reason, drone.leaving or stage.ends_as)
     if limit <= 0 or spent <= limit:
-        return None
+        return _repeat(scene, asked, drone)
     if drone.state in (DroneState.BOOTING, DroneState.JOINED) and scene.trust.overlay is not None:
         return None  # it may have joined: nobody can see
     late = StageTooLong(drone.state.value, spent, limit)
@@ -259,6 +268,19 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
             asked.stop(drone, late, drone.leaving, kill=drone.asked >= INSIST_KILL)
         case _:
             pass  # idle drones go by _idle; a record without a drone ends by life.observe
+
+
+def _repeat(scene: Scene, asked: _Asked, drone: Drone) -> None:
+    """Ask a drone again to drain, whose slot still takes jobs: the order was refused or got lost. From order to order
+    it is waited half as long again, within bounds."""
+    slot = scene.slots.get(drone.id)
+    ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
+    if not ordered or slot is None or slot.state is SlotState.DRAINING:
+        return
+    after_s = scene.now - drone.since
+    if scene.now - drone.asked_at >= min(max(REPEAT_FIRST_S, after_s / 3), REPEAT_LAST_S):
+        again = DrainRepeated(after_s, drone.drain_refusal)
+        asked.drain(drone, drone.drain_mode, again, drone.leaving or LIFE[drone.state].ends_as)
 
 
 def _heard_at(scene: Scene, drone: Drone) -> float:

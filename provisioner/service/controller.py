@@ -35,7 +35,7 @@ from provisioner.model import (
     SiteReading,
     Snapshot,
 )
-from provisioner.reasons import OrderRefused, OutcomeUnknown, Reason
+from provisioner.reasons import DrainRefused, OrderRefused, OutcomeUnknown, Reason
 from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.history import History
@@ -436,15 +436,19 @@ class Controller:
         for task in [t for t in self._acts if t.done()]:
             moves, breakers = self._meaning(task.result())
             before = dict(self.store.breakers)
+            known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
                 try:
                     await self.store.settle(self.store.tick, moves, breakers)
                 except StoreError as error:
                     log.error("answers-not-recorded", message=str(error))
                     return
-            del self._acts[task]
+            site = self._acts.pop(task)
             _tell_moves(moves)
             _tell_breakers(before, breakers)
+            for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
+                name = "drain-refused" if isinstance(move.reason, DrainRefused) else "drain-failed"
+                await self.event(name, warn=True, drone=move.drone.id, why=say.told(move.drone.drain_refusal))
 
     def _meaning(self, answers: act.Answers) -> tuple[list[Move], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
@@ -457,7 +461,8 @@ class Controller:
         for receipt in answers.leaves:
             drone = drones.get(receipt.drone_id)
             if drone is not None:
-                moves.append(life.settle_leave(drone, receipt, now))
+                settle = life.settle_stop if answers.site else life.settle_drain
+                moves.append(settle(drone, receipt))
         types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
         known = [r for r in answers.starts if r.drone_id in types]
         breakers = guard.after_receipts(self.store.breakers, answers.site, types, known, now)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from provisioner.model import Completion, Drone, DroneState
+from provisioner.model import Completion, DrainMode, Drone, DroneState
 from provisioner.store.changes import serial_of
 
 FIELDS = tuple(each.name for each in fields(Drone))
@@ -16,6 +16,7 @@ COMPLETION_FIELDS = tuple(each.name for each in fields(Completion))
 
 _STATE = FIELDS.index("state")
 _LEAVING = FIELDS.index("leaving")
+_DRAIN_MODE = FIELDS.index("drain_mode")
 _STATES: dict[str | None, DroneState | None] = {state.value: state for state in DroneState} | {None: None}
 
 _KEPT = tuple(name for name in FIELDS if name != "heard_at")
@@ -26,6 +27,7 @@ def row_of(drone: Drone) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(drone, name) for name in _KEPT}
     row["state"] = drone.state.value
     row["leaving"] = drone.leaving.value if drone.leaving else None
+    row["drain_mode"] = drone.drain_mode.value
     row["site"] = drone.site
     row["serial"] = serial_of(drone.id)
     row["live"] = not drone.state.ended
@@ -39,6 +41,7 @@ def drones_of(rows: Iterable[Sequence[Any]]) -> list[Drone]:
         values = list(row)
         values[_STATE] = _STATES[values[_STATE]]
         values[_LEAVING] = _STATES[values[_LEAVING]]
+        values[_DRAIN_MODE] = DrainMode(values[_DRAIN_MODE])
         drones.append(Drone(*values))
     return drones
 

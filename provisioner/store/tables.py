@@ -67,6 +67,9 @@ drones = Table(
     Column("lost_jobs", Integer, nullable=False, server_default=text("0")),
     # Of 0006.
     Column("avoids", Text, nullable=False, server_default=text("''")),
+    # Of 0010.
+    Column("drain_mode", Text, nullable=False, server_default=text("'peaceful'")),
+    Column("drain_refusal", Text, nullable=False, server_default=text("''")),
     Index("drones_live", "live", "requested_at"),
     Index("drones_serial", "serial"),
     Index("drones_remote_id", "remote_id"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.decide.life import LIFE, end_state, observe, settle_leave, settle_start
+from provisioner.decide.life import LIFE, end_state, observe, settle_drain, settle_start, settle_stop
 from provisioner.model import (
     ENDS,
     Answer,
@@ -26,7 +26,7 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.reasons import EndedAtSite, GoneFromSite, NeverArrived, OutcomeUnknown
+from provisioner.reasons import DrainRefused, EndedAtSite, GoneFromSite, NeverArrived, OutcomeUnknown
 from tests.decide.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
 
 S = DroneState
@@ -184,7 +184,31 @@ def test_receipts_of_a_start() -> None:
     assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
     assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
     assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
-    assert settle_leave(asked, Receipt(asked.id, Answer.DONE), NOW) is None
+    assert settle_stop(asked, Receipt(asked.id, Answer.DONE)) is None
+
+
+def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
+    """A refused drain left no trace: the site's next listing overwrote the words."""
+    there = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
+    fault = Fault(FaultKind.DENIED, "condor_drain: exit 1: not authorized", NOW)
+    move = settle_drain(there, Receipt(there.id, Answer.REFUSED, fault=fault))
+    assert move is not None and move.reason == DrainRefused("denied", fault.message)
+    assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
+    busy = slot_of(move.drone, state=SlotState.BUSY, jobs=1)
+    seen = plan_of(snapshot(drones=[move.drone], slots=[busy], remotes=[replace(remote_of(there), reason="running")]))
+    assert [m.drone.drain_refusal for m in seen.moves] == [fault.message], "neither view makes it forgotten"
+    drains = slot_of(move.drone, state=SlotState.DRAINING, jobs=1)
+    obeyed = plan_of(snapshot(drones=[move.drone], slots=[drains]))
+    assert [m.drone.drain_refusal for m in obeyed.moves] == [""], "it drains after all"
+
+
+def test_an_unanswered_drain_is_told_and_the_answer_of_a_later_one_is_not_told_twice() -> None:
+    there = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
+    receipt = Receipt(there.id, Answer.UNSURE, fault=Fault(FaultKind.DOWN, "no answer within 20 s", NOW))
+    unsure = settle_drain(there, receipt)
+    assert unsure is not None and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure.drone.drain_refusal == "no answer within 20 s"
+    assert settle_drain(unsure.drone, receipt) is None
 
 
 states = st.sampled_from([s for s in S if s not in ENDS])
@@ -200,9 +224,7 @@ def test_no_view_whatever_makes_a_step_that_the_table_does_not_know(
     end = RemoteEnd(EndKind.EXITED, NOW, 0) if remote is RemoteState.ENDED else None
     view = SiteView("topas", NOW - 1, {before.id: RemoteDrone(before.id, remote, end=end)} if remote else {})
     seen = Slot(before.id, slot, NOW - 1, jobs=int(slot is SlotState.BUSY)) if slot else None
-    move = observe(
-        before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW
-    )
+    move = observe(before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW)
     if move is not None and move.drone.state is not state:
         assert move.drone.state in LIFE[state].next
         assert move.drone.since == NOW

@@ -10,6 +10,7 @@ from provisioner.decide.retire import WITHDRAW_AFTER_S
 from provisioner.model import (
     Breaker,
     BreakerState,
+    Drain,
     DrainMode,
     DroneId,
     DroneState,
@@ -24,6 +25,8 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.reasons import (
+    DrainRefused,
+    DrainRepeated,
     IdleTooLong,
     NoRecord,
     NotDraining,
@@ -237,7 +240,36 @@ def test_a_refused_drain_of_an_idle_drone_becomes_a_stop_at_once() -> None:
         idle_at=NOW - 400,
         asked_at=NOW - 2,
     )
-    assert len(plan_of(snapshot(drones=[stuck], slots=[slot_of(stuck)])).stops) == 1
+    refused = replace(stuck, drain_refusal="condor_drain: exit 1: not authorized")
+    (stop,) = plan_of(snapshot(drones=[refused], slots=[slot_of(refused)])).stops
+    assert stop.reason == DrainRefused("", refused.drain_refusal), "the overlay refused, not the site"
+
+
+@pytest.mark.parametrize("mode", [DrainMode.PEACEFUL, DrainMode.FAST])
+def test_a_drain_without_effect_is_asked_for_again_ever_more_rarely(mode: DrainMode) -> None:
+    """A refused drain was never tried again: a "draining" drone went on taking jobs."""
+    busy = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 9000, jobs=1, busy_at=NOW - 9000)
+    busy = replace(busy, drain_refusal="not authorized", asked=1, drain_mode=mode)
+    slot = slot_of(busy, state=SlotState.BUSY, jobs=1, free_gpu_milli=0)
+
+    def again(since_s: float, asked_s: float, **more: object) -> list[Drain]:
+        there = replace(busy, since=NOW - since_s, asked_at=NOW - asked_s)
+        return list(plan_of(snapshot(drones=[there], slots=[replace(slot, **more)])).drains)  # type: ignore[arg-type]
+
+    assert again(20, 20) == []
+    (first,) = again(31, 31)
+    assert (first.mode, first.reason) == (mode, DrainRepeated(31, "not authorized"))
+    assert (first.drone.state, first.drone.since, first.drone.leaving) == (S.DRAINING, NOW - 31, S.WITHDRAWN)
+    assert again(600, 100) == [] and len(again(600, 201)) == 1
+    assert again(80_000, 599) == [] and len(again(80_000, 601)) == 1
+    assert again(600, 600, state=SlotState.DRAINING) == [], "it drains"
+
+
+def test_a_drone_that_is_let_run_out_is_not_asked_again() -> None:
+    there = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 9000, jobs=1, asked_at=NOW - 900)
+    there = replace(there, drain_mode=DrainMode.NONE)
+    slot = slot_of(there, state=SlotState.BUSY, jobs=1)
+    assert plan_of(snapshot(drones=[there], slots=[slot])).drains == ()
 
 
 def test_a_draining_drone_goes_back_into_service_when_jobs_wait_that_it_can_run() -> None:

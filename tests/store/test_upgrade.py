@@ -101,7 +101,7 @@ async def _opened(file: Path) -> None:
 
 async def test_a_reader_leaves_the_old_record_alone_and_says_who_brings_it_up(old: Path) -> None:
     before = _bytes(old)
-    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up to 0006"):
+    with pytest.raises(StoreBroken, match="older schema 0001: `provisioner run` brings it up to 0010"):
         SqlReader(old).drones()
     assert _bytes(old) == before
 
