@@ -1,0 +1,36 @@
+"""The idle clock of a drone on a real pool, with the update interval that startds really have."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.live.controller import BIG, LabController
+from tests.live.lab import Pool, gpu_job, until
+
+pytestmark = pytest.mark.timeout(420)
+
+JOB_S = 20
+POLL_S = 15
+"""A look of the controller, a startd's delay in telling, and a busy host."""
+
+
+def test_the_idle_clock_of_a_drone_begins_at_the_end_of_its_job(lab: tuple[Pool, LabController]) -> None:
+    """A startd sends an ad at the end of a job that still has the idle time of its beginning, and the next one with the
+    true time two minutes later (the lab's usual drones send one every two seconds)."""
+    pool, controller = lab
+    controller.sites, controller.idle_s = (BIG,), 90
+    controller.write()
+    text = controller.config.read_text()
+    assert "\n      UPDATE_INTERVAL = 2\n" in text
+    controller.config.write_text(text.replace("\n      UPDATE_INTERVAL = 2\n", "\n      UPDATE_INTERVAL = 120\n"))
+    controller.start(write=False)
+    job = pool.submit(gpu_job(JOB_S))
+    until(lambda: pool.history(job), 240, what="the job is done", every_s=1)
+    [done] = pool.history(job)
+    ended = float(str(done["CompletionDate"]))
+    drone = controller.is_one("had its job", lambda d: d["jobs_started"] and not d["jobs"] and d["idle_at"], 60)
+    late_s = float(drone["idle_at"]) - ended
+    print(f"the idle clock began {late_s:.1f} s after the end of the job; now {time.time() - ended:.1f} s after it")
+    assert -2 <= late_s <= POLL_S, drone
