@@ -18,6 +18,7 @@ from provisioner.model import (
     Eviction,
     Group,
     JobClass,
+    Misfit,
     Node,
     OverlayView,
     OwnerLoad,
@@ -26,6 +27,7 @@ from provisioner.model import (
     RemoteEnd,
     SiteView,
     Slot,
+    TypeKey,
 )
 
 LARGEST = 1 << 53
@@ -34,6 +36,8 @@ LONGEST = 4000
 """Characters of one text."""
 SAME_S = 1.0
 """A host clock that is off by less was not set by anybody."""
+ENDS_KEPT_S = 1200.0
+"""Ends of jobs are remembered for so long after an overlay has told them last: longer than one tells of them."""
 _SIGNED = ("priority", "int")
 """The one whole number that may be less than 0, and its type."""
 _TIMES = ("at", "since")
@@ -222,6 +226,8 @@ class _Crossing:
         before = len(self.mended)
         if type(job.priority) is not int or abs(job.priority) > LARGEST:
             job = replace(job, priority=0)
+        refuses = _refuses(job.refuses)
+        job = job if refuses is job.refuses else replace(job, refuses=refuses)
         sound = self.value(job, f"class {job.id}")
         odd = [what for _, what in self.mended[before:] if what.startswith(_REQUESTS)]
         return replace(sound, invalid=f"{odd[0]} is no amount") if odd and not sound.invalid else sound
@@ -286,6 +292,35 @@ class _Crossing:
 _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
 
 
+class _Ends:
+    """Ends of jobs as they crossed first. An overlay tells each one at many looks, and while the host's clock is off
+    the drift changes at every look: the same end would be another one each time."""
+
+    def __init__(self) -> None:
+        self.told: tuple[Completion, ...] = ()
+        self.taken: tuple[Completion, ...] = ()
+        """What came of each of ``told``."""
+        self.known: dict[tuple[str, float], Completion] = {}
+        """By job and end as told; empty unless the clock was off when one of them crossed."""
+
+    def as_first_told(
+        self, view: OverlayView, taken: tuple[Completion, ...] | None, ahead_s: float
+    ) -> tuple[Completion, ...] | None:
+        """Return ``taken`` with the times that each end was given first."""
+        if view.completions is None or taken is None:
+            return taken
+        if ahead_s or self.known:
+            oldest = view.taken_at - ENDS_KEPT_S
+            known = {key: each for key, each in self.known.items() if key[1] >= oldest}
+            known |= {(one.job_id, one.ended_at): each for one, each in zip(self.told, self.taken, strict=True)}
+            keys = [(one.job_id, one.ended_at) for one in view.completions]
+            taken = tuple(known.get(key, each) for key, each in zip(keys, taken, strict=True))
+            off = ahead_s or any(one is not each for one, each in zip(view.completions, taken, strict=True))
+            self.known = known if off else {}
+        self.told, self.taken = view.completions, taken
+        return taken
+
+
 class Border:
     """What the views of one adapter cross. It remembers the newest one: an adapter may give the same values again."""
 
@@ -295,6 +330,7 @@ class Border:
         """The newest, if there was nothing to mend in it."""
         self._taken: Any = None
         """What came of that."""
+        self._ends = _Ends()
 
     def taken_over(self, view: View, began: float, ahead_s: float) -> View:
         """``view`` as the controller may use it. ``began``: when it was asked for; its age counts from then, for the
@@ -308,6 +344,7 @@ class Border:
             return cast(View, self._taken)
         if isinstance(view, OverlayView):
             parts, sound = crossing.overlay(view), crossing.value(view, "overlay")
+            parts["completions"] = self._ends.as_first_told(view, parts["completions"], crossing.ahead_s)
         else:
             parts, sound = crossing.site(view), crossing.value(view, "site")
         self._parts = crossing.parts
@@ -338,6 +375,17 @@ def receipt_taken_over(receipt: Receipt) -> Receipt:
     if fault is not None:
         fault = replace(fault, message=held(fault.message), at=_number(fault.at))
     return replace(receipt, remote_id=held(receipt.remote_id), fault=fault)
+
+
+def _refuses(refuses: Mapping[TypeKey, Misfit]) -> Mapping[TypeKey, Misfit]:
+    """Return ``refuses`` itself where there is nothing to mend: most classes share a few."""
+    texts = (text for key, each in refuses.items() for text in (key, each.dimension, each.wanted, each.offered))
+    if all(text.isascii() and len(text) <= LONGEST for text in texts):
+        return refuses
+    return {
+        TypeKey(held(key)): Misfit(held(each.dimension), held(each.wanted), held(each.offered))
+        for key, each in refuses.items()
+    }
 
 
 def _names(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from provisioner.model import (
     FaultKind,
     Group,
     JobClass,
+    Misfit,
     Node,
     OverlayReading,
     OverlayView,
@@ -38,6 +39,7 @@ from provisioner.model import (
     Slot,
     SlotState,
     Snapshot,
+    TypeKey,
 )
 from provisioner.service.border import LARGEST, LONGEST, Border, View, receipt_taken_over
 from provisioner.service.calls import fault_of
@@ -62,7 +64,8 @@ def of(kind: type, /, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 ends = of(RemoteEnd, kind=st.sampled_from(EndKind), exit_code=st.sampled_from([None, 0, 73]))
 remotes = of(RemoteDrone, drone_id=ids, state=st.sampled_from(RemoteState), end=st.none() | ends)
 slots = of(Slot, drone_id=ids, state=st.sampled_from(SlotState))
-classes = of(JobClass, refuses=st.just({}))
+misfits = of(Misfit)
+classes = of(JobClass, refuses=st.dictionaries(st.just(TypeKey("topas/a100")), misfits, max_size=1))
 names = st.lists(texts | st.sampled_from(["a100", "w1"]), max_size=2).map(tuple)
 site_views = of(
     SiteView,
@@ -239,3 +242,28 @@ def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
     assert codec.from_json(Receipt, codec.to_json(receipt)) == receipt
     assert receipt.fault is not None and len(receipt.fault.message) == LONGEST
     assert codec.to_json(fault_of(SiteDown("/tmp/\udcff"), NOW))
+
+
+@pytest.mark.parametrize("text", ["\ud800", "x" * 5000])
+def test_what_a_class_wants_of_a_type_that_it_refuses_can_be_recorded(text: str) -> None:
+    job = JobClass("1", 1000, 1, 1, waiting=1, refuses={TypeKey("topas/a100"): Misfit("gpu_model", text, "A100")})
+    (taken,) = taken_over(OverlayView(NOW, (job,)), NOW, 0.0).classes
+    wanted = taken.refuses[TypeKey("topas/a100")].wanted
+    assert len(wanted) <= LONGEST
+    assert codec.from_json(JobClass, codec.to_json(taken)) == taken
+
+
+@pytest.mark.parametrize("step_s", [120.0, -3600.0])
+def test_the_end_of_a_job_is_one_end_while_the_clock_is_off_and_after_it(step_s: float) -> None:
+    """The drift is made up for little by little: by it the same end had another time at each look."""
+    border, raw = Border(), tuple(Completion(f"{n}.0", NOW - 100 - n, NOW - 5000, 60.0, 1000, 1, 1) for n in range(3))
+    late = Completion("9.0", NOW + 20, NOW - 5000, 60.0, 1000, 1, 1)
+    ends: dict[str, set[float]] = {}
+    for look, drift_s in enumerate([0.0, 0.0, step_s, step_s / 2, step_s / 3, 0.0, 0.0]):
+        told = (*raw, late) if look > 2 else raw
+        if look == 3:
+            told = (late,)  # the schedd of the others does not answer for once
+        view = border.taken_over(OverlayView(NOW + look, completions=told), NOW + look, drift_s)
+        for each in view.completions or ():
+            ends.setdefault(each.job_id, set()).add(each.ended_at)
+    assert {job: len(times) for job, times in ends.items()} == {"0.0": 1, "1.0": 1, "2.0": 1, "9.0": 1}
