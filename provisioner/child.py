@@ -124,10 +124,12 @@ class Child:
         return self._process
 
     async def _end(self, wait_s: float = 0.0) -> int | None:
-        """Kill the child, after ``wait_s`` in which it may end by itself, and collect it: its exit code."""
+        """Kill the child and all that it started, after ``wait_s`` in which it may end by itself, and collect it: its
+        exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
+        runs = process.returncode is None  # of one that was collected before, the number may be another's by now
         try:
             if wait_s:  # to signal one that has just died would collect it before asyncio does, and lose its exit code
                 async with asyncio.timeout(wait_s):
@@ -135,9 +137,9 @@ class Child:
         except TimeoutError:
             pass
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            if runs:  # it leads a process group of its own
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
         if process.stdin:
             process.stdin.close()
         return await process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 
@@ -41,6 +42,9 @@ class Echo:
 
     def size_of(self, what: bytes) -> int:
         return len(what)
+
+    def start_helper(self) -> int:
+        return subprocess.Popen(["sleep", "600"]).pid
 
     def die(self) -> None:
         print("the last straw", file=sys.stderr, flush=True)

@@ -72,6 +72,20 @@ async def test_one_that_hangs_with_the_lock_is_killed_at_the_deadline_while_the_
     assert await echo.call("greet", "Cid", deadline_s=LONG_S) == "good day Cid 1", "a new child, a new state"
 
 
+@pytest.mark.parametrize("end", ["sleep", "leave", "close"])
+async def test_what_the_library_started_ends_with_the_child(echo: Child, end: str) -> None:
+    """Only the child itself was killed, and its own children stayed."""
+    helper = await echo.call("start_helper", deadline_s=LONG_S)
+    assert alive(helper)
+    if end == "close":
+        await echo.close()
+    else:
+        args, deadline_s = ((), LONG_S) if end == "leave" else ((600.0,), 0.2)
+        with pytest.raises(SiteDown):
+            await echo.call(end, *args, deadline_s=deadline_s)
+    gone(helper)
+
+
 async def test_the_crash_is_told_with_its_last_words(echo: Child) -> None:
     with pytest.raises(SiteDown, match=r"SIGABRT.*the last straw"):
         await echo.call("die", deadline_s=LONG_S)
