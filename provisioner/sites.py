@@ -107,6 +107,15 @@ class Audited(Protocol):
 
 
 @runtime_checkable
+class ProbedOverlay(Protocol):
+    """An overlay that can say what would fail later (``provisioner check --live``). Optional."""
+
+    async def probe(self) -> Sequence[Gap]:
+        """Return every gap that can be found without changing anything. The four errors as in ``look``."""
+        ...
+
+
+@runtime_checkable
 class RendersBlocking(Protocol):
     """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.
     Called on an adapter that was built and not entered: it must not call the site."""

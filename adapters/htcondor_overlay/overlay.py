@@ -10,6 +10,7 @@ from typing import Self
 from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.orders import Orders, read_every_s
+from adapters.htcondor_overlay.probe import explained, probe
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
@@ -27,7 +28,7 @@ from provisioner.model import (
     Receipt,
     StartOrder,
 )
-from provisioner.sites import SiteDenied, SiteDown, SiteError
+from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
@@ -98,6 +99,8 @@ class HTCondorOverlay:
                 looked, self._answered = answer
             except SiteError as error:
                 looked = error
+        if isinstance(looked, SiteDenied):
+            raise await asyncio.to_thread(explained, looked, self._config)
         if isinstance(looked, SiteError):
             raise looked
         told = asked.result()
@@ -105,6 +108,13 @@ class HTCondorOverlay:
             await self._drainer.forget({slot.drone_id for slot in looked.slots})
         self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
         return self._view
+
+    async def probe(self) -> Sequence[Gap]:
+        """Return what would keep drains from working."""
+        if self._directory is None:
+            raise SiteDown("the overlay is not connected")
+        self._directory.refresh()
+        return await probe(self._config, self._directory.env)
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
         """By the slot names of the last look. A drone that was not in it has left already: that is success."""

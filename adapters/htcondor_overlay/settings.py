@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from adapters.shared.htcondor import idtoken
 from adapters.shared.htcondor.expression import Expression
 from provisioner.config.units import Address, ConfigPath, PositiveDuration, Secret
+
+CONTROLLER_NEEDS = ("READ", "ADMINISTRATOR")
+DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 
 
 class SlotWeight(StrEnum):
@@ -82,6 +88,26 @@ class HTCondorConfig(BaseModel):
         " Default: found on PATH there.",
     )
     drone_config: str = Field(default="", description="Lines to add to every drone's HTCondor configuration.")
+
+    def failures(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield tokens that cannot be used now."""
+        now = time.time()
+        for name, secret, _, _ in self._tokens():
+            yield from (((name,), message) for message in idtoken.failures(name, secret, now))
+
+    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield what is odd in the tokens."""
+        now = time.time()
+        for name, secret, needs, most in self._tokens():
+            found = idtoken.doubts(name, secret, now, self.trust_domain, needs, most)
+            yield from (((name,), message) for message in found)
+
+    def _tokens(self) -> Iterator[tuple[str, Secret, tuple[str, ...], tuple[str, ...]]]:
+        """Yield each token with the authorisations that it needs, and those that it should have at most."""
+        if self.token is not None:
+            yield "token", self.token, CONTROLLER_NEEDS, ()
+        if self.drone_token is not None:
+            yield "drone_token", self.drone_token, DRONE_NEEDS, DRONE_NEEDS
 
     @model_validator(mode="after")
     def _some_token(self) -> Self:

@@ -24,7 +24,7 @@ from provisioner.cli.where import config_path
 
 if TYPE_CHECKING:
     from provisioner.config import Problem, Settings, SiteSpec
-    from provisioner.model import SiteView
+    from provisioner.model import OverlayView, SiteView
     from provisioner.sites import Gap
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -138,22 +138,34 @@ async def _looks(settings: Settings) -> list[Look]:
     async with asyncio.TaskGroup() as group:
         overlay = group.create_task(_look_at_overlay(settings))
         sites = [group.create_task(_look_at_site(settings, spec)) for spec in settings.sites]
-    return [overlay.result(), *(look for site in sites for look in site.result())]
+    return [*overlay.result(), *(look for site in sites for look in site.result())]
 
 
-async def _look_at_overlay(settings: Settings) -> Look:
+async def _look_at_overlay(settings: Settings) -> list[Look]:
+    """Look once and, where the adapter can tell, find out what would fail later."""
     from provisioner import loader
+    from provisioner.sites import ProbedOverlay
 
+    within_s = settings.policy.overlay_max_age_s / 2
+    looks: list[Look] = []
     try:
-        async with asyncio.timeout(settings.policy.overlay_max_age_s / 2):
+        async with asyncio.timeout(2 * within_s):
             made = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
             async with made as overlay:
-                view = await overlay.look(settings.types)
+                async with asyncio.timeout(within_s):
+                    looks.append(Look("overlay", True, _pool_seen(await overlay.look(settings.types))))
+                if isinstance(overlay, ProbedOverlay):
+                    async with asyncio.timeout(within_s):
+                        looks += _gaps("overlay", await overlay.probe())
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        return Look("overlay", False, _said(error))
+        looks.append(Look("overlay", False, ("probe: " if looks else "") + _said(error)))
+    return looks
+
+
+def _pool_seen(view: OverlayView) -> str:
     idle = sum(c.waiting + c.fresh for c in view.classes)
     counts = f"{say.count(len(view.classes), 'class', 'classes')}, {say.count(idle, 'idle job')}, "
-    return Look("overlay", True, "; ".join([counts + say.count(len(view.slots), "slot"), *view.notices[:3]]))
+    return "; ".join([counts + say.count(len(view.slots), "slot"), *view.notices[:3]])
 
 
 async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:

@@ -45,8 +45,10 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
 
 
 def check(path: Path, *, root: Path | None = None) -> list[Problem]:
-    """Every mistake in the configuration at ``path``: a controller file with all its sites, or one site file alone."""
-    return _read(path, root).problems()
+    """Every mistake in the configuration at ``path``: a controller file with all its sites, or one site file alone; and
+    what is written well but cannot work now, such as an expired token."""
+    reading = _read(path, root)
+    return [*reading.problems(), *reading.failures]
 
 
 def warnings(path: Path, *, root: Path | None = None) -> list[Problem]:
@@ -97,6 +99,8 @@ class _Reading:
     connects: bool = True
     documents: list[Document] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
+    failures: list[Problem] = field(default_factory=list)
+    """What is written well and cannot work now. The controller starts all the same."""
 
     def problems(self) -> list[Problem]:
         return [
@@ -213,6 +217,7 @@ class _Reading:
         if options is not None:
             self.warnings += together.unreadable_secrets(document, where, options)
             self.warnings += together.doubts(document, where, options)
+            self.failures += together.failures(document, where, options)
         return options
 
     # -------------------------------------------------------------------------------------------------- settings

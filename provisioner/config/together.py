@@ -45,6 +45,16 @@ class HasDoubts(Protocol):
         ...
 
 
+@runtime_checkable
+class HasFailures(Protocol):
+    """Options of an adapter that can tell what certainly fails now, though it is well written: an expired token."""
+
+    def failures(self) -> Iterable[tuple[tuple[str | int, ...], str]]:
+        """Return keys from the options on, and the message. `provisioner check` fails for it. The controller starts all
+        the same: a secret can be renewed while it runs."""
+        ...
+
+
 def distinct_names(documents: Sequence[Document]) -> None:
     """Each site has a name of its own."""
     first: dict[str, Document] = {}
@@ -199,6 +209,18 @@ def doubts(document: Document, at: Steps, options: BaseModel) -> Iterator[Proble
     try:
         for steps, message in options.doubts():
             yield _warning(document, (*at, *steps), message)
+    except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
+        yield _warning(document, at, f"the adapter failed on its options: {type(error).__name__}: {error}")
+
+
+def failures(document: Document, at: Steps, options: BaseModel) -> Iterator[Problem]:
+    """Yield what the adapter itself knows to fail now."""
+    if not isinstance(options, HasFailures):
+        return
+    try:
+        for steps, message in options.failures():
+            spot = document.value_spot((*at, *steps))
+            yield Problem(document.file, spot.line, spot.col, message)
     except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
         yield _warning(document, at, f"the adapter failed on its options: {type(error).__name__}: {error}")
 

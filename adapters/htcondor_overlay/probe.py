@@ -1,0 +1,64 @@
+"""Probes for `provisioner check --live`: is all there that the controller will need at the pool?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.htcondor_overlay.settings import HTCondorConfig
+from adapters.shared.htcondor import idtoken
+from adapters.shared.printing import printable
+from provisioner.sites import Gap, SiteDenied
+
+PING_DEADLINE_S = 20.0
+
+
+async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[Gap]:
+    """Return what would keep drains from working. ``env``: that of our client's tools. Changes nothing."""
+    tool = shutil.which(config.drain_tool, path=env.get("PATH"))
+    if tool is None:
+        message = f"`{config.drain_tool}` is not on PATH: drains would be refused. Install HTCondor's tools, or set "
+        return [Gap("", "drain", message + "`drain_tool` to the whole path")]
+    ping = Path(tool).with_name("condor_ping")
+    if not ping.exists():
+        return []
+    code, said = await _run([str(ping), "-type", "collector", "ADMINISTRATOR"], env)
+    if code == 0:
+        return []
+    message = "the collector does not give us ADMINISTRATOR: drains would be refused. Add the token's identity to "
+    return [Gap("", "drain", f"{message}`ALLOW_ADMINISTRATOR` and `condor_reconfig`; condor_ping: {said}")]
+
+
+async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(PING_DEADLINE_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return 1, f"no answer within {PING_DEADLINE_S:g} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return process.returncode or 0, printable(" ".join(said[-600:].decode(errors="replace").split()), 300)
+
+
+def explained(error: SiteDenied, config: HTCondorConfig) -> SiteDenied:
+    """Return an error of authentication with what our own token tells of it: HTCondor says the same of an expired
+    token, of another pool's and of garbage."""
+    if "authenticat" not in str(error).lower() or config.token is None:
+        return error
+    why = idtoken.blamed(config.token, config.trust_domain, time.time())
+    return SiteDenied(f"{why}. The pool says: {error}", error.kind) if why else error
