@@ -419,6 +419,11 @@ class SiteView:
     like ``free``. None where there is none, or none is told."""
     free_gpu_milli: int | None = None
     """GPUs that nobody holds, of the whole site, like ``free``; None where ``nodes`` tell, or nothing does."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What is short, by type name, for the types of which none could start now: ``cpus 8 > 2 free``. Empty where the
+    site does not tell."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """The same for types of which none can ever start there, however empty it is."""
 
 
 # ----------------------------------------------------------------------------------------------------------- drones

@@ -417,6 +417,8 @@ class SiteFull:
     """The site shows no free capacity for any type that fits."""
 
     type: str
+    lack: str = ""
+    """What is short, where the site tells: ``cpus 8 > 2 free``."""
     kind: Literal["site-full"] = "site-full"
 
 

@@ -357,8 +357,8 @@ def say(reason: Reason) -> str:
                 f"the pool gave none of these jobs to drones of {_q(kind)} that were started for them ({failures} in a "
                 f"row): the next one is tried at {iso(until)}; other jobs are not affected{_told(message)}"
             )
-        case r.SiteFull(type=kind):
-            return f"the site shows no free place for {_q(kind)} or any other type that fits"
+        case r.SiteFull(type=kind, lack=lack):
+            return f"the site shows no free place for {_q(kind)} or any other type that fits{_told(lack)}"
         case r.GpusStranded():
             return _stranded(reason)
         case r.SiteQuota(type=kind):

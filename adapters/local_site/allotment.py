@@ -33,6 +33,10 @@ class NoRoom:
     def __str__(self) -> str:
         return f"{self.what}: {self.wanted} wanted, {self.there} there"
 
+    def compared(self, where: str) -> str:
+        """Return ``cpus 8 > 2 of this host`` for ``where`` "of this host"."""
+        return f"{self.what} {self.wanted} > {self.there} {where}".strip()
+
 
 @dataclass(slots=True)
 class Room:

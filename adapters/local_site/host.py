@@ -45,7 +45,7 @@ def survey(config: Config) -> Host:
     return Host(
         cpus=config.cpus,
         memory_mib=config.memory if config.memory is not None else _memory_mib(),
-        disk_mib=config.disk if config.disk is not None else _disk_mib(config.root),
+        disk_mib=config.disk if config.disk is not None else disk_mib(config.root),
         gpus=gpus,
         notices=notices,
     )
@@ -64,7 +64,8 @@ def _memory_mib() -> int:
     raise SiteDown("/proc/meminfo names no MemTotal")
 
 
-def _disk_mib(root: Path) -> int:
+def disk_mib(root: Path) -> int:
+    """Return the size of the file system of ``root``. Raises :class:`SiteDown`."""
     try:
         system = os.statvfs(root)
     except OSError as error:

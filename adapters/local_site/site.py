@@ -16,8 +16,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self, TypedDict, TypeVar
 
 from adapters.local_site import config as options
 from adapters.local_site.allotment import Allotment, NoRoom, Room
@@ -30,7 +31,7 @@ from adapters.local_site.directory import (
     sweep,
 )
 from adapters.local_site.environment import drone_environment
-from adapters.local_site.host import Host, survey
+from adapters.local_site.host import Host, disk_mib, survey
 from adapters.local_site.processes import Process, kill_tagged
 from adapters.local_site.roll import Known, Life, Roll, Seen, Tags, holds
 from provisioner.model import (
@@ -55,6 +56,22 @@ _ROOT_MODE = 0o711 if os.geteuid() == 0 else 0o700
 """For launchers to report; a drone of which nothing is heard by then is one we are unsure of."""
 _PURGE_BUDGET_S = 1.0
 T = TypeVar("T")
+
+
+class _Shortages(TypedDict):
+    lacks: dict[str, str]
+    unfit: dict[str, str]
+
+
+def _shortages(host: Host, room: Room, types: Sequence[DroneType]) -> _Shortages:
+    """Return what each type lacks of which none could start: of this host, or of what is free on it."""
+    found = _Shortages(lacks={}, unfit={})
+    for kind in types:
+        if isinstance(never := Room.of(host).find(kind), NoRoom):
+            found["unfit"][kind.name] = never.compared("of this host")
+        elif isinstance(now := room.find(kind), NoRoom):
+            found["lacks"][kind.name] = now.compared("free on this host")
+    return found
 
 
 class LocalSite:
@@ -136,6 +153,7 @@ class LocalSite:
             drones=drones,
             free={kind.name: room.count(kind) for kind in self._types},
             notices=tuple(notices),
+            **_shortages(host, room, self._types),
         )
         self._purge(over)
         return view
@@ -144,8 +162,11 @@ class LocalSite:
         return record.controller == self._controller and record.site == self._name
 
     def _surveyed(self) -> Host:
+        """Return this host. Its GPUs are looked up once, as that takes seconds; the size of its disk may change."""
         if self._host is None:
             self._host = survey(self._config)
+        elif self._config.disk is None:
+            self._host = replace(self._host, disk_mib=disk_mib(self._config.root))
         return self._host
 
     def _purge(self, over: Sequence[Seen]) -> None:

@@ -181,7 +181,12 @@ async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
             made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
             async with made as site:
                 async with asyncio.timeout(within_s):
-                    looks.append(Look(name, True, _seen(await site.look())))
+                    view = await site.look()
+                looks.append(Look(name, True, _seen(view)))
+                looks += [
+                    Look(name, False, f"{spec.name}/{kind} can never start there: {lack}. Change the type", "fit")
+                    for kind, lack in view.unfit.items()
+                ]
                 if isinstance(site, Audited):
                     async with asyncio.timeout(within_s):
                         looks += _gaps(name, await site.audit(spec.policy))

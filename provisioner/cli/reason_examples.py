@@ -44,7 +44,7 @@ EXAMPLES: tuple[Reason, ...] = (
     r.JobsFirst("day-shift", 4),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
     r.Unmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),
-    r.SiteFull("topas/v100"),
+    r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
     r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),
     r.SiteQuota("gridka-cloud/h100"),
     r.SiteBlocks("horeka/a100", "quota", "QOSMaxJobsPerUserLimit"),

@@ -161,6 +161,13 @@ def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
 
 
+def _types_unfit(facts: Facts) -> Iterator[Trouble]:
+    for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
+        for kind, lack in reading.view.unfit.items() if reading.view else ():
+            advice = "Change the type in the site's file"
+            yield _warning("unfit", f"type:{name}/{kind}", f"can never start there: {say.told(lack)}. {advice}")
+
+
 def _notices(facts: Facts) -> Iterator[Trouble]:
     if facts.views is None:
         return
@@ -306,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     _events_lasting,
     _events_recent,
     _drones_failed,
+    _types_unfit,
     _brakes,
     _notices,
     _hopeless_classes,

@@ -232,7 +232,8 @@ class Room:
                 return ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
         view = self.scene.trust.site_view(self.scene.snapshot, kind.site)
         short = stranded(kind, view.nodes) if view is not None else None
-        return short or self.ground.claimed.get(kind.site) or SiteFull(kind.key)
+        lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
+        return short or self.ground.claimed.get(kind.site) or SiteFull(kind.key, lack)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
         breaker = self.scene.breakers.get(scope)
