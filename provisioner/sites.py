@@ -110,8 +110,9 @@ class Audited(Protocol):
 class ProbedOverlay(Protocol):
     """An overlay that can say what would fail later (``provisioner check --live``). Optional."""
 
-    async def probe(self) -> Sequence[Gap]:
-        """Return every gap that can be found without changing anything. The four errors as in ``look``."""
+    async def probe(self, *, here: bool) -> Sequence[Gap]:
+        """Return every gap that can be found without changing anything. ``here``: drones will also run on this host, as
+        the class of a site's adapter tells by ``on_this_host``. The four errors as in ``look``."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.orders import Orders, read_every_s
-from adapters.htcondor_overlay.probe import explained, probe
+from adapters.htcondor_overlay.probe import explained, no_condor, probe
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
@@ -109,12 +109,12 @@ class HTCondorOverlay:
         self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
         return self._view
 
-    async def probe(self) -> Sequence[Gap]:
-        """Return what would keep drains from working."""
+    async def probe(self, *, here: bool) -> Sequence[Gap]:
+        """Return what would keep drains from working, and drones from starting ``here``."""
         if self._directory is None:
             raise SiteDown("the overlay is not connected")
         self._directory.refresh()
-        return await probe(self._config, self._directory.env)
+        return [*await probe(self._config, self._directory.env), *(no_condor(self._config) if here else ())]
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
         """By the slot names of the last look. A drone that was not in it has left already: that is success."""

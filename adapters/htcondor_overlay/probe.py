@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from adapters.shared.printing import printable
 from provisioner.sites import Gap, SiteDenied
 
 PING_DEADLINE_S = 20.0
+_MORE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[Gap]:
@@ -31,6 +33,20 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[Gap]:
         return []
     message = "the collector does not give us ADMINISTRATOR: drains would be refused. Add the token's identity to "
     return [Gap("", "drain", f"{message}`ALLOW_ADMINISTRATOR` and `condor_reconfig`; condor_ping: {said}")]
+
+
+def no_condor(config: HTCondorConfig) -> list[Gap]:
+    """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
+    prefix = Path(config.condor_prefix)
+    if config.condor_prefix:
+        if any((prefix / below / "condor_master").exists() for below in ("usr/sbin", "sbin")):
+            return []
+        return [Gap("", "htcondor", f"no condor_master below {prefix}: drones on this host could not start. Correct "
+                    "`condor_prefix`")]  # fmt: skip
+    if shutil.which("condor_master", path=f"{os.environ.get('PATH', '')}:{_MORE_PATH}"):
+        return []
+    return [Gap("", "htcondor", "condor_master is neither on PATH nor in /usr/sbin: drones on this host could not "
+                "start. Install HTCondor, or set `condor_prefix` to the directory above its `usr/sbin`")]  # fmt: skip
 
 
 async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:

@@ -35,7 +35,9 @@ class NoRoom:
 
     def compared(self, where: str) -> str:
         """Return ``cpus 8 > 2 of this host`` for ``where`` "of this host"."""
-        return f"{self.what} {self.wanted} > {self.there} {where}".strip()
+        if self.what == "GPUs":
+            return f"GPUs: {self.wanted} wanted, {self.there}"
+        return f"{self.what} {self.wanted} > {self.there} {where}"
 
 
 @dataclass(slots=True)

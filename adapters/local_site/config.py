@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
+from provisioner.model import DroneType
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
@@ -72,3 +75,22 @@ class Config(BaseModel):
     env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
         default_factory=dict, description="Environment variables added for each drone."
     )
+
+    def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
+        """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
+        from adapters.local_site.allotment import NoRoom, Room
+        from adapters.local_site.host import Host, declared, disk_mib, memory_mib
+
+        root = self.root.absolute()
+        while not root.exists():
+            root = root.parent
+        host = Host(
+            cpus=self.cpus,
+            memory_mib=self.memory if self.memory is not None else memory_mib(),
+            disk_mib=self.disk if self.disk is not None else disk_mib(root),
+            gpus=() if self.gpus == "auto" else declared(self.gpus),
+        )
+        for kind in types:
+            asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
+            if isinstance(found := Room.of(host).find(asked), NoRoom):
+                yield kind.name, found.compared("of this host")

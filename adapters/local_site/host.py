@@ -41,22 +41,23 @@ def survey(config: Config) -> Host:
     if config.gpus == "auto":
         gpus, notices = _probe(config.probe_deadline)
     else:
-        gpus = _declared(config.gpus)
+        gpus = declared(config.gpus)
     return Host(
         cpus=config.cpus,
-        memory_mib=config.memory if config.memory is not None else _memory_mib(),
+        memory_mib=config.memory if config.memory is not None else memory_mib(),
         disk_mib=config.disk if config.disk is not None else disk_mib(config.root),
         gpus=gpus,
         notices=notices,
     )
 
 
-def _declared(specs: tuple[GpuSpec, ...]) -> tuple[Gpu, ...]:
+def declared(specs: tuple[GpuSpec, ...]) -> tuple[Gpu, ...]:
+    """Return the devices that a configuration declares."""
     each = [spec for spec in specs for _ in range(spec.count)]
     return tuple(Gpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(each))
 
 
-def _memory_mib() -> int:
+def memory_mib() -> int:
     """Field ``MemTotal`` of ``/proc/meminfo``, which is in KiB."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemTotal:"):

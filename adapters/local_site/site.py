@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +44,12 @@ from provisioner.model import (
     Receipt,
     RemoteDrone,
     RemoteState,
+    SitePolicy,
     SiteView,
     StartOrder,
     StopOrder,
 )
-from provisioner.sites import SiteDown
+from provisioner.sites import Gap, SiteDown
 
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
 _LOCK_WAIT_S = 10.0
@@ -78,6 +80,7 @@ class LocalSite:
     """Drones as processes of this host. Blocking work is done in threads, one at a time."""
 
     Config = options.Config
+    on_this_host = True
 
     def __init__(self, name: str, config: options.Config, types: Sequence[DroneType], controller: str) -> None:
         self._name = name
@@ -101,6 +104,19 @@ class LocalSite:
     async def look(self) -> SiteView:
         """Everything of ours, ended drones for ``keep_ended``. Raises :class:`SiteDown`."""
         return await self._in_thread(lambda given_up: self._look())
+
+    async def audit(self, policy: SitePolicy) -> Sequence[Gap]:
+        """Return whether drones could not be started for want of a directory that can be written."""
+
+        def try_to_write() -> Sequence[Gap]:
+            try:
+                with tempfile.TemporaryFile(dir=self._root):
+                    return []
+            except OSError as error:
+                message = f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
+                return [Gap("", "directory", message)]
+
+        return await asyncio.to_thread(try_to_write)
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[Receipt]:
         """Cancelled in the middle it stops before the next drone; what it began is in the next listing."""

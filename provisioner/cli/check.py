@@ -146,6 +146,7 @@ async def _look_at_overlay(settings: Settings) -> list[Look]:
     from provisioner import loader
     from provisioner.sites import ProbedOverlay
 
+    here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
     within_s = settings.policy.overlay_max_age_s / 2
     looks: list[Look] = []
     try:
@@ -156,7 +157,7 @@ async def _look_at_overlay(settings: Settings) -> list[Look]:
                     looks.append(Look("overlay", True, _pool_seen(await overlay.look(settings.types))))
                 if isinstance(overlay, ProbedOverlay):
                     async with asyncio.timeout(within_s):
-                        looks += _gaps("overlay", await overlay.probe())
+                        looks += _gaps("overlay", await overlay.probe(here=here))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
         looks.append(Look("overlay", False, ("probe: " if looks else "") + _said(error)))
     return looks

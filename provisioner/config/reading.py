@@ -159,6 +159,7 @@ class _Reading:
                 shapes = site.model.types.items()
                 types = [_drone_type(site.model, name, written, site.options) for name, written in shapes]
                 together.options_fit_types(document, site.options, types)
+                self.failures += together.types_unfit(document, site.options, types)
         return site
 
     def site_files(self, path: Path, document: Document) -> list[Path]:

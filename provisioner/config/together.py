@@ -55,6 +55,16 @@ class HasFailures(Protocol):
         ...
 
 
+@runtime_checkable
+class JudgesHost(Protocol):
+    """Options of an adapter whose drones run on this host, and that can tell which types will never fit it."""
+
+    def unfit(self, types: Sequence[DroneType]) -> Iterable[tuple[str, str]]:
+        """Return names of types that this host can never hold, each with what is short. Quick: no other program is
+        started. The controller starts all the same, for it may run on a larger host."""
+        ...
+
+
 def distinct_names(documents: Sequence[Document]) -> None:
     """Each site has a name of its own."""
     first: dict[str, Document] = {}
@@ -223,6 +233,18 @@ def failures(document: Document, at: Steps, options: BaseModel) -> Iterator[Prob
             yield Problem(document.file, spot.line, spot.col, message)
     except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
         yield _warning(document, at, f"the adapter failed on its options: {type(error).__name__}: {error}")
+
+
+def types_unfit(document: Document, options: BaseModel, types: Sequence[DroneType]) -> Iterator[Problem]:
+    """Yield types that this host can never hold."""
+    if not isinstance(options, JudgesHost):
+        return
+    try:
+        for name, lack in options.unfit(types):
+            spot = document.key_spot(("types", name))
+            yield Problem(document.file, spot.line, spot.col, f"`{name}` can never start: {lack}. Make it smaller")
+    except Exception as error:  # an adapter's own code may raise anything: that is its fault, and said so
+        yield _warning(document, ("options",), f"the adapter failed on its options: {type(error).__name__}: {error}")
 
 
 def _warning(document: Document, at: Steps, message: str) -> Problem:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor_overlay.overlay import HTCondorOverlay
-from adapters.htcondor_overlay.probe import explained, probe
+from adapters.htcondor_overlay.probe import explained, no_condor, probe
 from adapters.shared.htcondor.idtoken import IdToken, NoToken, in_words, read
 from provisioner.config import check, load, warnings
 from provisioner.config.units import Secret
@@ -153,6 +153,21 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
     assert gap.dimension == "drain" and "ADMINISTRATOR" in gap.message and "DENIED to anna" in gap.message
     (tmp_path / "condor_ping").write_text("#!/bin/sh\nexit 0\n")
     assert await probe(config, dict(os.environ)) == []
+
+
+def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
+    file = Secret(file=tmp_path / "token")
+    known = {"collector": "127.0.0.1:1", "trust_domain": "pool.test", "token": file, "drone_token": file}
+    monkeypatch.setattr("adapters.htcondor_overlay.probe._MORE_PATH", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (gap,) = no_condor(HTCondorOverlay.Config(**known))
+    assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
+    (gap,) = no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path)))
+    assert f"no condor_master below {tmp_path}" in gap.message
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/condor_master").touch()
+    assert no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path))) == []
 
 
 def test_a_token_in_words() -> None:
