@@ -261,13 +261,17 @@ def test_configurations_in_documents_are_valid(page: Path, tmp_path: Path) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(body)
     for name in ("controller.token", "drone.token"):
-        (tmp_path / name).write_text("not a real token")
+        (tmp_path / name).write_text("e30.eyJpc3MiOiAicG9vbCIsICJzdWIiOiAieEBwb29sIn0.c2ln")
         (tmp_path / name).chmod(0o400)
-    done = provisioner(["check", "-c", "provisioner.yaml"], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_valid(provisioner(["check", "-c", "provisioner.yaml"], tmp_path))
+
+
+def assert_valid(done: subprocess.CompletedProcess[str]) -> None:
+    """Assert that there is no mistake but a type that is too large for the host of this test."""
+    wrong = [line for line in done.stdout.splitlines() if "of this host" not in line]
+    assert wrong == [] and done.returncode == (3 if done.stdout else 0), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("provisioner.yaml")), ids=page_id)
 def test_shipped_configurations_are_valid(path: Path) -> None:
-    done = provisioner(["check", "-c", str(path)], ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_valid(provisioner(["check", "-c", str(path)], ROOT))
