@@ -13,6 +13,7 @@ from pathlib import Path
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor import idtoken
 from adapters.shared.printing import printable
+from provisioner.config.units import SecretUnreadable
 from provisioner.sites import Gap, SiteDenied
 
 PING_DEADLINE_S = 20.0
@@ -20,19 +21,34 @@ _MORE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[Gap]:
-    """Return what would keep drains from working. ``env``: that of our client's tools. Changes nothing."""
+    """Return what would keep drains from working. ``env``: that of our client's tools. Changes nothing.
+
+    Either way of draining is enough: the tool with ADMINISTRATOR, or order ads with DAEMON at the collector.
+    """
     tool = shutil.which(config.drain_tool, path=env.get("PATH"))
-    if tool is None:
-        message = f"`{config.drain_tool}` is not on PATH: drains would be refused. Install HTCondor's tools, or set "
-        return [Gap("", "drain", message + "`drain_tool` to the whole path")]
-    ping = Path(tool).with_name("condor_ping")
-    if not ping.exists():
-        return []
-    code, said = await _run([str(ping), "-type", "collector", "ADMINISTRATOR"], env)
-    if code == 0:
-        return []
-    message = "the collector does not give us ADMINISTRATOR: drains would be refused. Add the token's identity to "
-    return [Gap("", "drain", f"{message}`ALLOW_ADMINISTRATOR` and `condor_reconfig`; condor_ping: {said}")]
+    ping = Path(tool).with_name("condor_ping") if tool is not None else None
+    scopes = _scopes(config)
+    why: list[str] = []
+    for wanted, setting in (("ADMINISTRATOR", "ALLOW_ADMINISTRATOR"), ("DAEMON", "COLLECTOR.ALLOW_DAEMON")):
+        if wanted == "ADMINISTRATOR" and tool is None:
+            why.append(f"`{config.drain_tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`")
+            continue
+        if scopes is not None and wanted not in scopes:
+            why.append(f"our token is not good for {wanted}")
+            continue
+        code, said = await _run([str(ping), "-type", "collector", wanted], env) if ping and ping.exists() else (0, "")
+        if code == 0:
+            return []
+        why.append(f"no {wanted} at the collector ({said}): add the token's identity to `{setting}`, `condor_reconfig`")
+    return [Gap("", "drain", f"drains would be refused: {'; '.join(why)}")]
+
+
+def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
+    """Return the scopes that the controller's token is limited to; None for all, and where no single token tells."""
+    try:
+        return idtoken.read(config.token.read()).scopes if config.token is not None else None
+    except (SecretUnreadable, idtoken.NoToken):
+        return None
 
 
 def no_condor(config: HTCondorConfig) -> list[Gap]:

@@ -13,7 +13,8 @@ from adapters.shared.htcondor import idtoken
 from adapters.shared.htcondor.expression import Expression
 from provisioner.config.units import Address, ConfigPath, PositiveDuration, Secret
 
-CONTROLLER_NEEDS = ("READ", "ADMINISTRATOR")
+CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
+"""To drain, one of the two is enough."""
 DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 
 

@@ -87,7 +87,7 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
     ("controller", "drone", "words"),
     [
         (token(**CONTROLLER | {"iss": "other.test"}), token(**DRONE), "issuer is other.test, not `trust_domain` pool"),
-        (token(sub="p@pool.test", scope="condor:/READ"), token(**DRONE), "p@pool.test is not good for ADMINISTRATOR"),
+        (token(sub="p@pool.test", scope="condor:/READ"), token(**DRONE), "not good for DAEMON or ADMINISTRATOR"),
         (token(**CONTROLLER), token(), "drone@pool.test has no limits, and jobs may read it"),
         (token(**CONTROLLER), token(scope=DRONE["scope"] + " condor:/WRITE"), "is also good for WRITE"),
         (token(**CONTROLLER, exp=int(time.time()) + 3600), token(**DRONE), "expires soon"),
@@ -153,6 +153,11 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
     assert gap.dimension == "drain" and "ADMINISTRATOR" in gap.message and "DENIED to anna" in gap.message
     (tmp_path / "condor_ping").write_text("#!/bin/sh\nexit 0\n")
     assert await probe(config, dict(os.environ)) == []
+    file.write_text(token(**CONTROLLER | {"scope": "condor:/READ"}))
+    (gap,) = await probe(config, dict(os.environ))
+    assert "not good for ADMINISTRATOR; our token is not good for DAEMON" in gap.message
+    file.write_text(token(**CONTROLLER | {"scope": "condor:/READ condor:/DAEMON"}))
+    assert await probe(config, dict(os.environ)) == [], "order ads are enough"
 
 
 def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,10 @@ class IdToken:
     expires_at: float = 0.0
     """0: never."""
 
+    def allows(self, wanted: str) -> bool:
+        """Return whether its scopes do not exclude ``wanted``, or one of ``A or B``."""
+        return self.scopes is None or not self.scopes.isdisjoint(wanted.split(" or "))
+
 
 class NoToken(ValueError):
     """A text that is no IDTOKEN; the message says why, without the text."""
@@ -71,8 +75,8 @@ def failures(name: str, secret: Secret, now: float) -> Iterator[str]:
 def doubts(
     name: str, secret: Secret, now: float, issuer: str, needs: Collection[str], most: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield what is odd in the token in ``secret``: file mode, issuer, missing scopes and, with ``most``, scopes beyond
-    those, or an expiry that is near."""
+    """Yield what is odd in the token in ``secret``: file mode, issuer, missing scopes (``needs``: each, or one of
+    ``A or B``) and, with ``most``, scopes beyond those, or an expiry that is near."""
     if secret.file is not None:
         try:
             mode = secret.file.stat().st_mode
@@ -86,7 +90,7 @@ def doubts(
         return
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
-    missing = sorted(set(needs) - token.scopes) if token.scopes is not None else []
+    missing = [each for each in needs if not token.allows(each)]
     if missing:
         lacks = f"`{name}`: the token of {token.subject} is not good for {', '.join(missing)}"
         yield f"{lacks}. Make one with these `-authz`"
