@@ -20,6 +20,8 @@ _SETTINGS = 2
 MOST_BYTES = 600_000_000
 """Remembered of one of them, about; when it is more, all its shapes are forgotten. Ten thousand shapes have room that
 all of five hundred types suit: with more of them than that, each decision would judge all of them anew."""
+SPARE_BYTES = 32_000_000
+"""Of these, what shapes may take of which no job waits now: they may come again."""
 _SHAPE_BYTES, _TYPE_BYTES = 1_000, 100
 """What a shape takes, and each type that suits it or that its jobs refuse, rounded up from what ``tracemalloc`` counts:
 46 kB for one that 500 types suit, 17 kB for one that refuses 499 of them, 0.6 kB for one that nothing suits."""
@@ -74,6 +76,19 @@ def _places(keys: Iterable[TypeKey]) -> Mapping[TypeKey, int]:
     return {key: place for place, key in enumerate(keys)}
 
 
+_Shape = tuple[object, ...]
+"""What the jobs of a class ask for, and the types that they refuse, or None."""
+
+
+def _shape(job: JobClass) -> _Shape:
+    return (*_asks(job), frozenset(job.refuses) if job.refuses else None)
+
+
+def _size(shape: _Shape, found: Suited) -> int:
+    refused = shape[-1]
+    return _SHAPE_BYTES + _TYPE_BYTES * (len(found.keys) + (len(refused) if isinstance(refused, frozenset) else 0))
+
+
 @dataclass(slots=True)
 class Shapes:
     """All shapes met so far, under one set of types and prices."""
@@ -81,24 +96,34 @@ class Shapes:
     types: tuple[DroneType, ...]
     site_prices: Mapping[str, float]
     by_key: Mapping[TypeKey, DroneType]
-    known: dict[object, Suited] = field(default_factory=dict)
+    known: dict[_Shape, Suited] = field(default_factory=dict)
     size: int = 0
     """Bytes that these take, estimated."""
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, Suited]:
-        """Class id to what suits its jobs."""
-        return {job.id: self.suited(job) for job in classes}
+        """Return what suits the jobs of each class, by class id. Shapes that none of them has any more are forgotten
+        once they take more than :data:`SPARE_BYTES`: jobs whose requests differ each would fill the memory."""
+        jobs = list(classes)
+        found = {job.id: self.suited(job) for job in jobs}
+        if jobs and self.size > SPARE_BYTES:
+            now = {shape for job in jobs if (shape := _shape(job)) in self.known}
+            size = sum(_size(shape, self.known[shape]) for shape in now)
+            if self.size > size + SPARE_BYTES:
+                self.known = {shape: suited for shape, suited in self.known.items() if shape in now}
+                self.size = size
+        return found
 
     def suited(self, job: JobClass) -> Suited:
-        """What suits the jobs of a class."""
-        shape = (*_asks(job), frozenset(job.refuses) if job.refuses else None)
+        """Return what suits the jobs of a class."""
+        shape = _shape(job)
         found = self.known.get(shape)
         if found is None:
             found = self._judged(job)
-            self._remember(shape, found, _SHAPE_BYTES + _TYPE_BYTES * (len(found.keys) + len(job.refuses)))
+            self._remember(shape, found)
         return found
 
-    def _remember(self, shape: object, found: Suited, size: int) -> None:
+    def _remember(self, shape: _Shape, found: Suited) -> None:
+        size = _size(shape, found)
         if self.size + size > MOST_BYTES:
             self.known.clear()
             self.size = 0

@@ -70,6 +70,21 @@ def test_what_is_remembered_of_shapes_is_bounded_by_its_size(monkeypatch: pytest
     assert 0 < known.size <= shapes.MOST_BYTES
 
 
+def test_shapes_of_jobs_that_have_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs whose requests differ each filled 600 MB, and none of it was given back."""
+    shapes._remembered.clear()
+    monkeypatch.setattr(shapes, "SPARE_BYTES", 20_000)
+    most = 0
+    for n in range(0, 400, 8):
+        classes = [replace(SMALL, id=str(i), disk_mib=i, waiting=1) for i in range(n, n + 8)]
+        decide(snapshot(classes=classes, types=TYPES))
+        [known] = shapes._remembered
+        most = max(most, len(known.known))
+        assert known.size == sum(shapes._size(shape, found) for shape, found in known.known.items())
+    assert most < 40
+    assert len(known.known) >= 8, "those of the newest decision are kept"
+
+
 def _steady() -> Snapshot:
     world = World.of(jobs=1_000, classes=10, types=4, alive=200)
     for _ in range(8):
