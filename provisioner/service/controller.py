@@ -27,7 +27,6 @@ from provisioner.model import (
     Move,
     OperatorRequest,
     OverlayReading,
-    Patience,
     Plan,
     Policy,
     RemoteState,
@@ -167,7 +166,6 @@ class Controller:
     _prunes: bool = False
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
-    _patience: Mapping[str, Patience] = field(default_factory=dict)
     _stepped: bool = False
     _history: History = field(default_factory=History)
     _keeping: Keeping | None = None
@@ -212,7 +210,6 @@ class Controller:
         snapshot = await self._sense()
         found = self._decided(snapshot)
         plan, faults = found.plan, found.faults
-        self._patience = {each.site: each for each in plan.patience}
         await self._tell_faults(found)
         before = dict(self.store.breakers)
         try:
@@ -296,7 +293,7 @@ class Controller:
             requests=await self._requests(),
             ended=await self._ended(readings.values()),
             gpu_wanted_at=self._gpu_wanted(),
-            patience=self._patience,
+            patience=dict(self.store.patience),
             learned=self.learning.learned,
             drift_s=self.clock.drift_s(),
         )

@@ -26,6 +26,7 @@ from provisioner.model import (
     Move,
     OperatorRequest,
     OverlayView,
+    Patience,
     Plan,
     Receipt,
     SiteView,
@@ -174,6 +175,10 @@ class MortalStore:
     @property
     def tick(self) -> int:
         return self._store.tick
+
+    @property
+    def patience(self) -> Mapping[str, Patience]:
+        return self._store.patience
 
     @property
     def recorded_at(self) -> float:

@@ -22,6 +22,7 @@ from provisioner.model import (
     Move,
     OperatorRequest,
     OverlayReading,
+    Patience,
     Plan,
     Policy,
     RequestKind,
@@ -152,6 +153,10 @@ class Store(Protocol):
 
     @property
     def breakers(self) -> Mapping[str, Breaker]: ...
+
+    @property
+    def patience(self) -> Mapping[str, Patience]:
+        """What the newest plan left to remember of sites whose owner's jobs wait, by site."""
 
     @property
     def next_serial(self) -> int:

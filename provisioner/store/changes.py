@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 
-from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, Plan
+from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, Patience, Plan
 from provisioner.reasons import Reason
 from provisioner.store import Transition
 
@@ -35,6 +35,13 @@ class Mirror:
     """When the newest tick was recorded, on the controller's clock; 0 before the first."""
     drift_s: float = 0.0
     """How far the host's wall clock was ahead of it."""
+    patience: Mapping[str, Patience] = field(default_factory=dict)
+    """By site, as the newest plan left it."""
+
+
+def remembered(plan: Plan) -> Mapping[str, Patience]:
+    """Return what a plan leaves for the next tick to remember, by site."""
+    return {each.site: each for each in plan.patience}
 
 
 def planned(plan: Plan) -> Change:

@@ -23,12 +23,13 @@ from provisioner.model import (
     DroneState,
     Move,
     OperatorRequest,
+    Patience,
     Plan,
     RequestKind,
     Snapshot,
 )
 from provisioner.store import Event, Forget, Hazard, Holder, StoreHeld, Transition, Views
-from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, serial_of, settled
+from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, serial_of, settled
 from provisioner.store.hazard import hazards_of, life_of
 from provisioner.store.ids import FIND_LIMIT, plausible, serial_meant, slots_meant
 
@@ -124,6 +125,10 @@ class MemoryStore:
         return self._record.mirror.breakers
 
     @property
+    def patience(self) -> Mapping[str, Patience]:
+        return self._record.mirror.patience
+
+    @property
     def recorded_at(self) -> float:
         return self._record.mirror.at
 
@@ -147,7 +152,7 @@ class MemoryStore:
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         record = self._record
         self._apply(planned(plan), plan.tick, snapshot.next_serial)
-        record.mirror = replace(record.mirror, at=plan.at, drift_s=snapshot.drift_s)
+        record.mirror = replace(record.mirror, at=plan.at, drift_s=snapshot.drift_s, patience=remembered(plan))
         said = news(plan)
         if record.plans and repeats(said, self._said):
             record.plans[-1] = said
@@ -335,6 +340,7 @@ class MemoryReader:
             next_serial=record.mirror.next_serial,
             drones=dict(record.mirror.drones),
             breakers=dict(record.mirror.breakers),
+            patience=dict(record.mirror.patience),
             requests=record.pending(),
         )
 

@@ -25,6 +25,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     OperatorRequest,
+    Patience,
     Plan,
     RequestKind,
     Snapshot,
@@ -298,10 +299,17 @@ class SqlReader:
                 sites=views.sites,
                 drones={drone.id: drone for drone in live},
                 breakers=_breakers(sql),
+                patience=_patience(sql),
                 requests=_pending(sql),
                 gpu_wanted_at=float(known.get("gpu_wanted_at", views.at)),
                 learned=views.learned,
             )
+
+
+def _patience(sql: sqlite3.Connection) -> Mapping[str, Patience]:
+    """Return what the newest plan left for the next tick to remember, by site."""
+    row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
+    return {each.site: each for each in _unpack(Plan, row[0]).patience} if row else {}
 
 
 class _Where:

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from provisioner.learned import Experience
-from provisioner.model import Breaker, Completion, Drone, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
+from provisioner.model import (
+    Breaker,
+    Completion,
+    Drone,
+    DroneId,
+    DroneState,
+    Move,
+    OperatorRequest,
+    Patience,
+    Plan,
+    Snapshot,
+)
 from provisioner.store import Forget, StoreError
 from provisioner.store.lock import StoreLock
 from provisioner.store.reader import SqlReader
@@ -73,6 +84,10 @@ class SqlStore:
     @property
     def breakers(self) -> Mapping[str, Breaker]:
         return self._opened.mirror.breakers
+
+    @property
+    def patience(self) -> Mapping[str, Patience]:
+        return self._opened.mirror.patience
 
     @property
     def recorded_at(self) -> float:

@@ -17,10 +17,10 @@ from sqlalchemy.dialects.sqlite import insert
 
 from provisioner import codec
 from provisioner.learned import Experience
-from provisioner.model import Breaker, Completion, DroneId, DroneState, Move, OperatorRequest, Plan, Snapshot
+from provisioner.model import Breaker, Completion, DroneId, DroneState, Move, OperatorRequest, Patience, Plan, Snapshot
 from provisioner.store import Forget, Holder, StoreError, Transition
 from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
-from provisioner.store.changes import Change, Mirror, after, news, planned, repeats, settled
+from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, settled
 from provisioner.store.experience import FORM, read, written
 from provisioner.store.faults import broken, unfit
 from provisioner.store.lock import HOLDER, Claim, held, is_alive, taken_over
@@ -95,7 +95,10 @@ class Writer:
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
         change = planned(plan)
         mirror = replace(
-            after(self.mirror, change, plan.tick, snapshot.next_serial), at=plan.at, drift_s=snapshot.drift_s
+            after(self.mirror, change, plan.tick, snapshot.next_serial),
+            at=plan.at,
+            drift_s=snapshot.drift_s,
+            patience=remembered(plan),
         )
         said = news(plan)
         pieces = pieces_of(snapshot)
@@ -329,7 +332,17 @@ def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:
             scope: codec.from_json(Breaker, body)
             for scope, body in sql.execute(select(breakers.c.scope, breakers.c.body))
         },
+        patience=_patience(sql),
     )
+
+
+def _patience(sql: Connection) -> Mapping[str, Patience]:
+    """Return what the newest plan left to remember; nothing if another version wrote it and it cannot be read."""
+    body = sql.execute(select(plans.c.body).order_by(plans.c.seq.desc()).limit(1)).scalar()
+    try:
+        return remembered(codec.from_json(Plan, zlib.decompress(body).decode())) if body else {}
+    except (ValueError, zlib.error):
+        return {}
 
 
 def _upsert(sql: Connection, table: Table, rows: list[dict[str, object]]) -> None:

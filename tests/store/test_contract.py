@@ -18,6 +18,7 @@ from provisioner.model import (
     Fault,
     FaultKind,
     OverlayReading,
+    Patience,
     Plan,
     RequestKind,
     SiteReading,
@@ -220,6 +221,22 @@ async def test_snapshots_of_the_newest_acting_ticks_are_kept_whole(ground: Groun
         assert reader.kept_snapshots() == [3, 4, 5]
         assert [reader.snapshot(tick) for tick in (2, 6)] == [None, None]
         assert reader.snapshot(4) == taken[4]
+
+
+async def test_the_patience_with_an_owners_queue_survives_and_is_in_the_next_snapshot(ground: Ground) -> None:
+    """`provisioner plan` and a restarted controller forgot it, and asked more drones to leave."""
+    known = Patience("topas", 50.0, 2, 2)
+    async with ground.store() as store:
+        await record(store, Plan(1, 100.0, patience=(known, Patience("horeka", 60.0, 1))))
+        await record(store, Plan(2, 110.0, patience=(known,)))
+        await record(store, Plan(3, 120.0, patience=(known,)))
+        following = ground.reader().snapshot()
+        assert following is not None
+        assert dict(following.patience) == dict(store.patience) == {"topas": known}
+    async with ground.store() as store:
+        assert dict(store.patience) == {"topas": known}
+        await record(store, Plan(4, 130.0))
+        assert dict(store.patience) == {}
 
 
 async def test_the_next_snapshot_is_put_together_from_the_record(ground: Ground) -> None:
