@@ -18,6 +18,7 @@ from adapters.htcondor_overlay.work import TOLD_S, drone_named
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
 from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
 from adapters.shared.printing import printable
 from provisioner.model import Completion
 from provisioner.sites import SiteDenied, SiteDown
@@ -68,7 +69,7 @@ class Histories:
         self._address, self._controller, self._schedds = collector, controller, tuple(schedds)
         self._constraint, self._owner_attribute = constraint, owner_attribute
         self._reasons = Reasons()
-        self._collector = htcondor2.Collector(collector)
+        self._collector = Collectors(collector)
         self._skew_s = 0
         self._known: dict[str, _Known] = {}
 

@@ -11,6 +11,7 @@ import htcondor2
 from adapters.htcondor_overlay.slots import OUR_SLOTS
 from adapters.shared.htcondor.ads import text, value
 from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
 from adapters.shared.printing import printable
 from provisioner.sites import SiteDenied
 
@@ -26,7 +27,7 @@ class OrderAds:
     def __init__(self, collector: str) -> None:
         self._address = collector
         self._reasons = Reasons()
-        self._collector = htcondor2.Collector(collector)
+        self._collector = Collectors(collector)
 
     def readers(self, drone_ids: Collection[str]) -> Mapping[str, bool]:
         """Return those of the drones that read order ads, each with whether it drains because of one."""

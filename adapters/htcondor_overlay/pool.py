@@ -38,6 +38,7 @@ from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, si
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
 from provisioner.sites import SiteDown, SiteError
@@ -49,6 +50,8 @@ _JUDGING_S = 5.0
 _REJUDGED_S = 60.0
 """A verdict that depends on the time is made anew after this long."""
 _NOT_YET = Misfit("requirements", "judged at one of the next looks", "too many new classes and types at once")
+_ITS_OWN = "UpdateSequenceNumber is undefined"
+"""The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
 _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
 _MOST_DOUBTS = 10
@@ -106,7 +109,7 @@ class Pool:
         self._attributes = group_attributes(owner_attribute, referenced(constraint))
         self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
         self._reasons = Reasons()
-        self._collector = htcondor2.Collector(collector)
+        self._collector = Collectors(collector)
         self._skew_s = 0
         self._answered: set[str] = set()
         """Schedds that have ever answered, by name."""
@@ -123,7 +126,9 @@ class Pool:
         self._templates: dict[TypeKey, Ad] = {}
         self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
         self._devices: dict[DroneId, tuple[float, int]] = {}
-        self._collector_started = self._restarted_at = 0.0
+        self._collector_started: dict[str, float] = {}
+        """By address, of each collector that we have asked."""
+        self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
 
     # ------------------------------------------------------------------------------------------------- the one call
@@ -263,16 +268,22 @@ class Pool:
     def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
         """A collector that has just started knows only the startds that have called since: the others keep the slot,
         and the age, that they had, for as long as a startd may take to call."""
-        ads = self._collector.query(htcondor2.AdType.Collector, projection=["MonitorSelfTime", "MonitorSelfAge"])
+        attributes = ["MonitorSelfTime", "MonitorSelfAge"]
+        ads = self._collector.query(htcondor2.AdType.Collector, constraint=_ITS_OWN, projection=attributes)
         starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
         started = max(starts, default=0.0)
         if not started:
             # In its first second, or where its own ad does not live until the next one: it may have started anew or
             # not. What was there before is kept in mind until it tells.
             return slots, []
-        if self._collector_started and abs(started - self._collector_started) > _SAME_START_S:
+        before = self._collector_started.get(self._collector.address)
+        if before is not None:
+            restarted = abs(started - before) > _SAME_START_S
+        else:  # the first that is asked, or another one of the pool, which may just have come back
+            restarted = bool(self._collector_started) and self._to_our_clock(started) > now - self._collector_memory_s
+        if restarted:
             self._restarted_at = now
-        self._collector_started = started
+        self._collector_started[self._collector.address] = started
         listed = {slot.drone_id for slot in slots}
         kept: tuple[Slot, ...] = ()
         if now - self._restarted_at < self._collector_memory_s:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from adapters.shared.htcondor import idtoken
 from adapters.shared.htcondor.expression import Expression
-from provisioner.config.units import Address, ConfigPath, PositiveDuration, Secret
+from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
@@ -30,8 +30,9 @@ class HTCondorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    collector: Address = Field(
-        description="Address of the pool's collector, `host:port`; drones must reach it too.",
+    collector: Addresses = Field(
+        description="Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
+        " other with commas between. Drones must reach it too.",
         examples=["pool.example.org:9618"],
     )
     trust_domain: str = Field(

@@ -12,6 +12,7 @@ import htcondor2
 from adapters.htcondor_site.owner_queue import JOB_PROJECTION, Queue, grouped
 from adapters.shared.htcondor.ads import Ad, text
 from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
 from adapters.shared.printing import printable
 from provisioner.model import FaultKind
 from provisioner.sites import SiteDenied, SiteDown, SiteError, SiteRefused, Unsure
@@ -35,7 +36,7 @@ class CondorSide:
     def __init__(self, collector: str, schedd: str) -> None:
         self._address, self._name = collector, schedd
         self._reasons = Reasons()
-        self._collector = htcondor2.Collector(collector)
+        self._collector = Collectors(collector)
         self._schedds: dict[str, Any] = {}
 
     # ---------------------------------------------------------------------------------------------------- questions

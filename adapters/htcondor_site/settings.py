@@ -13,7 +13,7 @@ from adapters.htcondor_site.tools_settings import ToolsSettings
 from adapters.shared.htcondor.expression import Expression
 from provisioner.config.models import mistake_at
 from provisioner.config.nearest import choices
-from provisioner.config.units import Address, ConfigPath, Duration, PositiveDuration, Secret
+from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret
 from provisioner.model import WHOLE_GPU, DroneType
 
 _COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
@@ -146,8 +146,9 @@ class HTCondorSiteConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    collector: Address = Field(
-        description="Address of the site's collector, `host:port`.",
+    collector: Addresses = Field(
+        description="Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
+        " other with commas between.",
         examples=["condor.example.org:9618"],
     )
     schedd: str = Field(

@@ -7,6 +7,7 @@ are taken from the directory that the validation context names as ``root``, whic
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -285,26 +286,49 @@ Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema({"type": "stri
 
 # ------------------------------------------------------------------------------------------------------------ addresses
 
-ADDRESS_PATTERN = r"^[A-Za-z0-9.-]+:\d{1,5}$"
+_HOST = r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
+_ONE_ADDRESS = rf"{_HOST}:\d{{1,5}}(\?sock=[A-Za-z0-9._-]{{1,100}})?"
+ADDRESSES_PATTERN = rf"^{_ONE_ADDRESS}(\s*,\s*{_ONE_ADDRESS})*$"
 
 
-def parse_address(value: object) -> str:
-    """``host:port``. ValueError says what is missing."""
+def parse_addresses(value: object) -> str:
+    """Return addresses of daemons that stand in for each other, separated by commas without blanks.
+
+    Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. ValueError
+    says what is missing.
+    """
     if not isinstance(value, str):
         raise ValueError("an address is wanted: write `host.example.org:9618`")
-    if re.fullmatch(r"[A-Za-z0-9.-]+", value):
-        raise ValueError(f"`{_short(value)}` has no port: write `{_short(value)}:9618`, `host:port`")
-    if not re.fullmatch(ADDRESS_PATTERN[1:-1], value):
-        raise ValueError(f"`{_short(value)}` is not an address: write `host.example.org:9618`, `host:port`")
-    if not 1 <= int(value.rpartition(":")[2]) <= 65535:
-        raise ValueError(f"`{_short(value)}`: a port is a number from 1 to 65535")
-    return value
+    return ",".join(_address(each.strip()) for each in value.split(","))
 
 
-Address = Annotated[
-    str, BeforeValidator(parse_address), WithJsonSchema({"type": "string", "pattern": ADDRESS_PATTERN})
+def _address(text: str) -> str:
+    if re.fullmatch(_HOST, text):
+        raise ValueError(f"`{_short(text)}` has no port: write `{_short(text)}:9618`, `host:port`")
+    parts = re.fullmatch(_ONE_ADDRESS, text)
+    if not parts or not _is_host(parts[1]):
+        raise ValueError(
+            f"`{_short(text)}` is not an address: write `host.example.org:9618`, `host:port`, or `[2001:db8::1]:9618`"
+        )
+    if not 1 <= int(text.partition("?")[0].rpartition(":")[2]) <= 65535:
+        raise ValueError(f"`{_short(text)}`: a port is a number from 1 to 65535")
+    return text
+
+
+def _is_host(host: str) -> bool:
+    if not host.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True
+
+
+Addresses = Annotated[
+    str, BeforeValidator(parse_addresses), WithJsonSchema({"type": "string", "pattern": ADDRESSES_PATTERN})
 ]
-"""``host:port``."""
+"""``host:port``, or several with commas between."""
 
 # ------------------------------------------------------------------------------------------------------ paths, secrets
 

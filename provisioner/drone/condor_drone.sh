@@ -32,7 +32,7 @@ number() {
 word DRONE_ID 'a-z0-9-' ''
 word DRONE_SITE 'A-Za-z0-9._-' ''
 word DRONE_TYPE 'A-Za-z0-9._-' ''
-word DRONE_COLLECTOR 'A-Za-z0-9._:,?=&+<>-' ''
+word DRONE_COLLECTOR ']A-Za-z0-9._:,?=&+<>[-' ''   # several, by comma, stand in for each other
 word DRONE_TRUST_DOMAIN 'A-Za-z0-9._:-' ''
 word DRONE_TOKEN_FILE 'A-Za-z0-9._/+@=-' token
 word DRONE_DIR 'A-Za-z0-9._/+@=-' "$PWD"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from string import Template
 
+from provisioner.config.units import parse_addresses
 from provisioner.migrate.environment import OURS as OUR_VARIABLES
 from provisioner.migrate.environment import variables
 from provisioner.migrate.executors import put_executor
@@ -287,10 +288,15 @@ class HTCondorSite:
 
 
 def address(pool: str) -> str:
-    """``-pool`` of HTCondor's tools as ``host:port``; of several collectors the first. Empty for what is no host."""
-    first = re.split(r"[,\s]+", pool.strip())[0]
-    parts = re.fullmatch(r"([A-Za-z0-9.-]+)(:\d{1,5})?", first)
-    return f"{parts[1]}{parts[2] or ':9618'}" if parts else ""
+    """Return ``-pool`` of HTCondor's tools as ``host:port``, several with commas between; "" if one is no host."""
+    hosts = [each for each in re.split(r"[,\s]+", pool) if each]
+    try:
+        return parse_addresses(",".join(each if _PORT.search(each) else f"{each}:9618" for each in hosts))
+    except ValueError:
+        return ""
+
+
+_PORT = re.compile(r":\d{1,5}(\?|$)")
 
 
 def _read_gpus(machine: MachineType, file: str, found: list[Command]) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from provisioner.config import units
 from provisioner.config.units import (
-    Address,
+    Addresses,
     Capability,
     ConfigPath,
     CudaVersion,
@@ -34,7 +34,7 @@ class Written(BaseModel):
     capability: Capability = 0
     driver: CudaVersion = 0
     name: Name = "a"
-    address: Address = "a:1"
+    address: Addresses = "a:1"
     path: ConfigPath = Path()
     secret: Secret | None = None
 
@@ -68,6 +68,9 @@ class Written(BaseModel):
         ("driver", "12.10", 12100),
         ("name", "gridka-cloud", "gridka-cloud"),
         ("address", "cm.example.org:65535", "cm.example.org:65535"),
+        ("address", "cm1:9618, cm2:9618", "cm1:9618,cm2:9618"),
+        ("address", "[2001:db8::1]:9618", "[2001:db8::1]:9618"),
+        ("address", "cm1:9618?sock=collector,[::1]:9620?sock=c_2", "cm1:9618?sock=collector,[::1]:9620?sock=c_2"),
     ],
 )
 def test_what_is_written_means(key: str, text: object, value: object) -> None:
@@ -88,6 +91,12 @@ def test_what_is_written_means(key: str, text: object, value: object) -> None:
         ("address", "cm.example.org:0", "a port is a number from 1 to 65535"),
         ("address", "cm.example.org:65536", "a port is a number from 1 to 65535"),
         ("address", "<10.0.0.1:9618?addrs=x>", "is not an address: write `host.example.org:9618`"),
+        ("address", "cm1:9618,", "is not an address"),
+        ("address", "cm1:9618,cm2", "`cm2` has no port"),
+        ("address", "[::1]", "no port: write `[::1]:9618`"),
+        ("address", "2001:db8::1", "or `[2001:db8::1]:9618`"),
+        ("address", "[1::2::3]:9618", "is not an address"),
+        ("address", "cm1:9618?addrs=x", "is not an address"),
         ("address", 9618, "write `host.example.org:9618`"),
         ("duration", 30, "write `30s` or `30min`"),
         ("duration", "30", "write `30s`"),

@@ -52,7 +52,7 @@ def test_the_controller_file_names_the_pool_and_the_sites() -> None:
     [
         ("pool.example.org", "pool.example.org:9618"),
         ("pool.example.org:9620", "pool.example.org:9620"),
-        ('"cm1.example.org, cm2.example.org"', "cm1.example.org:9618"),
+        ('"cm1.example.org, cm2.example.org"', "cm1.example.org:9618,cm2.example.org:9618"),
     ],
 )
 def test_the_pool_is_its_collector(pool: str, collector: str) -> None:

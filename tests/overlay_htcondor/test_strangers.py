@@ -25,7 +25,7 @@ class Lab(pool.Pool):
         self.schedds = schedds
         self.asked: list[str] = []
         self.started: float | None = 1000.0
-        self._collector = SimpleNamespace(query=self._listed)
+        self._collector = SimpleNamespace(query=self._listed, address="pool:9618")
 
     def _listed(self, kind: Any, **_: Any) -> list[Ad]:
         if kind == pool.htcondor2.AdType.Collector:

@@ -1,0 +1,76 @@
+"""Several collectors of a pool: one is asked until it fails, all are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import htcondor2
+import pytest
+
+from adapters.shared.htcondor import collectors as module
+from adapters.shared.htcondor.collectors import Collectors
+
+
+class Remote:
+    """A collector that answers with its address, as long as it is not among the dead."""
+
+    dead: frozenset[str] = frozenset()
+    told: list[str] = []  # noqa: RUF012
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def query(self, *args: object, **more: object) -> Sequence[str]:
+        self._alive()
+        return [self.address]
+
+    def advertise(self, *args: object) -> None:
+        self._alive()
+        self.told.append(self.address)
+
+    def _alive(self) -> None:
+        if self.address in self.dead:
+            raise htcondor2.HTCondorException(f"{self.address} does not answer")
+
+
+@pytest.fixture(autouse=True)
+def remote(monkeypatch: pytest.MonkeyPatch) -> type[Remote]:
+    class Fresh(Remote):
+        told: list[str] = []  # noqa: RUF012
+
+    monkeypatch.setattr(module.htcondor2, "Collector", Fresh)
+    return Fresh
+
+
+def test_one_is_asked_until_it_fails(remote: Any) -> None:
+    pool = Collectors("a:1,b:1,[::1]:2")
+    first = pool.address
+    assert [pool.query() for _ in range(5)] == [[first]] * 5
+    remote.dead = frozenset({first})
+    (second,) = pool.query()
+    assert second != first
+    remote.dead = frozenset()
+    assert pool.query() == [second]
+    assert pool.address == second
+
+
+def test_all_have_to_fail(remote: Any) -> None:
+    pool = Collectors("a:1,b:1")
+    remote.dead = frozenset({"a:1", "b:1"})
+    with pytest.raises(htcondor2.HTCondorException):
+        pool.query()
+    with pytest.raises(htcondor2.HTCondorException):
+        pool.advertise([], "UPDATE_AD_GENERIC", True)
+
+
+@pytest.mark.parametrize("dead", ["", "a:1", "b:1"])
+def test_all_that_live_are_told(remote: Any, dead: str) -> None:
+    remote.dead = frozenset({dead})
+    Collectors("a:1,b:1").advertise([], "UPDATE_AD_GENERIC", True)
+    assert set(remote.told) == {"a:1", "b:1"} - {dead}
+
+
+def test_a_process_begins_anywhere() -> None:
+    """One that was ended for the silence of a host must not ask that host first again."""
+    assert {Collectors("a:1,b:1").address for _ in range(100)} == {"a:1", "b:1"}
