@@ -14,7 +14,7 @@ SPOOLING = 16
 """Input files are being spooled: not held at all."""
 
 _KINDS = {
-    1: FaultKind.DENIED,  # UserRequest: condor_hold by the account's owner or an administrator
+    1: FaultKind.NODE,  # UserRequest: condor_hold. One such drone says nothing of the site; several, of their type
     3: FaultKind.CONFIG,  # JobPolicy: an expression of the job's own
     4: FaultKind.DENIED,  # CorruptedCredential
     5: FaultKind.CONFIG,  # JobPolicyUndefined

@@ -6,6 +6,7 @@ import classad2
 import pytest
 
 from adapters.htcondor_site.listing import leaves_until, listing, ours
+from provisioner.decide.guard import BACKOFF
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 from tests.htcondor_site.orders import CONTROLLER
 
@@ -156,7 +157,7 @@ def test_an_eviction_happened_when_it_was_vacated_and_not_when_the_policy_saw_it
 @pytest.mark.parametrize(
     ("code", "subcode", "kind"),
     [
-        (1, 0, FaultKind.DENIED), (13, 28, FaultKind.NODE), (12, 122, FaultKind.QUOTA), (13, 13, FaultKind.DENIED),
+        (13, 28, FaultKind.NODE), (12, 122, FaultKind.QUOTA), (13, 13, FaultKind.DENIED),
         (6, 13, FaultKind.NODE), (26, 0, FaultKind.CONFIG), (32, 0, FaultKind.QUOTA), (47, 0, FaultKind.DRONE),
         (40, 0, FaultKind.CAPACITY), (999, 0, FaultKind.UNKNOWN),
         # over its memory: the jobs in the drone did that, and nothing is wrong with the type
@@ -169,6 +170,14 @@ def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -
     assert held.end is not None
     assert held.end.fault is kind
     assert held.end.message == f"held ({code}/{subcode}): it did? not work"
+
+
+def test_one_drone_held_by_hand_bans_neither_its_site_nor_its_type() -> None:
+    """A `condor_hold` of one drone by an administrator banned the whole site."""
+    held = drone(JobStatus=5, HoldReasonCode=1, HoldReasonSubCode=0, HoldReason="via condor_hold (by user admin)")
+    assert held.end is not None and held.end.fault is not None
+    rule = BACKOFF[held.end.fault]
+    assert (rule.per_type, rule.after) == (True, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------- clocks

@@ -127,7 +127,7 @@ async def test_a_held_drone_is_a_fault_with_its_reason(farm: Pool, tmp_path: Pat
         farm.run("condor_hold", "-reason", "not today", receipt.remote_id, identity="alice")
         held = await seen(site, 1, lambda drone: drone.end)
         assert held.end is not None
-        assert (held.end.kind, held.end.fault) == (EndKind.FAULT, FaultKind.DENIED)
+        assert (held.end.kind, held.end.fault) == (EndKind.FAULT, FaultKind.NODE)
         assert "not today" in held.end.message
 
 
