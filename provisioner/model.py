@@ -145,6 +145,9 @@ class JobClass:
     """Share of a GPU's multiprocessors that their kernels fill, in thousandths; 0 if they do not say."""
     splits: bool = True
     """Several of them are put on one exclusive GPU, by what they ask for. False: each takes all of it."""
+    running_ids: str = ""
+    """Ids of those that run and of those that are held, like ``job_ids``."""
+    held_ids: str = ""
     idle_at: float = 0.0
     """Since when one of them has been idle without a break, at most; a job that was preempted began anew to wait. 0
     where the overlay does not tell: since ``oldest_at``."""
@@ -204,6 +207,8 @@ class Slot:
     """What its job asks for, as its class does; with its CPUs and MiB below. 0 if none or several run, or not told."""
     job_cpus: int = 0
     job_memory_mib: int = 0
+    job_ids: str = ""
+    """Ids of the jobs that run now, with commas between; empty if none runs or not told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -272,12 +272,13 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Misfi
 
 # A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
 _WORK = """
-SELECT drone_id, sum(milli) AS milli, sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
+SELECT drone_id, group_concat(id, ', ') AS ids, sum(milli) AS milli,
+    sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
     CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
     (count(*) = 1) * min(gpu_milli) AS gpu_milli, (count(*) = 1) * min(cpus) AS cpus,
     (count(*) = 1) * min(memory_mib) AS memory_mib
 FROM (
-    SELECT drone_id, owner, started_at, gpu_milli, cpus, memory_mib,
+    SELECT id, drone_id, owner, started_at, gpu_milli, cpus, memory_mib,
         CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000) ELSE 1000 * min(cpus, 4096) END AS milli
     FROM job WHERE state = 'running')
 WHERE milli > 0 GROUP BY drone_id
@@ -312,6 +313,7 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
             job_gpu_milli=at_stake["gpu_milli"] if at_stake else 0,
             job_cpus=at_stake["cpus"] if at_stake else 0,
             job_memory_mib=at_stake["memory_mib"] if at_stake else 0,
+            job_ids=at_stake["ids"][:2000] if at_stake else "",
         )
 
 

@@ -199,6 +199,8 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
         walltime_s=walltime(ad),
         invalid=_universe(ad) or asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
+        running_ids=printable(", ".join(g.job_ids for g in groups if g.status in RUNNING)),
+        held_ids=printable(", ".join(g.job_ids for g in groups if g.status == HELD)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,
         width_milli=thousandths(ad, "GpuWidth") or 0,

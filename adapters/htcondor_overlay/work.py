@@ -33,6 +33,7 @@ RUNS = frozenset({2, 6, 7})
 _HOST = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
 """``slot1_1@<drone id>@<host>``."""
 _LONGEST = 300
+_IDS_TOLD = 100
 _MOST = 4096
 """GPUs or CPUs of one job: no node has more, and sums stay sensible."""
 
@@ -57,6 +58,7 @@ class Run:
     """Its start there, by our clock."""
     owner: str = ""
     asks: Request = NOTHING_ASKED
+    job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def _at_work(slot: Slot, runs: list[Run]) -> Slot:
         job_gpu_milli=asks.gpu_milli,
         job_cpus=asks.cpus,
         job_memory_mib=asks.memory_mib,
+        job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_IDS_TOLD]),
     )
 
 
@@ -113,7 +116,7 @@ def work(
                 min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
             )
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad)))
+            runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
     return Work(tuple(runs), tuple(evictions))
@@ -126,6 +129,10 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
         return DroneId(parts[1])
     return None
+
+
+def _job_id(ad: Ad) -> str:
+    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:

@@ -37,11 +37,12 @@ def explain() -> None:
 @app.command("job")
 @shared
 def explain_job(
-    where: Where, show: Show, job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of an idle job, as 204.17.")]
+    where: Where, show: Show, job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a job, as 204.17.")]
 ) -> None:
-    """Explain why a job waits.
+    """Explain why a job waits, or where it is.
 
-    Its class, what the newest plan says of that, and how each drone type fits.
+    Of one that waits its class, what the newest plan says of that, and how each drone type fits. Of one that runs or is
+    done the drone; one that is held says so.
 
     \b
     Examples:
@@ -109,7 +110,12 @@ def _job(reader: Reader, text: str) -> Document:
         case [one]:
             return _explained(reader, views, one, f"job {say.clean(text, 80)}")
         case []:
-            raise Failure(*_unknown_job(text, views, classes))
+            from provisioner.cli.explain_job import job_document, known_job
+
+            known = known_job(reader, views, classes, text.strip(), time.time())
+            if known is None:
+                raise Failure(*_unknown_job(text, views, classes))
+            return job_document(known)
         case _:
             raise Failure(
                 f"job {say.clean(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
@@ -123,8 +129,11 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
 
     assert views.overlay.view is not None
     when = say.ago(views.overlay.view.taken_at, time.time())
-    lines = [f"job {say.clean(text, 80)} is not among the idle jobs of the newest look, {when} ago: it may run, "
-             "be held, have ended, be none that drones are started for, or be too new"]  # fmt: skip
+    lines = [f"job {say.clean(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running nor "
+             "held, and it was not done in the last 7 days. It may be too new, removed, or in a queue that is not "
+             "looked at"]  # fmt: skip
+    if not any(not kind.gpu_milli for kind in views.types):
+        lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
     cut = [c.id for c in classes if job_ids.shortened(c.job_ids)]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")

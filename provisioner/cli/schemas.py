@@ -45,6 +45,7 @@ def _answers() -> list[Listing[Any] | Document]:
     )
     from provisioner.cli.explain_class import explained_class
     from provisioner.cli.explain_drone import explained_drone
+    from provisioner.cli.explain_job import KnownJob, job_document
     from provisioner.cli.learned_rows import Known, learned_document
     from provisioner.cli.plan_diff import plan_diff_document
     from provisioner.cli.plan_rows import plan_document
@@ -63,6 +64,7 @@ def _answers() -> list[Listing[Any] | Document]:
         blank(class_rows.SCHEMA, class_rows.columns(0.0)),
         explained_class(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
         explained_drone(reader, _DRONE.id, 2.0),
+        job_document(KnownJob("1.0", "running", "")),
         plan_document(Plan(1, 1.0), ""),
         plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
         blank(events.SCHEMA, events.columns()),

@@ -356,7 +356,8 @@ def test_explain_job_finds_the_class_by_its_id(on: Cli, job: str, class_id: str)
 def test_explain_job_says_when_it_does_not_know_or_cannot_tell(on: Cli) -> None:
     unknown = on("explain", "job", "999.0")
     assert unknown.code == Exit.FAILED
-    assert "not among the idle jobs" in unknown.err and "shortened for classes 11" in unknown.err
+    assert "job 999.0 is unknown" in unknown.err and "no drone type without GPUs" in unknown.err
+    assert "shortened for classes 11" in unknown.err
     several = on("explain", "job", "207")
     assert several.code == Exit.FAILED
     assert "may be in 2 classes: 7, 11" in several.err
