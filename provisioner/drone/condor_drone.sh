@@ -58,6 +58,7 @@ number DRONE_JOIN_S 300
 number DRONE_POOL_LOST_S 1200
 word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the collector it obeys
 number DRONE_ORDER_S 10            # between two looks for an order
+number DRONE_FRESH_S 300           # the pool has heard of it within so long, or it needs its token again
 number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
@@ -98,6 +99,10 @@ DRONE_DIR=$(pwd -P)
 export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
 export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
+# Jobs run as this account and could read every file of it, so the token stays in the memory of this shell (never in the
+# environment, never on a command line).
+token=$(cat "$DRONE_TOKEN_FILE")
+case $DRONE_TOKEN_FILE in /*) ;; *) rm -f "$DRONE_TOKEN_FILE" || refuse "cannot remove $DRONE_TOKEN_FILE in $DRONE_DIR" ;; esac
 
 D=$DRONE_DIR/condor                # everything that goes away at the end is below
 LOGS=$DRONE_DIR/log
@@ -184,7 +189,6 @@ finish() {
     [ $started -ge $jobs_begun ] || started=$jobs_begun      # a startd that was killed has not written down its last job
     chmod -R u+rwx "$D" 2>/dev/null
     rm -rf "$D" extra.conf checks 2>/dev/null
-    case $DRONE_TOKEN_FILE in /*) ;; *) rm -f "$DRONE_TOKEN_FILE" ;; esac
     line="drone=$DRONE_ID exit=$code reason=$reason jobs_started=$started jobs_ended=$ended seconds=$((now - began))"
     echo "$line why=$(escaped "$*")" >outcome.new && mv outcome.new outcome
     say "ends with $code after $((now - began)) s and $started jobs: $reason: $*"
@@ -342,7 +346,6 @@ keeps() {
 
 write_config() {
     mkdir -p "$D/etc/config.d" "$D/etc/tokens" "$D/etc/keys" "$D/run" "$D/lock" "$D/spool" "$D/execute" "$D/tmp"
-    cp "$DRONE_TOKEN_FILE" "$D/etc/tokens/drone" && chmod 600 "$D/etc/tokens/drone"
     : >"$D/etc/config.d/00-none"
     [ ! -r extra.conf ] || cp extra.conf "$D/etc/config.d/50-extra"
 
@@ -426,7 +429,9 @@ SEC_TOKEN_DIRECTORY = $D/etc/tokens
 SEC_PASSWORD_DIRECTORY = $D/etc/keys
 SEC_TOKEN_POOL_SIGNING_KEY_FILE = $D/etc/keys/none
 SEC_DEFAULT_AUTHENTICATION = REQUIRED
-SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
+# Without any method left (the token is a file for moments only) a daemon would take up its claims' sessions wrongly. FS
+# makes of a local process an identity of UID_DOMAIN, which is allowed nothing.
+SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS, FS
 SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
 SEC_DEFAULT_ENCRYPTION = REQUIRED
 SEC_DEFAULT_INTEGRITY = REQUIRED
@@ -455,14 +460,16 @@ SiteName = "$DRONE_SITE"
 DroneType = "$DRONE_TYPE"
 DroneGpuMilli = $DRONE_GPU_MILLI
 DroneShares = $DRONE_SHARES
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares
+DroneReady = False
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady
+MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
 
-# --- what it takes: jobs that want a GPU (or, without GPUs, that want none), that say no longer than we live, while all
-# checks are good
-START = $takes && $healthy && $fits && $kept && $welcome
+# --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
+# longer than we live, while all checks are good
+START = MY.DroneReady && $takes && $healthy && $fits && $kept && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False
@@ -517,26 +524,80 @@ jobs_running() {
 }
 jobs_ended() { cat "$D"/spool/startd_history* 2>/dev/null | grep -c '^\*\*\* '; }
 
+# ------------------------------------------------------------------------------------------------------------- the token
+# Its daemons read the token from a file when they have no session with the collector: when they start, when a session
+# has ended (a day, by default) and when the collector has started anew. The file is there only then.
+place_token() {
+    [ -z "$placed_at" ] || return
+    placed_at=$now
+    printf '%s\n' "$token" >"$D/etc/tokens/drone.new" && mv "$D/etc/tokens/drone.new" "$D/etc/tokens/drone"
+}
+remove_token() {
+    rm -f "$D/etc/tokens/drone"
+    placed_at=''
+    [ ! -e "$D/etc/config.d/90-ready" ] || return
+    echo 'DroneReady = True' >"$D/etc/config.d/90-ready"
+    reread_config || true     # and the startd tells the pool at once
+}
+
+# With the token there, have them call the pool now: the first call ends the session that the pool does not know any more,
+# the next one begins another.
+renew_sessions() {
+    place_token
+    kill -HUP "$master" 2>/dev/null
+}
+
+# as_drone COMMAND...: run a tool of HTCondor's with our token, which comes by a file that has no name any more.
+as_drone() (
+    name=$(mktemp "$D/tmp/unnamed.XXXXXX") || return
+    exec 9<>"$name"
+    rm -f "$name"
+    printf '%s\n' "$token" >&9
+    # shellcheck disable=SC2086
+    exec $clean _CONDOR_SEC_TOKEN_DIRECTORY=/proc/self/fd _CONDOR_SEC_TOKEN_SYSTEM_DIRECTORY=/proc/self/fd \
+        timeout -k 2 20 "$@" <&9 9<&-
+)
+
 # ----------------------------------------------------------------------------------------------------- watching the pool
-# Does the pool list us? Asked in the background, answered by a file, given up after 20 s.
+# Does the pool list us, and has it heard of us lately, by its own clock? Asked in the background, answered by a file,
+# given up after 20 s.
 ask_pool() {
     rm -f "$D/listed"
-    # shellcheck disable=SC2086
-    ( $clean timeout -k 2 20 "$prefix/bin/condor_status" -constraint "DroneId == \"$DRONE_ID\"" -limit 1 -af Name \
-        >"$D/listed.out" 2>&1; echo $? >"$D/listed.new"; mv "$D/listed.new" "$D/listed" ) &
+    fresh_s=$DRONE_FRESH_S
+    [ -z "$placed_at" ] || [ $((now - placed_at)) -ge "$fresh_s" ] || fresh_s=$((now - placed_at))
+    ( as_drone "$prefix/bin/condor_status" -any -af MyType LastHeardFrom MyCurrentTime \
+        -constraint "DroneId == \"$DRONE_ID\" && time() - LastHeardFrom <= $fresh_s" >"$D/listed.out" 2>&1
+        echo $? >"$D/listed.new"; mv "$D/listed.new" "$D/listed" ) &
     asking=yes
 }
-# Takes the answer, if there is one: sets heard (when the pool last answered) and joined (when it first listed us).
+# Takes the answer, if there is one: sets heard (when the pool last answered) and joined (when it first listed us), and
+# puts the token away or lays it out again.
 hear_pool() {
     [ -e "$D/listed" ] || return
     read -r status <"$D/listed"
     rm -f "$D/listed"
     asking='' asked_at=$now
-    if [ "$status" = 0 ]; then
-        heard=$now
-        [ -n "$joined" ] || [ ! -s "$D/listed.out" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
-    else
+    if [ "$status" != 0 ]; then
         pool_says=$(tail -n 1 "$D/listed.out")
+        return
+    fi
+    heard=$now slot_heard='' master_heard=''
+    while read -r type received sent _; do
+        case $type in DaemonMaster) master_heard=yes ;; *) slot_heard=yes ;; esac
+        case $type$received$sent in
+            DaemonMaster* | *undefined* | *error*) ;;
+            *) echo $((${received%.*} - ${sent%.*})) >"$D/clock.new" && mv "$D/clock.new" "$D/clock" ;;
+        esac
+    done <"$D/listed.out"
+    if [ -n "$slot_heard" ]; then
+        [ -n "$joined" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
+    fi
+    if [ -z "$slot_heard" ]; then
+        [ -z "$joined" ] || renew_sessions
+    elif [ -n "$master_heard" ] || [ $((now - ${placed_at:-0})) -ge "$DRONE_FRESH_S" ]; then
+        remove_token
+    else
+        kill -HUP "$master" 2>/dev/null     # which calls 5 s after its start otherwise
     fi
 }
 
@@ -545,8 +606,7 @@ hear_pool() {
 # AuthenticatedIdentity into each ad: nobody can advertise in another's name.
 ask_order() {
     from="stringListMember(AuthenticatedIdentity, \"$DRONE_ORDERS_FROM\")"
-    # shellcheck disable=SC2086
-    ( $clean timeout -k 2 20 "$prefix/bin/condor_status" -generic -limit 1 \
+    ( as_drone "$prefix/bin/condor_status" -generic -limit 1 \
         -constraint "DroneOrderFor == \"$DRONE_ID\" && $from" \
         -af DroneOrder DroneOrderMode AuthenticatedIdentity >"$D/order.new" 2>&1
         mv "$D/order.new" "$D/order" ) &
@@ -656,13 +716,17 @@ look() {
         look_for_order
         [ -z "$leaving" ] || return
     fi
+    # Quick while the token is there and the pool has it in hand.
+    pause_s=1
+    [ -z "$placed_at" ] || [ $((now - placed_at)) -ge 30 ] || pause_s=0
     running=$(jobs_running)
     if [ -z "$joined" ]; then
-        [ -n "$asking" ] || [ $((now - asked_at)) -lt 2 ] || ask_pool
+        [ -n "$asking" ] || [ $((now - asked_at)) -lt $((2 * pause_s)) ] || ask_pool
         [ $((now - launched)) -lt "$DRONE_JOIN_S" ] ||
             leave QUIT $NOT_JOINED not-joined "not in the pool $DRONE_COLLECTOR within $DRONE_JOIN_S s: $(why_not_listed)"
     else
-        [ -n "$asking" ] || [ $((now - asked_at)) -lt $ask_every_s ] || ask_pool
+        if [ -n "$placed_at" ]; then every_s=$pause_s; else every_s=$ask_every_s; fi
+        [ -n "$asking" ] || [ $((now - asked_at)) -lt $every_s ] || ask_pool
         [ "$running" -gt 0 ] || [ $((now - heard)) -lt "$DRONE_POOL_LOST_S" ] ||
             leave QUIT $POOL_LOST pool-lost "no word from $DRONE_COLLECTOR for $((now - heard)) s: $pool_says"
     fi
@@ -693,12 +757,14 @@ check_first
 mps_environment=
 if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
 write_config
+placed_at=''
+place_token
 say "checked; starts HTCondor from $prefix"
 start_condor
 
-launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0
+launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0 pause_s=1
 order='' ordered_by='' order_asked_at=$now drains_since=''
-ask_every_s=$((DRONE_POOL_LOST_S / 4 < 300 ? DRONE_POOL_LOST_S / 4 + 1 : 300))
+ask_every_s=$((DRONE_POOL_LOST_S / 4 < 120 ? DRONE_POOL_LOST_S / 4 + 1 : 120))
 while alive "$master"; do
     if [ -n "$leaving" ]; then
         [ "$asked" != QUIT ] || leave QUIT "$leave_code" "$leave_reason" "$leave_why, then told to hurry"
@@ -708,7 +774,7 @@ while alive "$master"; do
         leave "$asked" $OK stopped "told to leave by SIG$asked"
     else
         look
-        [ -n "$leaving" ] || rest 1
+        [ -n "$leaving" ] || if [ "$pause_s" -eq 0 ]; then rest 0.3; else rest 1; fi
     fi
 done
 

@@ -1,0 +1,66 @@
+"""Jobs and the token of the drone that they run in: no file has it while they run, and the drone stays in the pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from provisioner.drone import script
+from tests.live.lab import DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
+
+pytestmark = pytest.mark.timeout(600)
+SEARCH = """#!/bin/sh
+until [ -d condor ] || [ "$PWD" = / ]; do cd ..; done
+echo "$PWD"
+grep -rlsE 'eyJ[A-Za-z0-9_-]+[.]eyJ' . /proc/self/environ
+exit 0
+"""
+"""Prints the directory of its drone and each file below that holds something like a token."""
+
+
+def _ends(pool: Pool, cluster: int) -> str:
+    """What a job has printed, once it is done."""
+    until(lambda: pool.statuses(cluster) != [1], 90, what=f"job {cluster} starts")
+    until(lambda: not pool.jobs(cluster), 60, what=f"job {cluster} is done")
+    return (pool.dir / "jobs" / f"out.{cluster}.0").read_text()
+
+
+def _search(pool: Pool) -> int:
+    program = pool.file("search.sh")
+    program.write_text(SEARCH)
+    program.chmod(0o755)
+    pool.account.give(program)
+    text = gpu_job().replace("/bin/sh", str(program)).splitlines()
+    return pool.submit("\n".join(line for line in text if not line.startswith("arguments")) + "\n")
+
+
+def _listed(pool: Pool, drone: DroneProcess) -> bool:
+    assert drone.process.poll() is None, drone.story()
+    try:
+        return any(ad.get("DroneReady") is True for ad in pool.drone_slots(drone.id))
+    except LabError:  # the collector is not there yet
+        return False
+
+
+def test_a_job_cannot_read_the_drones_token_before_or_after_the_collector_starts_anew(
+    new_pool: Callable[[], Pool],
+) -> None:
+    pool = new_pool()
+    first = _search(pool)  # it waits: it gets the first moment in which the drone takes jobs
+    drone = start_drone(pool, own("token-2"), script("condor_drone.sh"), env={"DRONE_POOL_LOST_S": "12"})
+    try:
+        assert _ends(pool, first).split() == [str(drone.dir)]
+        assert not (drone.dir / "token").exists()
+
+        os.kill(pool.daemon("collector"), signal.SIGKILL)
+        until(lambda: not _listed(pool, drone), what="the new collector does not know the drone")
+        until(lambda: _listed(pool, drone), 90, what="the drone is in the pool again")
+        placed = drone.dir / "condor/etc/tokens/drone"
+        until(lambda: not placed.exists(), what="its token is put away again")
+        assert _ends(pool, _search(pool)).split() == [str(drone.dir)]
+    finally:
+        drone.stop()
+    assert not drone.leftovers(), drone.story()
