@@ -19,7 +19,7 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-hostile bench-worlds docs check-docs build clean
+        bench-deciding bench-hostile bench-worlds mutants docs check-docs build clean
 
 help:  ## this list
 	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
@@ -85,6 +85,10 @@ bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads an
 bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken
 	$(BIN)/python -m benchmarks.oscillation $(WORLDS)
 
+# Hours, of which it keeps what it has. A sample of one part: MUTANTS="--part lifecycle --sample 200".
+mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store: scores by module, var/mutants
+	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
+
 docs: dev  ## regenerate what is generated: references, schemas, pictures
 	$(BIN)/python -m provisioner.config.reference --write docs/reference
 	$(BIN)/python -m provisioner.config.schema --write docs/reference
@@ -116,4 +120,9 @@ $(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.runtime
 	@echo "adding what the tests need"
 	@$(PIP) install -e '.[dev]'
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev
+	@echo "adding what mutation testing needs"
+	@$(PIP) install -e '.[mutants]'
 	@touch $@
