@@ -87,6 +87,10 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
     return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli)
 
 
+_SAME_CLOCK_S = 60.0
+"""Clocks that are less than about half of this apart are taken for the same."""
+
+
 def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
     heard = moment(ad, "LastHeardFrom")
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
@@ -106,7 +110,7 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         jobs=jobs,
         jobs_started=whole(ad, "JobStarts"),
         idle_since=max(0.0, heard_at - idle_s) if jobs == 0 and heard_at else 0.0,
-        retires_at=float(whole(ad, "DroneRetiresAt")),
+        retires_at=_retires_at(ad, heard_at),
         name=text(ad, "Name"),
         gpu_model=text(ad, "GPUs_DeviceName", 80),
         vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
@@ -120,6 +124,16 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         device_milli=_device_milli(ad),
         ad_name=text(ad, "Name", 600),
     )
+
+
+def _retires_at(ad: Ad, heard_at: float) -> float:
+    """Return when the startd takes no more jobs, on our clock, in whole minutes of difference between the clocks: ads
+    are under way for seconds, and a time that changes with each of them would be news of each drone at each look."""
+    retires_at, told_at = float(whole(ad, "DroneRetiresAt")), moment(ad, "MyCurrentTime")
+    if not (retires_at and told_at and heard_at):
+        return retires_at
+    off_s = round((heard_at - told_at) / _SAME_CLOCK_S) * _SAME_CLOCK_S
+    return max(0.0, retires_at + off_s)
 
 
 def _device_milli(ad: Ad) -> int:

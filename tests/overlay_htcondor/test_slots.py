@@ -70,6 +70,12 @@ def test_an_idle_drone() -> None:
     assert (slot.heard_at, slot.idle_since, slot.retires_at) == (1001.0, 941.0, 9000.0)
 
 
+def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from_ad_to_ad() -> None:
+    ends = {only(MyCurrentTime=str(4600 + n), DroneRetiresAt="12600").retires_at for n in range(-5, 6)}
+    assert ends == {9000.0}, "the worker node's clock is an hour ahead"
+    assert only(MyCurrentTime="1020", DroneRetiresAt="9000").retires_at == 9000.0
+
+
 def test_times_are_turned_to_our_clock_whatever_clock_the_drone_has() -> None:
     strange = ad(MyCurrentTime="500000", NumDynamicSlotsTime="499940")
     (slot,) = sightings([strange], "kit", lambda theirs: theirs - 100).slots
