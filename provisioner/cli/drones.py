@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from provisioner import say
+from provisioner.cli import complete
 from provisioner.cli.cells import words
 from provisioner.cli.drone_list import Which, list_drones
 from provisioner.cli.drone_rows import HISTORY_SCHEMA, Step, history_columns, steps
@@ -20,16 +21,18 @@ from provisioner.cli.where import open_record
 from provisioner.model import DrainMode, Drone, DroneState
 from provisioner.store import Reader
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
 
-Sites = Annotated[list[str] | None, typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.")]
+Sites = Annotated[list[str] | None, typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.",
+                                                         autocompletion=complete.sites)]  # fmt: skip
 States = Annotated[
     list[DroneState] | None,
     typer.Option("--state", metavar="STATE", help="Only in this state; repeatable. Ends imply --ended.",
                  case_sensitive=False),
 ]  # fmt: skip
 Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.")
+    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.",
+                                   autocompletion=complete.types)
 ]
 Nodes = Annotated[
     list[str] | None,
@@ -81,7 +84,8 @@ def drones(
 def show_drone(
     where: Where,
     show: Show,
-    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or a slot name.")],
+    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or a slot name.",
+                                          autocompletion=complete.any_drones)],
 ) -> None:
     """Tell the whole life of one drone: every step with time, duration and reason.
 
@@ -128,7 +132,8 @@ _SAID = (words("line", str, "A line of what it said last, where its site tells: 
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Drone ids, their numbers, sites' ids or slot names.", show_default=False),
+    typer.Argument(metavar="ID", help="Drone ids, their numbers, sites' ids or slot names.", show_default=False,
+                   autocompletion=complete.drones),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from provisioner import say
-from provisioner.cli import table
+from provisioner.cli import complete, table
 from provisioner.cli.cells import text, time_at, words
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Column, Listing
@@ -80,7 +80,8 @@ def events(
     since: Annotated[
         str, typer.Option("--since", metavar="AGE", help="Go back this far: 30m, 4h, 2d; all for everything.")
     ] = "1h",
-    drone: Annotated[str | None, typer.Option("--drone", metavar="ID", help="Only of this drone, by any id.")] = None,
+    drone: Annotated[str | None, typer.Option("--drone", metavar="ID", help="Only of this drone, by any id.",
+                                                       autocompletion=complete.any_drones)] = None,
 ) -> None:
     """Tell what happened.
 

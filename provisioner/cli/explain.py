@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from provisioner import say
+from provisioner.cli import complete
 from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Document
 from provisioner.cli.options import Show, Where, shared
@@ -17,7 +18,7 @@ from provisioner.cli.where import open_record
 from provisioner.model import JobClass
 from provisioner.store import Reader, Views
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -57,7 +58,8 @@ def explain_job(
 @app.command("class")
 @shared
 def explain_class(
-    where: Where, show: Show, class_id: Annotated[str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.")]
+    where: Where, show: Show, class_id: Annotated[str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.",
+                                                          autocompletion=complete.classes)]
 ) -> None:
     """Explain why the jobs of a class wait.
 
@@ -76,7 +78,8 @@ def explain_class(
 @app.command("drone")
 @shared
 def explain_drone(
-    where: Where, show: Show, any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.")]
+    where: Where, show: Show, any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.",
+                                                        autocompletion=complete.any_drones)]
 ) -> None:
     """Explain why a drone is as it is.
 

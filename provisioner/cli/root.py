@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from provisioner.cli.complete import Hints
 from provisioner.cli.exits import EXIT_HELP, Exit, Failure
 
 VERBS = (
@@ -18,7 +18,7 @@ VERBS = (
 """In the order of the help. Each is the ``app`` of the module of that name: start-up imports only the one that runs."""
 
 
-class Verbs(TyperGroup):
+class Verbs(Hints):
     """The group of verbs that imports a verb's module when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:

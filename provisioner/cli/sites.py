@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from provisioner import say
+from provisioner.cli import complete
 from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Listing
 from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
@@ -19,7 +20,7 @@ from provisioner.cli.where import open_record
 from provisioner.model import DroneId, RequestKind
 from provisioner.store import Reader
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
 
 
 @app.callback(invoke_without_command=True)
@@ -46,7 +47,8 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
 @app.command("show")
 @shared
 def show_site(
-    where: Where, show: Show, name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")]
+    where: Where, show: Show, name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.",
+                                       autocompletion=complete.sites)]
 ) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
@@ -68,7 +70,8 @@ def show_site(
 @shared
 def reset_site(
     where: Where,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")],
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.",
+                                       autocompletion=complete.sites)],
     type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")

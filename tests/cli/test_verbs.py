@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -800,3 +801,50 @@ def test_an_ended_drone_tells_its_last_words_and_no_end_to_come(on: Cli) -> None
     shown = on("drones", "show", "2").out
     assert "will end as" not in shown
     assert "ended at the site (exited, exit code 71: GPU check failed)" in " ".join(shown.split())
+
+
+# ------------------------------------------------------------------------------------------------ completion and typos
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["drones", "show", ""], {"kit-ab12-1", "kit-ab12-2"}),
+        (["drones", "drain", "kit-ab12-3"], {"kit-ab12-3"}),
+        (["drones", "--site", "to"], {"topas"}),
+        (["drones", "--type", "h"], {"horeka/h100"}),
+        (["sites", "reset", "h"], {"horeka"}),
+        (["explain", "class", "1"], {"11"}),
+        (["explain", "drone", ""], {"kit-ab12-1"}),
+        (["events", "--drone", "kit"], {"kit-ab12-4"}),
+    ],
+)
+def test_the_shell_completes_names_of_the_record(record: Path, words: list[str], found: set[str]) -> None:
+    env = {
+        "_PROVISIONER_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(["provisioner", *words]),
+        "COMP_CWORD": str(len(words)),
+        "PROVISIONER_STORE": str(record),
+    }
+    done = process(env=os.environ | env)
+    assert found <= set(done.stdout.split()), done.stdout + done.stderr
+    assert all(name.startswith(words[-1]) for name in done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["drain"], "drones drain"),
+        (["top"], "status --watch"),
+        (["logs"], "events --follow"),
+        (["list"], "drones"),
+        (["drones", "list"], "drones"),
+        (["sites", "ls"], "sites"),
+        (["explain", "40"], "explain job 40"),
+        (["explain", "kit-ab12-1"], "explain drone kit-ab12-1"),
+    ],
+)
+def test_a_verb_of_another_tool_is_answered_with_ours(cli: Cli, words: list[str], meant: str) -> None:
+    ran = cli(*words)
+    assert ran.code == Exit.USAGE
+    assert f"Did you mean `provisioner {meant}`?" in " ".join(ran.err.replace("│", " ").split())
