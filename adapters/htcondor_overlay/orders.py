@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -66,16 +67,28 @@ class Orders:
         missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
         return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
 
+    async def rehearse(self, name: DroneId) -> Fault | None:
+        """Return why an order would not reach a drone; None if one stood in the collector, from where it was withdrawn
+        again. ``name``: an id that no drone has."""
+        if not self.identities():
+            return Fault(FaultKind.CONFIG, f"none of our tokens is of `trust_domain` {self._issuer}", time.time())
+        refused = (await self.place([name], DrainMode.PEACEFUL))[name]
+        if name in self._standing:
+            del self._standing[name]
+            await self._withdraw([name])
+        return refused
+
     async def forget(self, there: Collection[DroneId]) -> None:
         """Withdraw the orders of drones that have left the pool. The collector forgets them in time anyway."""
         gone = [drone_id for drone_id in self._standing if drone_id not in there]
         for drone_id in gone:
             del self._standing[drone_id]
         if gone:
-            try:
-                await self._child.call("withdraw", gone, deadline_s=DEADLINE_S)
-            except SiteError:
-                return
+            await self._withdraw(gone)
+
+    async def _withdraw(self, drone_ids: Sequence[DroneId]) -> None:
+        with contextlib.suppress(SiteError):
+            await self._child.call("withdraw", list(drone_ids), deadline_s=DEADLINE_S)
 
     async def close(self) -> None:
         """End the child. Orders that stand are left to the drones."""

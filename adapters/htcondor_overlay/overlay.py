@@ -10,7 +10,7 @@ from typing import Self
 from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.orders import Orders, read_every_s
-from adapters.htcondor_overlay.probe import explained, no_condor, probe
+from adapters.htcondor_overlay.probe import explained, no_condor, no_orders, probe
 from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
@@ -111,10 +111,14 @@ class HTCondorOverlay:
 
     async def probe(self, *, here: bool) -> Sequence[Gap]:
         """Return what would keep drains from working, and drones from starting ``here``."""
-        if self._directory is None:
+        if self._directory is None or self._orders is None:
             raise SiteDown("the overlay is not connected")
         self._directory.refresh()
-        return [*await probe(self._config, self._directory.env), *(no_condor(self._config) if here else ())]
+        missing = list(no_condor(self._config)) if here else []
+        refused = await self._orders.rehearse(DroneId(f"{self._controller}-check"))
+        if refused is None:
+            return missing  # order ads reach every drone, whatever the tool can do
+        return [*(await probe(self._config, self._directory.env) or [no_orders(refused)]), *missing]
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
         """By the slot names of the last look. A drone that was not in it has left already: that is success."""

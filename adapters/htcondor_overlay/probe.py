@@ -14,6 +14,7 @@ from adapters.htcondor_overlay.settings import HTCondorConfig
 from adapters.shared.htcondor import idtoken
 from adapters.shared.printing import printable
 from provisioner.config.units import SecretUnreadable
+from provisioner.model import Fault
 from provisioner.sites import Gap, SiteDenied
 
 PING_DEADLINE_S = 20.0
@@ -49,6 +50,13 @@ def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
         return idtoken.read(config.token.read()).scopes if config.token is not None else None
     except (SecretUnreadable, idtoken.NoToken):
         return None
+
+
+def no_orders(refused: Fault) -> Gap:
+    """Return what it means that the collector does not take our order ads, where the drain tool may be used."""
+    message = "drones that cannot reach this host would not drain: the collector does not take our order ads. Add the "
+    repair = "token's identity to `COLLECTOR.ALLOW_DAEMON`, `condor_reconfig`; a limited token needs `-authz DAEMON`"
+    return Gap("", "drain", f"{message}{repair} ({refused.message})")
 
 
 def no_condor(config: HTCondorConfig) -> list[Gap]:

@@ -47,7 +47,8 @@ class HTCondorConfig(BaseModel):
     )
     token: Secret | None = Field(
         default=None,
-        description="Our own token: READ at the collector and the schedds, ADMINISTRATOR at the collector to drain.",
+        description="Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by order"
+        " ads and ADMINISTRATOR to drain by `condor_drain`.",
     )
     token_directory: ConfigPath | None = Field(
         default=None, description="Directory with tokens, instead of `token` or beside it; all are offered to the pool."

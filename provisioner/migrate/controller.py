@@ -62,7 +62,7 @@ def _pool(given: Section, *, with_options: bool) -> Block:
         )  # fmt: skip
     for key, what, why in (
         ("trust_domain", "TRUST_DOMAIN of the pool", "the issuer of its tokens: `condor_config_val TRUST_DOMAIN`"),
-        ("token", "{file: controller.token}", "TARDIS asked as whoever it ran as; make a token with READ and"
+        ("token", "{file: controller.token}", "TARDIS asked as whoever it ran as; make a token with READ, DAEMON and"
          " ADMINISTRATOR and name its file (docs/how-to/first-real-pool.md)"),
         ("drone_token", "{file: drone.token}", "your pilots brought their own credential; make a token with READ,"
          " ADVERTISE_STARTD and ADVERTISE_MASTER and name its file"),

@@ -491,6 +491,21 @@ async def test_who_may_only_read_may_not_drain(overlay_pool: Pool) -> None:
             assert in_state(SlotState.IDLE)(await look())
 
 
+async def test_check_finds_out_whether_drains_will_work(overlay_pool: Pool) -> None:
+    """`check --live` said "overlay yes" with any token, and drains were refused later."""
+    async with overlay_on(overlay_pool) as overlay:
+        assert await overlay.probe(here=False) == []
+    assert overlay_pool.run("condor_status", "-generic", "-af", "DroneOrderFor").strip() == "", "nothing is left of it"
+    async with overlay_on(overlay_pool, "reader") as overlay:
+        (gap,) = await overlay.probe(here=False)
+        assert "ADMINISTRATOR" in gap.message and "DAEMON" in gap.message
+    boss = overlay_pool.dir / "boss.token"
+    boss.write_text(overlay_pool.token("admin", ["READ", "ADMINISTRATOR"]) + "\n")
+    async with overlay_on(overlay_pool, token={"file": str(boss)}) as overlay:
+        (gap,) = await overlay.probe(here=False)
+        assert "COLLECTOR.ALLOW_DAEMON" in gap.message and "cannot reach this host" in gap.message
+
+
 async def test_a_drain_that_is_not_answered_is_unsure(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool, drain_deadline="2s") as overlay:
         with a_drone(overlay_pool) as process:
