@@ -18,6 +18,9 @@ import yaml
 from adapters.embedded_overlay.queue import remove
 from provisioner.cli.exits import Exit
 from provisioner.cli.schemas import output_schemas
+from provisioner.decide.demand import Ledger
+from provisioner.decide.owner import Ground
+from provisioner.decide.scene import Placed, Scene
 from provisioner.model import DrainMode, RequestKind
 from provisioner.store.sql import SqlReader
 from tests.cli.conftest import Cli, Ran, process
@@ -384,6 +387,26 @@ def test_same_snapshot_same_plan(on: Cli, tmp_path: Path) -> None:
     ran = on("replay", tmp_path / "snapshot.json", "--expect", tmp_path / "plan.json")
     assert ran.code == Exit.OK
     assert "the plan is the same" in ran.err
+
+
+def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a traceback."""
+    from provisioner.decide import place
+
+    real = place.place
+
+    def fails(scene: Scene, ground: Ground, ledger: Ledger) -> Placed:
+        if any(job.id == "7" for job in scene.classes):
+            raise ZeroDivisionError("integer division or modulo by zero")
+        return real(scene, ground, ledger)
+
+    monkeypatch.setattr(place, "place", fails)
+    ran = on("plan")
+    assert ran.code == Exit.OK
+    assert "Traceback" not in ran.err
+    said = {row["subject"]: row["reason"]["kind"] for row in on("plan", "-o", "json").json["items"] if row["reason"]}
+    assert said["class:7"] == "planner-failed"
+    assert said["class:9"] == "nothing-fits"
 
 
 def test_another_plan_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:

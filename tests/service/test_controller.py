@@ -172,6 +172,9 @@ def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch:
             assert all("ZeroDivisionError" in r.faults[0] for r in reports)
             (told,) = store.reader().events()
             assert (told.name, told.fields["left_out"]) == ("plan-refused", "class odd"), "told once"
+            controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
+            assert (await controller.tick()).faults == ()
+            assert [e.name for e in store.reader().events()] == ["plan-refused", "plan-accepted"]
             assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
 
     run_virtual(story(), start_epoch=EPOCH)
