@@ -1,6 +1,6 @@
 """Why something is done or not done: typed values with their numbers. Text is made at the edge (``provisioner.say``).
 
-Every class carries a constant ``kind``, its stable name in records, metrics and JSON. Tiers of refusals follow
+Every class carries a constant ``kind``, its stable name in records and JSON. Tiers of refusals follow
 ``docs/explanation/reasons.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
 """
 

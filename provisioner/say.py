@@ -308,8 +308,9 @@ def say(reason: Reason) -> str:
             return f"back into service: {count(waiting, 'job')} of class {_q(class_id)} wait that it can run"
         # why a drone is started
         case r.JobsWait(class_id=class_id, waiting=waiting, covered=covered, starts=starts):
+            wait = "waits" if waiting == 1 else "wait"
             return (
-                f"{count(waiting, 'job')} of class {_q(class_id)} wait, {covered} of them taken care of: "
+                f"{count(waiting, 'job')} of class {_q(class_id)} {wait}, {covered} of them taken care of: "
                 f"{count(starts, 'drone')} of this type more"
             )
         case r.WarmHeadroom(name=name, wanted=wanted, covered=covered, starts=starts):

@@ -124,7 +124,7 @@ def reasons_page() -> str:
     lines = [
         NOTICE.format("docs/reference/reasons.md"), "", "# Reasons", "",
         "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
-        "the record and in metrics; the fields are its numbers. What the tiers are for:",
+        "the record; the fields are its numbers. What the tiers are for:",
         "[Reasons](../explanation/reasons.md).",
     ]  # fmt: skip
     for tier, (title, words) in TIER_WORDS.items():

@@ -122,7 +122,7 @@ def _check(where: Where) -> int:
     try:
         reader, now = open_record(where), time.time()
         views, plan, live = reader.views(), newest_plan(reader), reader.drones()
-        facts = facts_of(reader, views, plan, list(reader.breakers().values()), now)
+        facts = facts_of(reader, views, plan, list(reader.breakers().values()), live, now)
     except Exception as error:
         failure = failure_of(error)
         if failure is None:
@@ -143,7 +143,7 @@ def status_document(reader: Reader, now: float) -> Document:
     views, plan, live, breakers = reader.views(), newest_plan(reader), reader.drones(), reader.breakers()
     site_rows = sites.site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
     waiting = _waiting(views)
-    found = troubles(facts_of(reader, views, plan, list(breakers.values()), now))
+    found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
     recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
     whole_ = Whole(reader.holder(), controller(live[0].id) if live else "", views, plan, live,
                    views.policy.max_drones if views else None, views.policy.max_gpu_milli if views else None)
@@ -175,11 +175,18 @@ def _waiting(views: Views | None) -> list[JobClass]:
     return sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh))
 
 
-def facts_of(reader: Reader, views: Views | None, plan: Plan | None, breakers: Sequence[Breaker], now: float) -> Facts:
+def facts_of(
+    reader: Reader,
+    views: Views | None,
+    plan: Plan | None,
+    breakers: Sequence[Breaker],
+    live: Sequence[Drone],
+    now: float,
+) -> Facts:
     """Gather what troubles are judged by."""
     return Facts(now, reader.holder(), views, plan, breakers, _waiting(views), events.all_events(reader),
                  reader.drones(ended=True, states=[DroneState.FAILED, DroneState.NEVER_JOINED], limit=50),
-                 _free_bytes(reader))  # fmt: skip
+                 live, _free_bytes(reader))  # fmt: skip
 
 
 def _free_bytes(reader: Reader) -> int | None:

@@ -2,7 +2,7 @@
 
 A rule takes :class:`Facts` and yields :class:`Trouble` rows. To have another trouble shown, add a rule to
 :data:`RULES`, or record an event: a name in :data:`LASTING` holds until one of the events that end it, and any other
-name that ends in ``-refused`` or ``-failed`` is shown for an hour.
+name that ends in ``-refused`` or ``-failed``, or is in :data:`RECENT`, is shown for an hour.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ LASTING: dict[str, frozenset[str]] = {
     "reload-refused": frozenset({"reloaded"}),
     "plan-refused": frozenset({"plan-accepted"}),
     "clock-stepped": frozenset({"clock-caught-up"}),
-    "clock-in-doubt": frozenset({"clock-trusted"}),
+    "clock-doubted": frozenset({"clock-believed"}),
 }
 """Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
+
+RECENT = frozenset({"record-outdated"})
+OF_DRONES = frozenset({"drain-refused", "drain-failed"})
+"""Events whose trouble the drone's own record shows, for as long as it lasts."""
 
 _EVENT_WORDS = {
     "reload-refused": "the changed configuration was refused and the old one is in force; run `provisioner check`",
@@ -43,7 +47,8 @@ _EVENT_WORDS = {
     "`provisioner snapshot`",
     "clock-stepped": "the clock of this host was set; times are adjusted slowly",
     "drain-failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
-    "drain-refused": "a drain was refused and the drone goes on taking jobs; see `provisioner check --live`",
+    "clock-doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
+    "record-outdated": "the record is older than what runs, as after a restored backup",
 }
 _NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
 """Faults of a drone type that need nobody: the site has no room."""
@@ -86,6 +91,7 @@ class Facts:
     """Oldest first."""
     ended: Sequence[Drone] = ()
     """Drones that ended of late."""
+    live: Sequence[Drone] = ()
     free_bytes: int | None = None
     """On the store's disk; None: not known."""
 
@@ -242,14 +248,16 @@ def _events_lasting(facts: Facts) -> Iterator[Trouble]:
             if event.name in ends:
                 began.pop(name, None)
     for event in began.values():
-        if facts.holder is None or event.at >= facts.holder.since:
+        recent = facts.now - event.at <= RECENT_S  # the start of a controller counts only where clocks agree
+        if facts.holder is None or event.at >= facts.holder.since or (recent and event.name == "clock-doubted"):
             yield _warning(event.name, "controller", _of_event(event, facts.now))
 
 
 def _events_recent(facts: Facts) -> Iterator[Trouble]:
     newest: dict[tuple[str, str], Event] = {}
     for event in facts.events:
-        if event.name.endswith(("-refused", "-failed")) and event.name not in LASTING:
+        shown = event.name.endswith(("-refused", "-failed")) or event.name in RECENT
+        if shown and event.name not in LASTING and event.name not in OF_DRONES:
             newest[event.name, str(event.fields.get("drone", ""))] = event
     for (name, drone), event in newest.items():
         if facts.now - event.at <= RECENT_S:
@@ -260,6 +268,13 @@ def _of_event(event: Event, now: float) -> str:
     fields = [str(v) for k, v in event.fields.items() if k != "drone"]
     what = _EVENT_WORDS.get(event.name, event.name)
     return f"{what} ({say.ago(event.at, now)} ago): {say.clean('; '.join(fields), say.SHORT_TEXT)}"
+
+
+def _drains_refused(facts: Facts) -> Iterator[Trouble]:
+    for drone in facts.live:
+        if drone.drain_refusal:
+            said = f"drain refused, it goes on taking jobs: {say.told(drone.drain_refusal)}"
+            yield _warning("drain-refused", f"drone:{drone.id}", said)
 
 
 def _drones_failed(facts: Facts) -> Iterator[Trouble]:
@@ -312,6 +327,7 @@ RULES: tuple[Rule, ...] = (
     _breakers_open,
     _events_lasting,
     _events_recent,
+    _drains_refused,
     _drones_failed,
     _types_unfit,
     _brakes,

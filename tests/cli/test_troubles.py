@@ -111,8 +111,17 @@ CASES = {
         replace(CALM, events=(Event(1, NOW - 60, "clock-stepped", {"drift_s": 600.0}),)), "warning", "controller", "600"
     ),
     "drain refused": (
-        replace(CALM, events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "message": "not on PATH"}),)),
+        replace(CALM, live=(replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH"),),
+                events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "why": "not on PATH"}),)),
         "warning", "drone:kit-1", "not on PATH",
+    ),
+    "clock doubted at start": (
+        replace(CALM, events=(Event(1, NOW - 900, "clock-doubted", {"drift_s": 7200.0, "advice": "Set the clock"}),)),
+        "warning", "controller", "Set the clock",
+    ),
+    "backup restored": (
+        replace(CALM, events=(Event(1, NOW - 900, "record-outdated", {"newest_serial": 9}),)),
+        "warning", "controller", "older than what runs",
     ),
     "drones fail": (
         replace(CALM, ended=tuple(map(ended, range(1, 4)))),
@@ -155,7 +164,8 @@ def test_a_trouble_is_one_line_with_its_subject_and_alarms(case: str) -> None:
         (Event(1, NOW - 60, "reload-refused", {}), Event(2, NOW - 50, "reloaded", {})),
         (Event(1, NOW - 60, "plan-refused", {}), Event(2, NOW - 50, "plan-accepted", {})),
         (Event(1, NOW - 9000, "reload-refused", {}),),  # before this controller started
-        (Event(1, NOW - 4000, "drain-refused", {}),),
+        (Event(1, NOW - 60, "drain-refused", {"drone": "kit-9"}),),  # the drone has left
+        (Event(1, NOW - 4000, "keep-failed", {}),),
     ],
 )
 def test_what_is_over_is_no_trouble(events: tuple[Event, ...]) -> None:
