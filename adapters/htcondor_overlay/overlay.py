@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
@@ -11,7 +12,8 @@ from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.orders import Orders, read_every_s
 from adapters.htcondor_overlay.probe import explained, no_condor, no_orders, probe
-from adapters.htcondor_overlay.settings import HTCondorConfig
+from adapters.htcondor_overlay.settings import DroneTokenMode, HTCondorConfig
+from adapters.htcondor_overlay.tokens import Signer, user_of
 from adapters.shared.htcondor.client_directory import ClientDirectory
 from provisioner import drone
 from provisioner.child import Child
@@ -34,6 +36,24 @@ from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
     """The directory of the overlay's client."""
     return ClientDirectory("the overlay", config.collector, config.token, config.token_directory, config.client_config)
+
+
+def drone_identities(config: HTCondorConfig) -> str:
+    """Return the identity of each drone, with ``{drone}`` for its id; empty if a drone's identity does not have it."""
+    own = config.drone_token_mode is DroneTokenMode.SIGNING_KEY and "{drone}" in config.drone_user
+    return f"{config.drone_user}@{config.trust_domain}" if own else ""
+
+
+def drone_token(config: HTCondorConfig, order: StartOrder, now: float) -> str:
+    """Return the token for a drone that is ordered now. SecretUnreadable if there is none."""
+    if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
+        assert config.drone_signing_key is not None  # validated
+        signer = Signer(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+        walltime_s = order.type.walltime_s
+        lifetime_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        return signer.token(user_of(config.drone_user, order.drone_id), now, lifetime_s)
+    assert config.drone_token is not None  # validated
+    return config.drone_token.read()
 
 
 class HTCondorOverlay:
@@ -66,6 +86,7 @@ class HTCondorOverlay:
             config.collector_memory,
             config.slot_weight,
             config.drone_config,
+            drone_identities(config),
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)
@@ -134,7 +155,7 @@ class HTCondorOverlay:
     async def admission(self, order: StartOrder) -> Admission:
         """The drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         try:
-            token = await asyncio.to_thread(self._config.drone_token.read)
+            token = await asyncio.to_thread(drone_token, self._config, order, time.time())
         except SecretUnreadable as error:
             raise SiteDenied(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}

@@ -100,7 +100,9 @@ class Pool:
         collector_memory_s: float,
         slot_weight: SlotWeight = SlotWeight.CPUS,
         drone_config: str = "",
+        drone_identities: str = "",
     ) -> None:
+        self._drone_identities = drone_identities
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
         self._slot_weight = slot_weight
@@ -145,7 +147,7 @@ class Pool:
         with self._reasons.told(f"collector {self._address}"):
             self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
             ads = self._collector.query(htcondor2.AdType.Startd, constraint=OUR_SLOTS, projection=PROJECTION)
-            seen = sightings(ads, self._controller, self._to_our_clock)
+            seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
             queues, strangers = self._queues()
             cycle = self._cycle()
             notices = [*seen.notices, *self._learn(seen, types, taken_at)]

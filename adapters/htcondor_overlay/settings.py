@@ -25,6 +25,13 @@ class SlotWeight(StrEnum):
     GPUS = "gpus"
 
 
+class DroneTokenMode(StrEnum):
+    """Origin of the drones' tokens."""
+
+    STATIC = "static"
+    SIGNING_KEY = "signing-key"
+
+
 class HTCondorConfig(BaseModel):
     """Options of ``overlay: {adapter: htcondor}``."""
 
@@ -53,8 +60,40 @@ class HTCondorConfig(BaseModel):
     token_directory: ConfigPath | None = Field(
         default=None, description="Directory with tokens, instead of `token` or beside it; all are offered to the pool."
     )
-    drone_token: Secret = Field(
+    drone_token_mode: DroneTokenMode = Field(
+        default=DroneTokenMode.STATIC,
+        description="Origin of the drones' tokens: `static`, all drones get `drone_token`; `signing-key`, each gets a"
+        " token of its own, signed with `drone_signing_key` when the drone is ordered.",
+    )
+    drone_token: Secret | None = Field(
+        default=None,
         description="Token given to every drone: READ, ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more.",
+    )
+    drone_signing_key: ConfigPath | None = Field(
+        default=None,
+        description="Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. Whoever"
+        " has a key can be any identity of the pool: keep the file as you would keep the collector's.",
+    )
+    drone_signing_key_id: str = Field(
+        default="POOL",
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Name of that key in the pool (`kid` of its tokens).",
+    )
+    drone_user: str = Field(
+        default="drone-{drone}",
+        pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$",
+        min_length=1,
+        description="User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the pool"
+        " allows `drone-*@<trust domain>`.",
+    )
+    drone_token_margin: PositiveDuration = Field(
+        default=86400.0,
+        description="A token of `signing-key` expires this long after the drone's walltime: as long as a drone may wait"
+        " in the site's queue.",
+    )
+    drone_token_lifetime: PositiveDuration = Field(
+        default=7 * 86400.0,
+        description="Lifetime of a token of `signing-key` for a drone without a walltime.",
     )
     deadline: PositiveDuration = Field(default=20.0, description="Longest time for one look at the pool.")
     drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")
@@ -116,4 +155,8 @@ class HTCondorConfig(BaseModel):
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None:
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
+        if self.drone_token_mode is DroneTokenMode.STATIC and self.drone_token is None:
+            raise ValueError("`drone_token` is wanted: write `drone_token: {file: path}`")
+        if self.drone_token_mode is DroneTokenMode.SIGNING_KEY and self.drone_signing_key is None:
+            raise ValueError("`drone_signing_key` is wanted with `drone_token_mode: signing-key`: write the key's path")
         return self

@@ -21,7 +21,7 @@ PROJECTION = [
     "NumDynamicSlots", "NumDynamicSlotsTime", "Cpus", "Memory", "Disk", "GPUs", "LastHeardFrom", "MyCurrentTime",
     "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneDraining",
     "DroneRetiresAt", "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability", "TotalSlotGPUs",
-    "DroneShares",
+    "DroneShares", "AuthenticatedIdentity",
 ]  # fmt: skip
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -54,10 +54,14 @@ class Sightings:
     """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
 
 
-def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> Sightings:
+def sightings(
+    ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float], identities: str = ""
+) -> Sightings:
     """One slot per drone of this controller, and a line for each ad that makes no sense.
 
-    ``to_our_clock`` turns a time of the collector's clock into one of ours.
+    ``to_our_clock`` turns a time of the collector's clock into one of ours. ``identities``: the identity that each
+    drone has, with ``{drone}`` for its id. An ad that another drone's identity has sent is left out. (One that none of
+    them has sent is of a drone whose token does not have its id.)
     """
     found: dict[DroneId, list[Sighting]] = {}
     notices: list[str] = []
@@ -69,6 +73,8 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
             notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: {shown!r} is not a drone id")
         elif not drone_id.startswith(f"{controller}-"):
             strangers += 1
+        elif sender := _other_drone(ad, drone_id, identities):
+            notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: drone {sender} sent it, not {drone_id}")
         else:
             found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
     if strangers:
@@ -89,6 +95,16 @@ def sightings(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float]
 
 _SAME_CLOCK_S = 60.0
 """Clocks that are less than about half of this apart are taken for the same."""
+
+
+def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
+    """Return the id of the other drone whose identity has sent an ad (as the collector says); empty if none has."""
+    before, _, after = identities.partition("{drone}")
+    sender = text(ad, "AuthenticatedIdentity", 300)
+    if not identities or not (sender.startswith(before) and sender.endswith(after)):
+        return ""
+    found = sender[len(before) : len(sender) - len(after)]
+    return found if found != drone_id and DRONE_ID.fullmatch(found) else ""
 
 
 def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:

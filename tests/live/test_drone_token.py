@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
+from adapters.htcondor_overlay.tokens import Signer
 from provisioner.drone import script
 from tests.live.lab import DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
 
@@ -61,6 +63,23 @@ def test_a_job_cannot_read_the_drones_token_before_or_after_the_collector_starts
         placed = drone.dir / "condor/etc/tokens/drone"
         until(lambda: not placed.exists(), what="its token is put away again")
         assert _ends(pool, _search(pool)).split() == [str(drone.dir)]
+    finally:
+        drone.stop()
+    assert not drone.leftovers(), drone.story()
+
+
+def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Callable[[str], Pool]) -> None:
+    pool = new_pool(
+        "ALLOW_ADVERTISE_STARTD = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)\n"
+        "ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)\n"
+    )
+    drone_id = own("token-3")
+    token = Signer(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
+    drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token)
+    try:
+        until(lambda: _listed(pool, drone), 60, what="the drone takes jobs")
+        identities = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
+        assert identities == {f"drone-{drone_id}@{pool.domain}"}
     finally:
         drone.stop()
     assert not drone.leftovers(), drone.story()

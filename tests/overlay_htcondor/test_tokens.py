@@ -1,0 +1,93 @@
+"""Tokens of drones: what the controller signs is what the pool's own tool makes, and a token is good for one drone."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from adapters.htcondor_overlay.overlay import HTCondorOverlay, drone_identities
+from adapters.htcondor_overlay.settings import HTCondorConfig
+from adapters.htcondor_overlay.slots import sightings
+from adapters.htcondor_overlay.tokens import Signer
+from provisioner.config.units import SecretUnreadable
+from provisioner.model import DroneId, DroneType, StartOrder
+from provisioner.sites import SiteDenied
+from tests.overlay_htcondor.test_slots import ad
+
+ONE = DroneId("kit-a1b2-1")
+
+
+def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
+    return HTCondorConfig.model_validate(
+        {
+            "collector": "pool.example.org:9618",
+            "trust_domain": "pool.example.org",
+            "token": {"file": str(tmp_path / "token")},
+            "drone_token_mode": "signing-key",
+            "drone_signing_key": str(tmp_path / "POOL"),
+            **more,
+        },
+        context={"root": tmp_path},
+    )
+
+
+def claims(token: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    return found
+
+
+async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=3600.0)
+    async with HTCondorOverlay(config(tmp_path, drone_token_margin="1h"), "kit") as overlay:
+        tokens = [
+            (await overlay.admission(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0))).files["token"].decode()
+            for n in (1, 2)
+        ]
+        (tmp_path / "POOL").unlink()
+        with pytest.raises(SiteDenied, match=r"token for drones: signing key .*POOL cannot be read"):
+            await overlay.admission(StartOrder(ONE, kind, 60.0, 10.0))
+    one, two = map(claims, tokens)
+    assert [each["sub"] for each in (one, two)] == ["drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org"]
+    assert one["jti"] != two["jti"]
+    assert one["iss"] == "pool.example.org"
+    assert one["scope"] == "condor:/READ condor:/ADVERTISE_STARTD condor:/ADVERTISE_MASTER"
+    assert 7200 <= one["exp"] - one["iat"] <= 7300
+
+
+def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "POOL").touch()
+    with pytest.raises(SecretUnreadable, match="is empty"):
+        Signer(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
+
+
+def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
+        config(tmp_path, drone_signing_key=None)
+    with pytest.raises(ValidationError, match="`drone_token` is wanted"):
+        config(tmp_path, drone_token_mode="static")
+    assert drone_identities(config(tmp_path)) == "drone-{drone}@pool.example.org"
+    assert not drone_identities(config(tmp_path, drone_user="drone"))
+    assert not drone_identities(config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}))
+
+
+def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:
+    identities = "drone-{drone}@pool.example.org"
+    own, forged, static = (
+        ad(DroneId=f'"{ONE}"', AuthenticatedIdentity=f'"{sender}@pool.example.org"')
+        for sender in (f"drone-{ONE}", "drone-kit-a1b2-2", "drone")
+    )
+    for sent, slots in ((own, 1), (forged, 0), (static, 1)):
+        found = sightings([sent], "kit", lambda theirs: theirs, identities)
+        assert len(found.slots) == slots, found
+        assert bool(found.notices) is not bool(slots)
+    assert (
+        "drone kit-a1b2-2 sent it, not kit-a1b2-1"
+        in sightings([forged], "kit", lambda theirs: theirs, identities).notices[0]
+    )
