@@ -102,7 +102,11 @@ def claims(groups: Iterable[Group], hosts: Sequence[Host], left_out: int = 0) ->
     """
     found, never = [], []
     feasible: dict[str, tuple[str, ...] | None] = {}
+    limited: dict[str, int] = {}
     for group in groups:
+        if group.used_up:
+            limited[group.used_up] = limited.get(group.used_up, 0) + len(group.submitted)
+            continue
         if group.alike not in feasible:
             feasible[group.alike] = _could_host(group, hosts)
         if (where := feasible[group.alike]) is None:
@@ -110,6 +114,10 @@ def claims(groups: Iterable[Group], hosts: Sequence[Host], left_out: int = 0) ->
         else:
             found.append(_claim(group, where))
     notices = _bounded(never)
+    notices += tuple(
+        f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
+        for name, count in sorted(limited.items())[:_MOST_NOTICES]
+    )
     if (more := len(found[_MOST_CLAIMS:]) + left_out) > 0:
         notices += (f"owner: {more} further shapes of waiting jobs are not looked at",)
     return Wanted(tuple(found[:_MOST_CLAIMS]), notices)

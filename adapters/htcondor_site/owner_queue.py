@@ -17,6 +17,7 @@ import classad2
 
 from adapters.htcondor_site.matching import Amount, Host, start_of
 from adapters.shared.htcondor.ads import Ad, expression, moment, source, text, value, whole
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, used_up
 
 IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
@@ -25,6 +26,7 @@ JOB_PROJECTION = (
     "ClusterId", "ProcId", "JobStatus", "JobUniverse", "QDate", "User", "Owner", "AcctGroup", "RemoteHost",
     "RequestGPUs", "RequestCpus", "RequestMemory", "RequestDisk", "Requirements", "RequireGPUs",
     "GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned", "ServerTime",
+    *LIMITS_PROJECTION,
     "DiskUsage", "ImageSize", "MemoryUsage", "ResidentSetSize",
 )  # fmt: skip
 """Asked of every queue. The last four are what requests are computed from where a job names none."""
@@ -32,7 +34,9 @@ MOST_GROUPS = 1000
 """Groups that are told apart, the oldest first."""
 _MOST_NAMES = 300
 _SAME_CLOCK_S = 2.0
-_JUDGED = ("Requirements", "RequireGPUs", "RequestGPUs", "RequestCpus", "RequestMemory", "RequestDisk")
+_JUDGED = (
+    "Requirements", "RequireGPUs", "RequestGPUs", "RequestCpus", "RequestMemory", "RequestDisk", "ConcurrencyLimits",
+)  # fmt: skip
 _OF_ONE_JOB = frozenset({
     "clusterid", "procid", "globaljobid", "jobstatus", "lastjobstatus", "qdate", "enteredcurrentstatus", "servertime",
     "remotehost", "diskusage", "diskusage_raw", "imagesize", "imagesize_raw", "memoryusage", "residentsetsize",
@@ -58,6 +62,9 @@ class Group:
     ids: tuple[str, ...]
     """Of the first three."""
     sample: Ad = field(repr=False, compare=False)
+    used_up: str = ""
+    """Concurrency limits of the jobs, where the negotiator has lately refused one for them; whatever room is made, none
+    of the jobs would start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,8 @@ def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | Non
     apart = sorted({*map(str.lower, (*_JUDGED, *names))} - _OF_ONE_JOB)
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
     running: list[tuple[str, Amount]] = []
+    job_ads = list(job_ads)
+    reached = used_up(job_ads, now)
     for ad in job_ads:
         if whole(ad, "JobUniverse") in ELSEWHERE:
             continue
@@ -93,16 +102,26 @@ def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | Non
             case 2:
                 running.append((text(ad, "RemoteHost", 600), _held(ad)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
-    groups = tuple(_group(key, members) for key, members in oldest[:MOST_GROUPS])
+    groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
     references = frozenset(name for group in groups for name in _references(group.sample, apart))
     return Queue(groups, tuple(running), references, len(oldest) - len(groups))
 
 
-def _group(key: tuple[str, ...], members: list[tuple[float, Ad]]) -> Group:
+def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> Group:
     sample = members[0][1]
     ids = tuple(f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}" for _, ad in members[:3])
     alike = hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest()
-    return Group(key[0], key[1], _size(sample), alike, tuple(sorted(at for at, _ in members)), ids, sample)
+    limits = text(sample, "ConcurrencyLimits", 80)
+    return Group(
+        who=key[0],
+        user=key[1],
+        size=_size(sample),
+        alike=alike,
+        submitted=tuple(sorted(at for at, _ in members)),
+        ids=ids,
+        sample=sample,
+        used_up=limits if limits in reached else "",
+    )
 
 
 def _submitted(ad: Ad, now: float) -> float:

@@ -70,6 +70,26 @@ def test_a_job_that_start_refuses_whoever_is_there_takes_no_drone_away() -> None
     assert [claim.cpus for claim in claims([greedy, just], site).claims] == [136]
 
 
+def limited(cluster: int, refused: str = "", at: float = NOW - 60, limits: str = "etp") -> Ad:
+    ad = job(cluster)
+    ad["ConcurrencyLimits"] = limits
+    if refused:
+        ad["LastRejMatchReason"], ad["LastRejMatchTime"] = refused, int(at)
+    return ad
+
+
+def test_jobs_behind_a_used_up_concurrency_limit_take_no_drone_away() -> None:
+    refused = "concurrency limit etp reached"
+    found = claims([limited(1, refused), limited(2), limited(3, limits="other"), job(4)], SITE)
+    assert sorted(claim.count for claim in found.claims) == [1, 1]
+    assert found.notices == (
+        "owner: no room is made for 2 waiting jobs: the negotiator refuses them for the concurrency limit etp",
+    )
+    later = limited(2, "no match found", NOW - 5)
+    assert sum(claim.count for claim in claims([limited(1, refused), later], SITE).claims) == 2, "one is free again"
+    assert sum(claim.count for claim in claims([limited(1, refused, NOW - 1000)], SITE).claims) == 1, "long ago"
+
+
 def test_what_cannot_be_judged_from_here_is_a_claim() -> None:
     site = hosts([pslot(A, start='TARGET.Group == "etp"')], 0)
     unknown = job(1, requirements="(TARGET.Weather + 1 > 5) && (TARGET.FileSystemDomain == MY.FileSystemDomain)")
