@@ -152,6 +152,11 @@ class JobClass:
     """Since when one of them has been idle without a break, at most; a job that was preempted began anew to wait. 0
     where the overlay does not tell: since ``oldest_at``."""
 
+    limited: int = 0
+    """Of ``waiting``, those that the overlay would match with no slot, whatever came."""
+    limit: str = ""
+    """What keeps these: a limit of the overlay, for people."""
+
     @property
     def waits_since(self) -> float:
         """The longest wait that goes on began then; 0 if none waits."""

@@ -344,6 +344,15 @@ class GroupQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolLimit:
+    """The overlay would match no more of these jobs, whatever slots came: a limit of its own is used up. A drone for
+    them would start for nothing."""
+
+    message: str
+    kind: Literal["pool-limit"] = "pool-limit"
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRisk:
     """Jobs there would lose too much of their work to the site's owner, by what has been seen of him; more is accepted
     the longer they wait."""
@@ -604,6 +613,7 @@ Reason = (
     | NothingFits
     | LimitReached
     | GroupQuota
+    | PoolLimit
     | OwnerRisk
     | CheaperStart
     | SoonServed

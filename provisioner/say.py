@@ -358,6 +358,8 @@ def say(reason: Reason) -> str:
                 f"the pool gave none of these jobs to drones of {_q(kind)} that were started for them ({failures} in a "
                 f"row): the next one is tried at {iso(until)}; other jobs are not affected{_told(message)}"
             )
+        case r.PoolLimit(message=message):
+            return f"the pool would match no more of these jobs, whatever slots came{_told(message)}"
         case r.SiteFull(type=kind, lack=lack):
             return f"the site shows no free place for {_q(kind)} or any other type that fits{_told(lack)}"
         case r.GpusStranded():
@@ -502,7 +504,7 @@ def tier(reason: Reason) -> Tier:
             return Tier.CONFIGURATION
         case r.NothingFits():
             return Tier.NOTHING_FITS
-        case r.LimitReached() | r.SiteQuota() | r.GroupQuota():
+        case r.LimitReached() | r.SiteQuota() | r.GroupQuota() | r.PoolLimit():
             return Tier.LIMIT
         case r.BackingOff() | r.Unmatched() | r.Probing() | r.TooManyUnhealthy():
             return Tier.BACK_OFF

@@ -37,6 +37,7 @@ GROUPED = (
     "AllowedJobDuration",
     "AllowedExecuteDuration",
     "MaxWallTimeMins",
+    "ConcurrencyLimits",
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
 

@@ -39,6 +39,7 @@ from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.htcondor.collectors import Collectors
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, used_up
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
 from provisioner.sites import SiteDown, SiteError
@@ -56,6 +57,8 @@ _SAME_START_S = 2.0
 """Two starts of the collector are told apart by more than this."""
 _MOST_DOUBTS = 10
 """Classes of which a note says what they say wrongly."""
+_MOST_REFUSED = 1000
+"""Jobs of one schedd that the negotiator has refused and that are looked at."""
 _STRANGER_AGAIN_S = 60.0
 """A schedd that has never answered is asked again after this long."""
 _STRANGER_WAIT_S = 2.0
@@ -74,6 +77,8 @@ class Queue:
     name: str
     schedd: Any
     ahead_s: float
+    slack: int | None = None
+    """How many more jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +168,14 @@ class Pool:
         by_class = merged(groups)
         fresh = self._fresh(queues, cycle, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
+        limited = self._limited(by_class, queues, taken_at)
         self._forget(by_class, types)
         until = time.monotonic() + _JUDGING_S
         classes = [
             self._judged(job_class(each, parts, fresh.get(each, 0), waits.get(each, NO_WAITS)), parts, types, until)
             for each, parts in sorted(by_class.items())
         ]
+        classes = [behind(each, *limited[each.id]) if each.id in limited else each for each in classes]
         return OverlayView(
             taken_at=taken_at,
             classes=tuple(classes),
@@ -211,7 +218,7 @@ class Pool:
             which = ", ".join(printable(name, 80) for name in missing) or "any schedd"
             raise SiteDown(f"collector {self._address} does not list {which}")
         queues = [
-            Queue(name, htcondor2.Schedd(ad), ahead(ad))
+            Queue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
             for name, ad in sorted(ads.items())
             if not self._wanted_schedds or name in self._wanted_schedds
         ]
@@ -362,6 +369,37 @@ class Pool:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
+    def _limited(
+        self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float
+    ) -> dict[str, tuple[int, str]]:
+        """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
+        schedd runs as many jobs as it may."""
+        idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
+        found: dict[str, tuple[int, str]] = {}
+        asks = {g.schedd for _, g in idle if source(g.ad, "ConcurrencyLimits") not in ("", "undefined")}
+        refused: list[Ad] = []
+        for queue in queues:
+            if queue.name in asks:
+                with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+                    refused += queue.schedd.query(
+                        f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
+                        projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
+                        limit=_MOST_REFUSED,
+                    )
+        reached = used_up(refused, now)
+        left = {queue.name: queue.slack for queue in queues}
+        for class_id, g in idle:
+            limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)
+            known, why = found.get(class_id, (0, ""))
+            if limits in reached:
+                found[class_id] = known + g.count, f"concurrency limit {limits} is used up"
+            elif more is not None:
+                left[g.schedd] = max(0, more - g.count)
+                if g.count > more:
+                    why = why or f"schedd {printable(g.schedd, 80)} has reached its MAX_JOBS_RUNNING"
+                    found[class_id] = known + g.count - more, why
+        return found
+
     def _waits_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, Waits]:
         """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
         first was submitted first, and where that one was evicted lately the last has waited longer. First ones go
@@ -480,6 +518,17 @@ def reachable(address: str, wait_s: float) -> None:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), wait_s).close()
     except OSError as error:
         raise SiteDown(f"no connection to {printable(found[0].lstrip('<'), 80)}: {error}") from None
+
+
+def slack(ad: Ad) -> int | None:
+    """Return how many more jobs a schedd may run, by its own ad; None where it does not say."""
+    most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
+    return None if most is None or runs is None else max(0, int(most - runs))
+
+
+def behind(jobs: JobClass, count: int, limit: str) -> JobClass:
+    """Return a class of which so many waiting jobs are behind a limit. Fresh ones are not judged yet."""
+    return replace(jobs, limited=min(jobs.waiting, count), limit=limit) if jobs.waiting else jobs
 
 
 def ahead(ad: Ad) -> float:

@@ -38,6 +38,7 @@ EXAMPLES: tuple[Reason, ...] = (
     r.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"),
     r.LimitReached("max_drones", "horeka/h100", 40, 40),
     r.GroupQuota("physics.atlas", 8, 8),
+    r.PoolLimit("concurrency limit licence is used up"),
     r.OwnerRisk("topas", 3600.0, 600.0, 0.011),
     r.CheaperStart("gridka-cloud/a100", 240.0, 550.0),
     r.SoonServed(12.0, 40),

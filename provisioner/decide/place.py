@@ -45,6 +45,7 @@ from provisioner.reasons import (
     NothingFits,
     OnTheirWay,
     OwnerWaits,
+    PoolLimit,
     Probing,
     Reason,
     SiteFull,
@@ -136,6 +137,8 @@ class Turns:
         """Give jobs of a class what their group is entitled to."""
         if job.fresh:
             self._refuse(job, job.fresh, AwaitsNegotiation(job.fresh))
+        if job.limited:
+            self._refuse(job, job.limited, PoolLimit(job.limit))
         if not suited.kinds:
             self._refuse(job, job.waiting + job.fresh, self._never(job, suited))
             return

@@ -109,7 +109,7 @@ class Scene:
         for drone_id in sifted.others.keys() - unsettled.keys():
             del live[drone_id]
         view = snapshot.overlay.view if trust.overlay is None else None
-        classes = tuple(c for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
+        classes = tuple(_matchable(c) for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
         headroom = virtual_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = shapes(snapshot.types, snapshot.policy)
         trials = Trials.of(breakers, unsettled.values())
@@ -166,6 +166,11 @@ class Scene:
             refusals=placed.refusals + left.refusals,
             requests_done=left.requests_done,
         )
+
+
+def _matchable(job: JobClass) -> JobClass:
+    """Return a class with the waiting jobs that the overlay might match: the others are no demand."""
+    return replace(job, waiting=max(0, job.waiting - job.limited)) if job.limited else job
 
 
 def _strays(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:

@@ -33,6 +33,7 @@ from provisioner.reasons import (
     LimitReached,
     NothingFits,
     OnTheirWay,
+    PoolLimit,
     Probing,
     SiteDisabled,
     SiteFull,
@@ -112,6 +113,15 @@ def test_drones_that_are_full_or_leave_are_no_supply(state: DroneState) -> None:
     leaving = None if state is DroneState.BUSY else DroneState.DONE
     there = drone("kit-ab12-1", state, leaving=leaving, asked_at=NOW - 1, jobs=1)
     assert len(plan_of(snapshot(classes=[jobs(waiting=1)], drones=[there])).starts) == 1
+
+
+def test_jobs_that_the_pool_would_match_with_no_slot_get_no_drone_and_are_told_why() -> None:
+    some = jobs(waiting=5, limited=3, limit="concurrency limit licence is used up")
+    plan = plan_of(snapshot(classes=[some]))
+    assert len(plan.starts) == 2
+    assert PoolLimit("concurrency limit licence is used up") in why(plan, "class:small")
+    none = plan_of(snapshot(classes=[jobs(waiting=5, limited=5, limit="x")]))
+    assert none.starts == () and why(none, "class:small") == [PoolLimit("x")]
 
 
 def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> None:
