@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner.decide.floor import Floor
+from provisioner.decide.guard import trust
 from provisioner.decide.space import Space, often
 from provisioner.model import (
     Breaker,
@@ -146,3 +147,35 @@ def test_amounts_that_are_not_asked_for_do_not_bind() -> None:
     assert often(500, 0, 0, 0, 1700, 0, 0, 0) == 3, "two on the one device that is free, one on the rest"
     assert Space(1, 2, 3, 4).plus(Space(10, 20, 30, 40)) == Space(11, 22, 33, 44)
     assert Space(1, 2, 3, 4).plus(Space(1, 1, 1, 1), -2) == Space(-1, 0, 1, 2)
+
+
+def test_settled_drones_count_against_every_limit() -> None:
+    """Most drones are settled at most times: busy and as they were. Rules do not go through them one by one."""
+    there = [drone(f"kit-ab12-{n}", DroneState.BUSY, heard_at=NOW - 2) for n in (1, 2, 3)]
+    kind = replace(A100, max_drones=5)
+    for snap in (
+        snapshot(classes=[MANY], drones=there, types=(kind,), limits=ROOMY),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY | {"max_drones": 5}),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY | {"max_gpu_milli": 5000}),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_drones=5)),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_gpu_milli=5000)),
+    ):
+        assert trust(snap).sifted.others == {}, "the story is about settled ones"
+        assert len(plan_of(snap).starts) == 2
+
+
+def test_what_binds_at_a_full_site_is_told_as_the_site_tells_it() -> None:
+    full = snapshot(classes=[MANY], free={"a100": 0}, limits=ROOMY)
+    assert why(plan_of(full), "class:small") == [SiteFull("topas/a100")]
+    lacking = _viewed(full, lacks={"a100": "memory"})
+    assert why(plan_of(lacking), "class:small") == [SiteFull("topas/a100", "memory")]
+
+
+def test_what_one_type_takes_of_free_places_all_others_lose_in_proportion() -> None:
+    other = jobs(waiting=50, id="other", vram_mib=1)
+    snap = snapshot(classes=[other], types=(A100, V100), free={"a100": 4, "v100": 8}, limits=ROOMY | {"max_drones": 6})
+    kinds = started(plan_of(snap))
+    assert len(kinds) == 6 and kinds.count(V100.key) == 6, "the cheaper type first"
+    queued = [drone(f"kit-ab12-{n}", DroneState.SUBMITTED, V100) for n in range(1, 5)]
+    snap = snapshot(classes=[MANY], drones=queued, types=(A100, V100), free={"a100": 4, "v100": 8}, limits=ROOMY)
+    assert len(started(plan_of(snap))) <= 4
