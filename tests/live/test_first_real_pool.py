@@ -1,0 +1,82 @@
+"""The guide to the first real pool, followed to the letter on a pool of each version, ends with jobs done."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.live.controller import LabController
+from tests.live.lab import Pool, gpu_job, until
+
+pytestmark = pytest.mark.timeout(600)
+GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "first-real-pool.md").read_text()
+
+
+def files() -> dict[str, str]:
+    """The two files of the guide, by name."""
+    blocks = re.findall(r"```yaml\n# ([\w.]+)\n(.*?)```", GUIDE, re.DOTALL)
+    return dict(blocks)
+
+
+def scopes(identity: str) -> list[str]:
+    """The `-authz` of the guide's command for a token."""
+    (line,) = [line for line in GUIDE.splitlines() if line.startswith(f"condor_token_create -identity {identity}@")]
+    return re.findall(r"-authz (\w+)", line)
+
+
+def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
+    pool, controller = lab
+    controller.directory.mkdir(parents=True)
+    prefix = pool.condor.prefix
+    # What the reader changes: names of the pool, places of HTCondor, the shape of this host (its GPU is declared).
+    changes = {
+        "provisioner.yaml": {
+            "controller: here": f"controller: {controller.name}",
+            "pool.example.org:9618": pool.collector,
+            "trust_domain: pool.example.org": f"trust_domain: {pool.domain}",
+            "# condor_prefix: /opt/condor ": f"condor_prefix: {prefix} ",
+            "# drain_tool: /opt/condor/usr/bin/condor_drain": f"drain_tool: {prefix}/usr/bin/condor_drain",
+            "store:\n  path: var/provisioner.db": "store:\n  path: provisioner.db",
+        },
+        "local.yaml": {
+            "cpus: 8": "cpus: 1",
+            "memory: 20 GiB": "memory: 512 MiB",
+            "disk: 50 GiB": "disk: 1 GiB",
+            "options:\n": "options:\n  gpus: [{model: A100-SXM4-40GB, vram: 40 GiB, capability: 8.0, simulate: 4}]\n",
+        },
+    }
+    for name, text in files().items():
+        for old, new in changes[name].items():
+            assert old in text, f"{name} of the guide has no {old!r}"
+            text = text.replace(old, new)
+        (controller.directory / name).write_text(text)
+    for name, identity, guided in (("controller", "admin", "provisioner"), ("drone", "drone", "drone")):
+        file = controller.directory / f"{name}.token"
+        file.touch(mode=0o600)
+        file.write_text(pool.token(identity, scopes(guided)) + "\n")
+
+    checked = controller.call("check")
+    assert checked.returncode == 0 and "warning" not in checked.stderr, checked.stdout + checked.stderr
+    live = controller.call("check", "--live")
+    assert live.returncode == 0, live.stdout + live.stderr
+
+    with (controller.directory / "controller.log").open("ab") as log:
+        controller.process = subprocess.Popen(
+            [sys.executable, "-m", "provisioner.cli", "run"],
+            cwd=controller.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    job = pool.submit(gpu_job(1))
+    until(lambda: not pool.jobs(job), 120, what="the job is done", every_s=0.5)
+    [drone] = controller.drones()
+    asked = controller.call("drones", "drain", "--site", "local", "--reason", "end of the test", "--yes")
+    assert asked.returncode == 0, asked.stderr
+    until(lambda: not controller.live(), 60, what="the drone has left", every_s=0.5)
+    assert drone["type"] == "local/a100" and controller.states()["failed"] == 0
