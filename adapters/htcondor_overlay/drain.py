@@ -42,7 +42,7 @@ def slot_name(name: str, drone_id: DroneId) -> bool:
 
 
 class Drainer:
-    """Drains drones whose slot names are known."""
+    """Drains of drones whose slot names are known."""
 
     def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: Orders | None = None) -> None:
         self._tool, self._env, self._deadline_s, self._orders = tool, dict(env), deadline_s, orders

@@ -22,7 +22,7 @@ _READ_BACK_S = 3.0
 
 
 class OrderAds:
-    """Advertises, reads and withdraws orders. Every drone id was checked before it comes here."""
+    """Orders as ads in the collector: advertised, read back, withdrawn. Drone ids were checked before."""
 
     def __init__(self, collector: str) -> None:
         self._address = collector

@@ -228,7 +228,7 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: I
 
 
 async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str) -> bool:
-    """Whether condor_drain by itself reaches a drone."""
+    """Return whether condor_drain by itself reaches a drone."""
     view = await overlay.look([A100])
     name = next(slot.name for slot in view.slots if slot.drone_id == drone.id)
     directory = client_directory(config(pool, client_config=client))
