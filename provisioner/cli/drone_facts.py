@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from provisioner import say
 from provisioner.cli import drone_rows
+from provisioner.cli.cells import text
 from provisioner.cli.listing import Column
 from provisioner.model import Drone
 
@@ -23,9 +24,17 @@ _TITLES = {
 }  # fmt: skip
 
 
-def facts(now: float) -> tuple[Column[Drone], ...]:
-    """The columns of the list, titled as sentences begin; times with their age."""
-    return tuple(_fact(c, now) for c in drone_rows.columns(now))
+def facts(now: float, idle_s: float | None = None, idle_by: str = "") -> tuple[Column[Drone], ...]:
+    """Return the columns of the list, titled as sentences begin; times with their age. ``idle_s`` and ``idle_by``: how
+    long it may be idle, and where that comes from."""
+    may_idle = f"{say.seconds(idle_s)}: {say.idle_words(idle_by)}" if idle_s is not None else "-"
+    return (
+        *(_fact(c, now) for c in drone_rows.columns(now)),
+        Column[Drone]("idle_limit_s", lambda d: idle_s, "How long it may be idle, seconds; null: it is not idle.",
+                      kind="number", null=True, level=0, head="may be idle", show=lambda d: may_idle),
+        text("idle_limit_by", lambda d: idle_by, "Where that comes from: gaps, start-cost, time-out, slow-start or "
+             "fixed; empty: it is not idle."),
+    )  # fmt: skip
 
 
 def _fact(column: Column[Drone], now: float) -> Column[Drone]:

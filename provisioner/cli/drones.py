@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from provisioner.cli.resolve import the_drone
 from provisioner.cli.where import open_record
 from provisioner.model import DrainMode, Drone, DroneState
 from provisioner.store import Reader
+
+if TYPE_CHECKING:
+    from provisioner.decide.idle import IdleLimit
 
 app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
 
@@ -106,16 +109,27 @@ def life(reader: Reader, drone_id: str) -> Document:
     drone = reader.drone(DroneId(drone_id))
     if drone is None:
         raise Failure(f"drone {drone_id} is no longer on record")
-    return life_of(drone, steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id))
+    idle = _idle_limit(drone, reader)
+    return life_of(drone, steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id), idle)
 
 
-def life_of(drone: Drone, life_steps: list[Step], now: float, last_words: str = "") -> Document:
-    """One drone and its steps as a document, with what it said last."""
+def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
+    """Return how long a drone that is idle may be so, by the newest tick."""
+    from provisioner.decide.idle import idle_limit
+
+    views = reader.views() if drone.state is DroneState.IDLE else None
+    return idle_limit(drone, views.policy, views.learned) if views is not None else None
+
+
+def life_of(
+    drone: Drone, life_steps: list[Step], now: float, last_words: str = "", idle: IdleLimit | None = None
+) -> Document:
+    """Return one drone and its steps as a document, with what it said last, and how long it may be idle."""
     from provisioner.cli.drone_facts import facts
 
     return Document(
         "provisioner.drone/1",
-        Listing("", facts(now), [drone], lambda d: d.id),
+        Listing("", facts(now, *idle) if idle else facts(now), [drone], lambda d: d.id),
         {
             "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id),
             "last_words": Listing("", _SAID, last_words.splitlines(), str),
