@@ -201,6 +201,24 @@ class OverlayContract:
             await _waiting(world, overlay, 2)
 
 
+    async def test_a_drain_that_does_not_reach_the_pool_is_not_done(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=1000, seconds=600)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            async with world.broken():
+                try:
+                    [receipt] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
+                except SiteError as error:
+                    assert isinstance(error, _FOUR)
+                else:
+                    assert receipt.answer is not Answer.DONE
+                    assert receipt.fault is not None and receipt.fault.message
+            await world.end(order.drone_id)
+            await _unslotted(world, overlay, order.drone_id)
+
+
 # ------------------------------------------------------------------------------------------------------- vocabulary
 
 
