@@ -218,6 +218,7 @@ class _Reading:
         if options is not None:
             self.warnings += together.unreadable_secrets(document, where, options)
             self.warnings += together.doubts(document, where, options)
+            self.warnings += together.placeholders(document, where, given)
             self.failures += together.failures(document, where, options)
         return options
 

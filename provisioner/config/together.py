@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -210,6 +211,21 @@ def unreadable_secrets(document: Document, at: Steps, options: BaseModel) -> Ite
                 yield _warning(document, (*at, name), f"`{name}`: {error}")
         elif isinstance(value, BaseModel):
             yield from unreadable_secrets(document, (*at, name), value)
+
+
+_PLACEHOLDER = re.compile(r"(?<![A-Za-z0-9-])example\.(?:org|com|net)(?![A-Za-z0-9-]|\.[A-Za-z0-9])", re.IGNORECASE)
+
+
+def placeholders(document: Document, at: Steps, value: object) -> Iterator[Problem]:
+    """Warn of host names that no host has (RFC 2606): a file of `site_configs` that was not adapted yet."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from placeholders(document, (*at, key), each)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from placeholders(document, (*at, index), each)
+    elif isinstance(value, str) and _PLACEHOLDER.search(value):
+        yield _warning(document, at, f"`{' '.join(value.split())[:80]}` is a placeholder: write the real name")
 
 
 def doubts(document: Document, at: Steps, options: BaseModel) -> Iterator[Problem]:

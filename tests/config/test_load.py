@@ -271,9 +271,22 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
     assert told == [
         f"provisioner.yaml:8:12: warning: `token`: secret file {tmp_path}/token cannot be read: {gone}",
         "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
+        "provisioner.yaml:6:16: warning: `cm.example.org:9618` is a placeholder: write the real name",
+        "provisioner.yaml:7:19: warning: `example.org` is a placeholder: write the real name",
         "sites/big.yaml:4:22: warning: `max_drones` is above the policy's for all sites (7)",
         "sites/big.yaml:4:36: warning: `max_gpus` is above the policy's for all sites (6.5)",
     ]
+
+
+def test_real_names_are_no_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "x")
+    pool = (
+        "overlay:\n  adapter: htcondor\n  options: {collector: cm.myexample.org:9618, trust_domain: example.org.cern.ch"
+        ", token: {env: TOKEN}, drone_token: {env: TOKEN}}\nsites:"
+    )
+    before, after = CONTROLLER.index("overlay:"), CONTROLLER.index("sites:") + len("sites:")
+    file = written(tmp_path, controller=CONTROLLER[:before] + pool + CONTROLLER[after:], big=SITE)
+    assert not [each for each in load(file).warnings if "placeholder" in str(each)]
 
 
 def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None:

@@ -257,7 +257,8 @@ def test_a_secret_that_cannot_be_read_here_is_a_warning(tmp_path: Path) -> None:
     auth = "auth: {url: 'https://k.example.org', application_credential_id: a1, "
     auth += "application_credential_secret: {file: /nowhere/secret}}"
     (tmp_path / "gridka.yaml").write_text(GOOD.replace("cloud: gridka", auth))
-    [told] = map(str, load(tmp_path / "provisioner.yaml").warnings)
+    warnings = map(str, load(tmp_path / "provisioner.yaml").warnings)
+    [told] = [each for each in warnings if "placeholder" not in each]
     assert re.search(r"gridka\.yaml:6:\d+: warning: `application_credential_secret`: .*/nowhere/secret", told)
 
 
