@@ -377,7 +377,7 @@ def received(slot: Ad) -> Received:
         text = source(slot, name)
         if not _ALLOCATION.fullmatch(name) and len(text) <= _LONGEST_LEARNT:
             learnt[name] = text
-    for name in ("Cpus", "Memory", "Disk"):
+    for name in ("Cpus", "Memory"):  # what is free of a disk is the node's, not the type's
         total = number(slot, f"TotalSlot{name}")
         if total is not None and total > 0:
             learnt[name] = f"{int(total)}"

@@ -60,6 +60,7 @@ word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the
 number DRONE_ORDER_S 10            # between two looks for an order
 number DRONE_FRESH_S 300           # the pool has heard of it within so long, or it needs its token again
 number DRONE_CHECK_S 600           # between two rounds of checks
+number DRONE_CLOCK_LIMIT_S 300     # by which its clock may differ from the collector's
 number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 [ -z "${DRONE_GPU_SIMULATE:-}" ] || word DRONE_GPU_SIMULATE '0-9,' ''
 [ "$DRONE_CPUS" -ge 1 ] || refuse "DRONE_CPUS is $DRONE_CPUS"
@@ -97,6 +98,7 @@ fi
 cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
 export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
+export DRONE_COLLECTOR DRONE_DISK_MIB DRONE_CLOCK_LIMIT_S
 export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
 # Jobs run as this account and could read every file of it, so the token stays in the memory of this shell (never in the
@@ -201,6 +203,15 @@ write_checks() {
     cat >"$D/run_checks.sh" <<'RUN_CHECKS'
 exit 71 # @include run_checks.sh
 RUN_CHECKS
+    cat >"$D/checks/scratch_check.sh" <<'SCRATCH_CHECK'
+exit 71 # @include scratch_check.sh
+SCRATCH_CHECK
+    cat >"$D/checks/names_check.sh" <<'NAMES_CHECK'
+exit 71 # @include names_check.sh
+NAMES_CHECK
+    cat >"$D/checks/clock_check.sh" <<'CLOCK_CHECK'
+exit 71 # @include clock_check.sh
+CLOCK_CHECK
     if [ "$DRONE_GPUS" -gt 0 ]; then write_gpu_checks; fi
     add_site_checks
 }
@@ -349,6 +360,14 @@ write_config() {
     : >"$D/etc/config.d/00-none"
     [ ! -r extra.conf ] || cp extra.conf "$D/etc/config.d/50-extra"
 
+    # Not more disk than there is: the node may have less than was ordered.
+    disk_kib=$((DRONE_DISK_MIB * 1024))
+    free_kib=$(df -Pk "$D/execute" 2>/dev/null | sed -n '$s/.* \([0-9][0-9]*\)  *[0-9][0-9]*% .*/\1/p')
+    if [ "${free_kib:-$disk_kib}" -lt $disk_kib ]; then
+        say "$((free_kib / 1024)) MiB of disk are free of the $DRONE_DISK_MIB MiB ordered"
+        disk_kib=$free_kib
+    fi
+
     # Of the site's notice the jobs get all but what it takes to tell the pool and to tidy up.
     if [ "$DRONE_GRACE_S" -gt 8 ]; then VACATE_S=$((DRONE_GRACE_S - 4)); else VACATE_S=$((DRONE_GRACE_S / 2)); fi
     healthy='(MY.DroneHealthy =!= False)'
@@ -448,7 +467,7 @@ STARTD_NAME = $DRONE_ID
 MASTER_NAME = $DRONE_ID
 NUM_CPUS = $DRONE_CPUS
 MEMORY = $DRONE_MEMORY_MIB
-DISK = $((DRONE_DISK_MIB * 1024))
+DISK = $disk_kib
 RESERVED_MEMORY = 0
 RESERVED_DISK = 0
 $gpus
@@ -591,6 +610,14 @@ hear_pool() {
     done <"$D/listed.out"
     if [ -n "$slot_heard" ]; then
         [ -n "$joined" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
+    fi
+    if [ -n "$slot_heard" ] && [ ! -e "$D/etc/config.d/90-ready" ]; then
+        said=$(sh "$D/checks/clock_check.sh" 2>&1)
+        case $? in
+            0) case $said in *' '[0-9]' s '* | *' '[1-5][0-9]' s '*) ;; *) say "$said" ;; esac ;;
+            77) ;;
+            *) leave TERM $CHECK_FAILED check-failed "check clock_check failed: $said"; return ;;
+        esac
     fi
     if [ -z "$slot_heard" ]; then
         [ -z "$joined" ] || renew_sessions

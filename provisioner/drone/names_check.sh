@@ -1,0 +1,16 @@
+#!/bin/sh
+# limit: 30
+# This host can find the address of a collector. Jobs and their schedds are found by the collector's word, as addresses.
+
+command -v getent >/dev/null 2>&1 || { echo "getent is not on this host"; exit 77; }
+unknown=''
+for each in $(echo "${DRONE_COLLECTOR:-}" | tr ',' ' '); do
+    case $each in *[!A-Za-z0-9._:-]*) exit 0 ;; esac      # an address in brackets
+    host=${each%:*}
+    case $host in *:*) exit 0 ;; *[!0-9.]*) ;; *) exit 0 ;; esac      # an address
+    if getent ahosts "$host" >/dev/null 2>&1; then echo "$host is known"; exit 0; fi
+    unknown="$unknown $host"
+done
+[ -n "$unknown" ] || exit 0
+echo "no address found for the collector's host:$unknown"
+exit 1

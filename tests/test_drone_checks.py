@@ -1,0 +1,98 @@
+"""The drone's checks of its scratch directory, of names and of its clock, run as the drone runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provisioner.drone import script
+
+
+def check(tmp_path: Path, name: str, **env: str) -> tuple[int, str]:
+    """Exit status and last line of a check of a drone in ``tmp_path``."""
+    (tmp_path / "condor").mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["sh", "-c", script(name).decode()],
+        env={"PATH": os.environ["PATH"], "DRONE_DIR": str(tmp_path), **env},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return done.returncode, done.stdout.strip()
+
+
+def test_a_good_scratch_directory_passes_and_keeps_nothing(tmp_path: Path) -> None:
+    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1")
+    assert (code, "takes and executes files" in said) == (0, True), said
+    assert not list((tmp_path / "condor").iterdir())
+
+
+def test_a_scratch_directory_that_is_not_there_or_too_small_fails(tmp_path: Path) -> None:
+    """A drone on a full or read-only scratch directory put one job after the other on hold."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "df").write_text("#!/bin/sh\necho Filesystem Blocks\necho none 2048 1024 1024 50% /\n")
+    (tools / "df").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)
+    assert (code, said) == (1, f"1 MiB free in {tmp_path}/condor: at least 1024 MiB are needed")
+    (tmp_path / "condor/execute/dir_1").mkdir(parents=True)
+    assert check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)[0] == 0, "jobs may use it"
+    code, said = check(tmp_path, "scratch_check.sh", DRONE_DIR=str(tmp_path / "none"))
+    assert (code, "cannot write" in said) == (1, True)
+
+
+def test_a_scratch_directory_whose_files_cannot_be_executed_fails(tmp_path: Path) -> None:
+    """As on a file system that is mounted noexec."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "chmod").write_text("#!/bin/sh\n")
+    (tools / "chmod").chmod(0o755)
+    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1", PATH=f"{tools}:{os.environ['PATH']}")
+    assert (code, "cannot execute a file" in said) == (1, True), said
+
+
+@pytest.mark.parametrize(
+    ("collector", "code"),
+    [
+        ("127.0.0.1:9618", 0),
+        ("[::1]:9618", 0),
+        ("<127.0.0.1:9618?sock=collector>", 0),
+        ("localhost:9618", 0),
+        ("no-such-host.invalid:9618", 1),
+        ("no-such-host.invalid:9618,localhost:9618", 0),
+    ],
+)
+def test_a_collector_whose_name_has_no_address_fails(tmp_path: Path, collector: str, code: int) -> None:
+    assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR=collector)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("ahead", "code", "words"),
+    [
+        ("0", 0, "0 s behind"),
+        ("-299", 0, "299 s ahead of"),
+        ("301", 1, "301 s behind"),
+        ("-4000", 1, "4000 s ahead of"),
+        ("x", 77, "no number"),
+    ],
+)
+def test_a_clock_far_from_the_collectors_fails(tmp_path: Path, ahead: str, code: int, words: str) -> None:
+    (tmp_path / "condor").mkdir()
+    (tmp_path / "condor/clock").write_text(f"{ahead}\n")
+    found, said = check(tmp_path, "clock_check.sh")
+    assert (found, words in said) == (code, True), said
+
+
+def test_the_clock_is_not_judged_before_the_pool_lists_the_drone(tmp_path: Path) -> None:
+    assert check(tmp_path, "clock_check.sh") == (77, "not in the pool yet")
+
+
+def test_every_drone_runs_them() -> None:
+    whole = script("condor_drone.sh").decode()
+    for name in ("scratch_check.sh", "names_check.sh", "clock_check.sh"):
+        assert f'cat >"$D/checks/{name}"' in whole
+    assert "@include" not in whole.replace("# @include NAME", "")
