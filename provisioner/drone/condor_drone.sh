@@ -503,7 +503,7 @@ STARTD_CRON_DRONE_CHECKS_PERIOD = $DRONE_CHECK_S
 STARTD_CRON_DRONE_CHECKS_RECONFIG = False
 
 # --- when it ends: without a claim for long; told from afar; or when this script says so
-STARTD_NOCLAIM_SHUTDOWN = $DRONE_IDLE_S
+STARTD_NOCLAIM_SHUTDOWN = $((DRONE_IDLE_S + DRONE_JOIN_S))
 MAXJOBRETIREMENTTIME = 365*24*3600
 # A job that uses more memory than it asked for, and more than its part of the drone, is held: else the site would end
 # the drone with all jobs in it.
@@ -554,8 +554,10 @@ place_token() {
 remove_token() {
     rm -f "$D/etc/tokens/drone"
     placed_at=''
-    [ ! -e "$D/etc/config.d/90-ready" ] || return
-    echo 'DroneReady = True' >"$D/etc/config.d/90-ready"
+    [ ! -e "$D/etc/config.d/10-ready" ] || return
+    # A startd counts the time without a claim from its start, when it could not have one yet.
+    printf 'DroneReady = True\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
+    mv "$D/10-ready" "$D/etc/config.d"
     reread_config || true     # and the startd tells the pool at once
 }
 
@@ -611,7 +613,7 @@ hear_pool() {
     if [ -n "$slot_heard" ]; then
         [ -n "$joined" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
     fi
-    if [ -n "$slot_heard" ] && [ ! -e "$D/etc/config.d/90-ready" ]; then
+    if [ -n "$slot_heard" ] && [ ! -e "$D/etc/config.d/10-ready" ]; then
         said=$(sh "$D/checks/clock_check.sh" 2>&1)
         case $? in
             0) case $said in *' '[0-9]' s '* | *' '[1-5][0-9]' s '*) ;; *) say "$said" ;; esac ;;
