@@ -62,7 +62,7 @@ class DroneType:
     walltime_s: float = 0.0
     """How long the site lets it live; 0 is without limit."""
     margin_s: float = 0.0
-    """Of that, what no job gets: the drone's start, the site's grace and what its adapter keeps for the end."""
+    """Part of that which no job gets: the drone's start, the site's grace and what its adapter keeps for the end."""
     sharing: Sharing = Sharing.EXCLUSIVE
     price: float = 1.0
     """Relative cost of one GPU-hour; placement takes the cheapest fit first."""
@@ -153,9 +153,9 @@ class JobClass:
     where the overlay does not tell: since ``oldest_at``."""
 
     limited: int = 0
-    """Of ``waiting``, those that the overlay would match with no slot, whatever came."""
+    """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
-    """What keeps these: a limit of the overlay, for people."""
+    """Limit of the overlay that keeps these waiting, in words."""
 
     @property
     def waits_since(self) -> float:
@@ -430,7 +430,7 @@ class SiteView:
     free_gpu_milli: int | None = None
     """GPUs that nobody holds, of the whole site, like ``free``; None where ``nodes`` tell, or nothing does."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """What is short, by type name, for the types of which none could start now: ``cpus 8 > 2 free``. Empty where the
+    """Shortage by type name, for the types of which none could start now: ``cpus 8 > 2 free``. Empty where the
     site does not tell."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """The same for types of which none can ever start there, however empty it is."""
@@ -509,7 +509,7 @@ class Drone:
     type: TypeKey
     state: DroneState
     since: float
-    """When it entered ``state``. Of one that is requested: when its order went out, or its answer failed to come."""
+    """Time at which it entered ``state``; for a requested drone, of its order or of the answer that failed to come."""
     requested_at: float
     gpu_milli: int
     """Of its type when it was asked for: the type may since have changed or gone."""
@@ -517,7 +517,7 @@ class Drone:
     """The job class that it was started for."""
     remote_id: str = ""
     submitted_at: float = 0.0
-    """When the site took the order; 0 while nobody can say whether it did."""
+    """Time at which the site accepted the order; 0 while that is unknown."""
     started_at: float = 0.0
     joined_at: float = 0.0
     busy_at: float = 0.0
@@ -557,7 +557,7 @@ class Drone:
     """Users whose jobs it does not take, with commas between: they would lose too much before an owner
     (:mod:`provisioner.decide.avoids`)."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
-    """How it was last asked to drain: in the same way it is asked again."""
+    """Mode of the last drain request; a repeated request uses the same."""
     drain_refusal: str = ""
     """Why the overlay did not do what it was last asked of the drone (drain, or resume); empty once its slot drains."""
 
@@ -865,7 +865,7 @@ class Snapshot:
     """By site, as the plan before left it."""
     learned: Learned = NOTHING_LEARNED
     drift_s: float = 0.0
-    """How far the host's wall clock was ahead of ``now``."""
+    """Lead of the host's wall clock over ``now``, in seconds."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -125,7 +125,7 @@ class IdleTooLong:
     idle_s: float
     limit_s: float
     by: str = ""
-    """Where the limit comes from: ``gaps`` between jobs at its site, what another start costs there (``start-cost``),
+    """Source of the limit: ``gaps`` between jobs at its site, what another start costs there (``start-cost``),
     the configured ``time-out``, how long the drone took to come (``slow-start``), or the setting that makes the
     time-out ``fixed``. Empty in old records."""
     kind: Literal["idle-too-long"] = "idle-too-long"
@@ -427,7 +427,7 @@ class SiteFull:
 
     type: str
     lack: str = ""
-    """What is short, where the site tells: ``cpus 8 > 2 free``."""
+    """Shortage, where the site reports it: ``cpus 8 > 2 free``."""
     kind: Literal["site-full"] = "site-full"
 
 

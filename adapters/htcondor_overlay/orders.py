@@ -12,7 +12,7 @@ from provisioner.model import DrainMode, DroneId, Fault, FaultKind
 from provisioner.sites import SiteDenied, SiteError
 
 READ_EVERY_S = 10.0
-"""How often a drone asks the collector for its order: a query of some 20 ms there."""
+"""Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
 READS_PER_S = 10.0
 """In a large pool drones ask less often, so that all of them together ask about this often."""
 DEADLINE_S = 10.0

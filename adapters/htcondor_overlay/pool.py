@@ -64,7 +64,7 @@ _STRANGER_AGAIN_S = 60.0
 _STRANGER_WAIT_S = 2.0
 """Longest wait for a connection to one."""
 _STRANGERS_S = 4.0
-"""Of one look goes into asking them; the others are asked at a later one."""
+"""Time of one look for asking them. The others are asked at a later look."""
 _ADDRESS = re.compile(r"<(?P<host>\[[0-9a-fA-F:.%]+\]|[^:?>\[\]]+):(?P<port>[0-9]{1,5})")
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
@@ -78,7 +78,7 @@ class Queue:
     schedd: Any
     ahead_s: float
     slack: int | None = None
-    """How many more jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
+    """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Pool:
         self._answered: set[str] = set()
         """Schedds that have ever answered, by name."""
         self._tried: dict[str, tuple[float, SiteError]] = {}
-        """Those that never have: when they were asked last (monotonic), and what came of it."""
+        """Schedds that never answered: time of the last question (monotonic) and its result."""
         self._had_jobs: dict[str, float] = {}
         """Schedds with jobs that counted, and when they were listed last."""
         self._waits: dict[tuple[str, str], Waits] = {}

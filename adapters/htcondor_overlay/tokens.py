@@ -20,7 +20,7 @@ from provisioner.config.units import SecretUnreadable
 from provisioner.model import DroneId
 
 AUTHORIZATIONS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
-"""What a drone must be allowed at the collector, and nothing more."""
+"""Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
 _EARLIER_S = 60.0
 """The collector's clock may be behind ours by this much: it refuses a token of the future."""

@@ -128,7 +128,7 @@ def _minutes(kind: DroneType) -> int:
 
 
 def life_s(order: StartOrder) -> int:
-    """Return how long the drone is told that it may live."""
+    """Return the lifetime that the drone is given, in seconds."""
     return told_life_s(order.type.walltime_s, order.grace_s)
 
 

@@ -337,7 +337,7 @@ class SlurmSiteConfig(Where):
 
 
 def told_life_s(walltime_s: float, grace_s: float) -> int:
-    """Return how long a drone of this walltime is told that it may live: it is gone before Slurm would tell it to go.
+    """Return the lifetime given to a drone of this walltime: it ends before Slurm would signal it.
     Limits are whole minutes and looked at every 30 s, and a signal may be a minute early."""
     limit_s = int(walltime_s // 60) * 60
     return max(limit_s - round(grace_s) - 3 * LIMIT_TICK_S, limit_s // 2)

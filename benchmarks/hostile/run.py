@@ -28,7 +28,7 @@ MOST_MS = 100.0
 
 @dataclass(slots=True)
 class Found:
-    """What went wrong, by kind, with the first seed of each."""
+    """Faults by kind, with the first seed of each."""
 
     worlds: int = 0
     acted: int = 0

@@ -59,7 +59,7 @@ MEANT = {
     "show": "drones show", "describe": "explain", "why": "explain", "reset": "sites reset", "validate": "check",
     "start": "run", "restart": "reload",
 }  # fmt: skip
-"""What those mean who are used to other tools, where no verb is spelt like it."""
+"""Verbs of other tools that no verb here is spelt like, with their equivalents."""
 
 
 class Hints(TyperGroup):

@@ -28,7 +28,7 @@ class Explained:
     """None: without limit, or not known."""
     then: str
     by: str = ""
-    """Where the limit of an idle drone comes from, in words."""
+    """Source of the limit of an idle drone, in words."""
 
 
 def explained_drone(reader: Reader, drone_id: DroneId, now: float) -> Document:

@@ -14,12 +14,12 @@ from provisioner.store import Reader, Views
 
 SCHEMA = "provisioner.job/1"
 BACK_S = 7 * 86400.0
-"""How far back jobs that are done are looked for."""
+"""Age up to which finished jobs are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """What is known of a job that does not wait."""
+    """Facts about a job that does not wait."""
 
     job: str
     state: str

@@ -72,7 +72,7 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
 
 def _made(make: Callable[[], Answer], show: Show) -> Answer | None:
     """Return what ``make`` answers. With ``--watch`` a record that cannot be read for a while (a full disk, a new
-    version) ends nothing: it is told, and None is returned."""
+    version) ends nothing: it is reported, and None is returned."""
     from provisioner.store import StoreError
 
     try:

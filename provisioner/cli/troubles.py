@@ -22,7 +22,7 @@ from provisioner.store import Event, Holder, Views
 NEGOTIATION_TIMEOUT_S = 300.0
 """HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
 RECENT_S = 3600.0
-"""How long an event that nothing ends, and the failure of a drone, is a trouble."""
+"""Time for which the failure of a drone, and an event that nothing ends, counts as a trouble."""
 FAILED_DRONES = 3
 """So many failed drones of one type within :data:`RECENT_S` are a trouble: one alone may be a bad node."""
 LEAST_FREE_BYTES = 32 << 20
@@ -107,7 +107,7 @@ def troubles(facts: Facts) -> list[Trouble]:
 
 
 def trouble_columns() -> tuple[Column[Trouble], ...]:
-    """Of troubles."""
+    """Severity of troubles."""
     return (
         Column[Trouble]("severity", lambda t: t.severity.value, "critical: nothing is done; warning: something is not "
                         "done; note: users or sites cause it.", level=0, choices=tuple(Severity),

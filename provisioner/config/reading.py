@@ -100,7 +100,7 @@ class _Reading:
     documents: list[Document] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     failures: list[Problem] = field(default_factory=list)
-    """What is written well and cannot work now. The controller starts all the same."""
+    """Settings that are valid but cannot work now. The controller starts all the same."""
 
     def problems(self) -> list[Problem]:
         return [

@@ -18,11 +18,11 @@ STRETCH = 3.0
 
 
 GAPS_NEEDED = 20
-"""Of fewer gaps between two jobs of a drone nothing can be said: until then the price of a start decides."""
+"""Least number of gaps between two jobs of a drone for learning. With fewer, the price of a start decides."""
 
 
 class IdleLimit(NamedTuple):
-    """How long a drone may be idle, and where that comes from."""
+    """Limit of a drone's idle time, and its source."""
 
     limit_s: float
     by: str

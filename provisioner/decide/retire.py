@@ -148,8 +148,9 @@ class _Asked:
 
 
 def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
-    """Whether the request is dealt with. A drain waits for the overlay: only the overlay can be asked for it. A reset
-    of breakers is in the snapshot already."""
+    """Return True if the request is dealt with.
+
+    A drain waits for the overlay, which alone can be asked for it. A reset of breakers is in the snapshot already."""
     if request.kind is RequestKind.RESET:
         return True
     named = [scene.drones[i] for i in request.drone_ids if i in scene.drones]

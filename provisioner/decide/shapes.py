@@ -21,7 +21,7 @@ MOST_BYTES = 600_000_000
 """Remembered of one of them, about; when it is more, all its shapes are forgotten. Ten thousand shapes have room that
 all of five hundred types suit: with more of them than that, each decision would judge all of them anew."""
 SPARE_BYTES = 32_000_000
-"""Of these, what shapes may take of which no job waits now: they may come again."""
+"""Part of these for shapes without a waiting job: such jobs may come again."""
 _SHAPE_BYTES, _TYPE_BYTES = 1_000, 100
 """What a shape takes, and each type that suits it or that its jobs refuse, rounded up from what ``tracemalloc`` counts:
 46 kB for one that 500 types suit, 17 kB for one that refuses 499 of them, 0.6 kB for one that nothing suits."""
@@ -77,7 +77,7 @@ def _places(keys: Iterable[TypeKey]) -> Mapping[TypeKey, int]:
 
 
 _Shape = tuple[object, ...]
-"""What the jobs of a class ask for, and the types that they refuse, or None."""
+"""Requests of the jobs of a class and the types that they refuse, or None."""
 
 
 def _shape(job: JobClass) -> _Shape:

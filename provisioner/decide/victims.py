@@ -19,7 +19,7 @@ from provisioner.decide.space import Space, times
 from provisioner.model import WHOLE_GPU, DroneId
 
 MOST_STEPS = 1000
-"""Of one search on one node."""
+"""Bound on the steps of one search on one node."""
 STEPS_OF_DECISION = 3000
 
 
@@ -80,7 +80,7 @@ class _Group(NamedTuple):
 
     gpu_milli: int
     gains: list[int]
-    """What the end of one gives to each rule."""
+    """Contribution of the end of one drone to each rule."""
     drones: tuple[Candidate, ...]
     """The cheapest first."""
 
@@ -142,11 +142,11 @@ class _Search:
 
     groups: Sequence[_Group]
     lacks: list[int]
-    """What is short of each rule."""
+    """Return the shortage of each rule."""
     first: list[int]
     """An answer: how many of each shape."""
     steps: int
-    """How many more may be taken."""
+    """Return the number of drones that may still be taken."""
     cost: tuple[float, int, int, list[int]] = field(init=False)
     """Loss, drones and milli-GPU of the best answer, and how many of each shape."""
 

@@ -299,7 +299,7 @@ class _Ends:
     def __init__(self) -> None:
         self.told: tuple[Completion, ...] = ()
         self.taken: tuple[Completion, ...] = ()
-        """What came of each of ``told``."""
+        """Return the result for each of ``told``."""
         self.known: dict[tuple[str, float], Completion] = {}
         """By job and end as told; empty unless the clock was off when one of them crossed."""
 

@@ -80,7 +80,7 @@ class TickReport:
 
     plan: Plan
     faults: tuple[str, ...] = ()
-    """What was wrong with the plan as it was made: what it concerns was left out."""
+    """Breaches of the plan as it was made; the actions concerned were left out."""
     recorded: bool = True
     """False if the store could not take the plan: then nothing was acted on either."""
 
@@ -155,7 +155,7 @@ class Controller:
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: Failures = field(default_factory=Failures)
     _faults: tuple[str, ...] = ()
-    """What was wrong at the newest tick: told once, not at every tick."""
+    """Breaches at the newest tick, so that each is reported once and not at every tick."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _doubted: bool = False

@@ -78,7 +78,7 @@ class Holder:
     host: str
     since: float
     process: str = ""
-    """What tells the process from any other that has this number, here or in another container; empty if unknown."""
+    """Mark that distinguishes the process from any other with this pid, also in another container; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Store(Protocol):
 
     @property
     def patience(self) -> Mapping[str, Patience]:
-        """What the newest plan left to remember of sites whose owner's jobs wait, by site."""
+        """Return the patience with waiting owner's jobs that the newest plan recorded, by site."""
 
     @property
     def next_serial(self) -> int:
@@ -170,12 +170,12 @@ class Store(Protocol):
 
     @property
     def recorded_at(self) -> float:
-        """When the newest tick was recorded, on the controller's clock; 0 in a new store."""
+        """Return the time of the newest recorded tick, on the controller's clock; 0 in a new store."""
         ...
 
     @property
     def recorded_drift_s(self) -> float:
-        """How far the host's wall clock was ahead of that."""
+        """Return the lead of the host's wall clock over that, in seconds."""
         ...
 
     async def __aenter__(self) -> Self: ...

@@ -32,9 +32,9 @@ class Mirror:
     """Recorded and not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     at: float = 0.0
-    """When the newest tick was recorded, on the controller's clock; 0 before the first."""
+    """Time of the newest recorded tick, on the controller's clock; 0 before the first."""
     drift_s: float = 0.0
-    """How far the host's wall clock was ahead of it."""
+    """Lead of the host's wall clock over it, in seconds."""
     patience: Mapping[str, Patience] = field(default_factory=dict)
     """By site, as the newest plan left it."""
 

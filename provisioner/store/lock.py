@@ -129,7 +129,7 @@ def process_of(pid: int) -> str:
 
 
 def is_alive(holder: Holder) -> bool | None:
-    """Return whether the holder's process lives; None if that cannot be told from here (another container or host)."""
+    """Return whether the holder's process lives; None if that is unknown here (another container or host)."""
     here = process_of(os.getpid())
     if not holder.process or holder.host != socket.gethostname() or here.split()[:2] != holder.process.split()[:2]:
         return None

@@ -31,7 +31,7 @@ class Pod:
     started_at: float
     ended_at: float = 0.0
     kill_at: float = 0.0
-    """When it is killed, once it has been deleted; 0: nobody has asked."""
+    """Time of its kill after a delete; 0 without a delete."""
 
     @property
     def document(self) -> dict[str, Any]:

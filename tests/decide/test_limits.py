@@ -1,4 +1,4 @@
-"""How many drones each limit allows, to the last one: limits of types, breakers, what sites show as free, downtimes."""
+"""Number of drones that each limit allows, to the last one: types, breakers, free places of sites, downtimes."""
 
 from __future__ import annotations
 

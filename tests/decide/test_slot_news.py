@@ -1,4 +1,4 @@
-"""What a slot tells anew goes on record, more or less of it alike."""
+"""News of a slot goes on record, be it more or less than before."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ exit 0
 
 
 def _ends(pool: Pool, cluster: int) -> str:
-    """What a job has printed, once it is done."""
+    """Return the output of a job, once it is done."""
     until(lambda: pool.statuses(cluster) != [1], 90, what=f"job {cluster} starts")
     until(lambda: not pool.jobs(cluster), 60, what=f"job {cluster} is done")
     return (pool.dir / "jobs" / f"out.{cluster}.0").read_text()

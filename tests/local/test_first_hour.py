@@ -1,4 +1,4 @@
-"""What an administrator needs to know before the first drone of a local site: does it fit, may it be written?"""
+"""Checks before the first drone of a local site: room for its type, a writable directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several collectors of a pool: one is asked until it fails, all are told."""
+"""Several collectors of a pool: queries go to one until it fails, updates to all."""
 
 from __future__ import annotations
 

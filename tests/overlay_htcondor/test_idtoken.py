@@ -1,4 +1,4 @@
-"""Tokens are read before the pool refuses them: expiry, issuer, scopes and file mode are told by `check`."""
+"""Tokens are read before the pool refuses them: `check` reports expiry, issuer, scopes and file mode."""
 
 from __future__ import annotations
 

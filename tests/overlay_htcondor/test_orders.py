@@ -1,4 +1,4 @@
-"""Which drones are drained by the tool and which by an order ad, with a script in the place of the tool."""
+"""Choice between the tool and an order ad for a drain, with a script in place of the tool."""
 
 from __future__ import annotations
 

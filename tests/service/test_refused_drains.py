@@ -1,4 +1,4 @@
-"""A drain that the overlay refuses: what is told of it, and how it is tried again."""
+"""A drain that the overlay refuses: its report and its repetition."""
 
 from __future__ import annotations
 

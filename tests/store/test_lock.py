@@ -1,4 +1,4 @@
-"""One controller per record, by whatever name it is reached and whatever becomes of the lock's file."""
+"""One controller per record, under any name of the record and without the lock's file."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _LONGEST = 20_000
 
 @dataclass(frozen=True, slots=True)
 class IdToken:
-    """What a token says of itself."""
+    """Claims of a token."""
 
     issuer: str
     subject: str
@@ -60,7 +60,7 @@ def read(text: str) -> IdToken:
 
 
 def failures(name: str, secret: Secret, now: float) -> Iterator[str]:
-    """Yield why the token in ``secret`` certainly cannot be used now. One that cannot be read is told elsewhere."""
+    """Yield why the token in ``secret`` certainly cannot be used now. Unreadable tokens are reported elsewhere."""
     try:
         token = read(secret.read())
     except SecretUnreadable:

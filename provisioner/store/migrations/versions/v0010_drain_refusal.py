@@ -1,4 +1,4 @@
-"""How a drone was asked to drain, and why the overlay refused."""
+"""Columns for the mode of a drone's drain and the overlay's refusal."""
 
 from __future__ import annotations
 
