@@ -140,7 +140,9 @@ def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, La
     controller.sites = (SMALL,)
     controller.boot_s = 15
     controller.write()
-    (controller.directory / "drone.token").write_text("no token at all\n")
+    # A signature that check cannot judge, and that the pool refuses.
+    token = controller.directory / "drone.token"
+    token.write_text(f"{token.read_text().rpartition('.')[0]}.{'A' * 43}\n")
     controller.start(write=False)
     job = pool.submit(gpu_job(1))
     [drone] = until(controller.live, what="the drone is asked for")
