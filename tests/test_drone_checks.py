@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -96,3 +97,53 @@ def test_every_drone_runs_them() -> None:
     for name in ("scratch_check.sh", "names_check.sh", "clock_check.sh"):
         assert f'cat >"$D/checks/{name}"' in whole
     assert "@include" not in whole.replace("# @include NAME", "")
+
+
+HEARS = """
+D=$PWD now=100 began=0 master=0 joined='' placed_at='' asking=yes
+say() { :; }
+leave() { :; }
+kill() { :; }
+renew_sessions() { :; }
+remove_token() { :; }
+hear_pool
+echo "joined=$joined clock=$(cat clock 2>/dev/null)"
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [
+        ("Machine 1700000100 1700000098\nDaemonMaster 1700000100 1700000000\n", "joined=100 clock=2"),
+        ("Machine 1700000100 undefined\n", "joined=100 clock="),
+        ("DaemonMaster 1700000100 1700000000\n", "joined= clock="),
+        ("WARNING: this is a remark of the tool\nPERMISSION_DENIED (a) b\n", "joined= clock="),
+        ("Machine 1700000100 a[$(echo>forged)]\n", "joined=100 clock="),
+        ("Machine 1700000100 1" + 30 * "0" + "\n", "joined=100 clock="),
+    ],
+)
+def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
+    tmp_path: Path, shell: str, listed: str, found: str
+) -> None:
+    """A text in the clock of a forged slot ad was run as a command in the drones whose shell is bash, and a remark of
+    the tool ended the drone or counted as its slot."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this host")
+    whole = script("condor_drone.sh").decode()
+    start = whole.index("\nhear_pool() {")
+    function = whole[start : whole.index("\n}\n", start) + 3]
+    (tmp_path / "etc/config.d").mkdir(parents=True)
+    (tmp_path / "etc/config.d/10-ready").touch()
+    (tmp_path / "listed").write_text("0\n")
+    (tmp_path / "listed.out").write_text(listed)
+    ran = subprocess.run(
+        [shell, "-uc", function + HEARS],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DRONE_FRESH_S": "300"},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (ran.stdout.strip(), ran.stderr) == (found, "")
+    assert not (tmp_path / "forged").exists()

@@ -604,11 +604,13 @@ hear_pool() {
     fi
     heard=$now slot_heard='' master_heard=''
     while read -r type received sent _; do
-        case $type in DaemonMaster) master_heard=yes ;; *) slot_heard=yes ;; esac
-        case $type$received$sent in
-            DaemonMaster* | *undefined* | *error*) ;;
-            *) echo $((${received%.*} - ${sent%.*})) >"$D/clock.new" && mv "$D/clock.new" "$D/clock" ;;
-        esac
+        # A remark of the tool is no ad. And a shell's arithmetic runs what is in a text: only numbers may reach it.
+        received=${received%.*} sent=${sent%.*}
+        case $received in '' | *[!0-9]* | ????????????*) continue ;; esac
+        case $type in DaemonMaster) master_heard=yes; continue ;; esac
+        slot_heard=yes
+        case $sent in '' | *[!0-9]* | ????????????*) continue ;; esac
+        echo $((received - sent)) >"$D/clock.new" && mv "$D/clock.new" "$D/clock"
     done <"$D/listed.out"
     if [ -n "$slot_heard" ]; then
         [ -n "$joined" ] || { joined=$now; say "joined the pool after $((now - began)) s"; }
@@ -741,6 +743,7 @@ look() {
     fi
 
     hear_pool
+    [ -z "$leaving" ] || return
     if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
         look_for_order
         [ -z "$leaving" ] || return
