@@ -87,6 +87,7 @@ class HTCondorOverlay:
             config.slot_weight,
             config.drone_config,
             drone_identities(config),
+            str(self._directory.path / "asked"),
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)

@@ -6,9 +6,12 @@ import math
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import classad2
@@ -61,6 +64,8 @@ _MOST_REFUSED = 1000
 """Jobs of one schedd that the negotiator has refused and that are looked at."""
 _STRANGER_AGAIN_S = 60.0
 """A schedd that has never answered is asked again after this long."""
+_HUNG_AGAIN_S = 900.0
+"""Longest time between two questions to one that did not answer before the deadline of a look."""
 _STRANGER_WAIT_S = 2.0
 """Longest wait for a connection to one."""
 _STRANGERS_S = 4.0
@@ -106,6 +111,7 @@ class Pool:
         slot_weight: SlotWeight = SlotWeight.CPUS,
         drone_config: str = "",
         drone_identities: str = "",
+        diary: str = "",
     ) -> None:
         self._drone_identities = drone_identities
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
@@ -122,6 +128,12 @@ class Pool:
         """Schedds that have ever answered, by name."""
         self._tried: dict[str, tuple[float, SiteError]] = {}
         """Schedds that never answered: time of the last question (monotonic) and its result."""
+        self._diary = Path(diary) if diary else None
+        """File for the name of the stranger that is asked: this process ends with the look that it keeps waiting."""
+        self._hung = Counter(_lines(self._diary))
+        """Strangers that processes before this one waited for in vain, and how often."""
+        hung = SiteDown("no answer before the deadline of a look")
+        self._tried |= {name: (time.monotonic(), hung) for name in self._hung}
         self._had_jobs: dict[str, float] = {}
         """Schedds with jobs that counted, and when they were listed last."""
         self._waits: dict[tuple[str, str], Waits] = {}
@@ -231,6 +243,7 @@ class Pool:
             if queue.name not in self._answered and (error := self._never_answers(queue, ads[queue.name], until)):
                 silent[queue.name] = error
         if len(silent) == len(queues):
+            self._tried.clear()  # without any of them nothing is known: all are asked at the next look
             raise next(iter(silent.values()))
         notices = [
             f"schedd {printable(name, 80)} has never answered and is left out ({printable(str(error), 160)}): name the"
@@ -242,18 +255,32 @@ class Pool:
     def _never_answers(self, queue: Queue, ad: Ad, until: float) -> SiteError | None:
         """Ask a schedd that has never answered, now and then; return its error while that is all that it gave."""
         asked_at, error = self._tried.get(queue.name, (-math.inf, SiteDown("not asked yet")))
-        if time.monotonic() - asked_at < _STRANGER_AGAIN_S or time.monotonic() > until:
+        again_s = min(_STRANGER_AGAIN_S * 2 ** min(self._hung[queue.name], 10), _HUNG_AGAIN_S)
+        if time.monotonic() - asked_at < again_s or time.monotonic() > until:
             return error
+        self._note(*self._hung.elements(), queue.name)
         try:
             reachable(text(ad, "MyAddress", 600), _STRANGER_WAIT_S)
             with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
                 queue.schedd.query("false", projection=["ClusterId"], limit=1)
         except SiteError as failed:
+            self._has_said(queue.name)
             self._tried[queue.name] = time.monotonic(), failed
             return failed
+        self._has_said(queue.name)
         self._answered.add(queue.name)
         self._tried.pop(queue.name, None)
         return None
+
+    def _has_said(self, name: str) -> None:
+        """Strike out a stranger that did not keep this process waiting."""
+        self._hung.pop(name, None)
+        self._note(*self._hung.elements())
+
+    def _note(self, *names: str) -> None:
+        if self._diary is not None:
+            with suppress(OSError):
+                self._diary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
     def _cycle(self) -> Cycle:
         """When the negotiator last went round.
@@ -516,8 +543,15 @@ def reachable(address: str, wait_s: float) -> None:
         return
     try:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), wait_s).close()
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # a port or a host that cannot be one
         raise SiteDown(f"no connection to {printable(found[0].lstrip('<'), 80)}: {error}") from None
+
+
+def _lines(file: Path | None) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines() if file is not None else []
+    except OSError:  # nobody was asked yet
+        return []
 
 
 def slack(ad: Ad) -> int | None:

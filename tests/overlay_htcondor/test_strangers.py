@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import nullcontext
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +22,8 @@ from provisioner.sites import SiteDenied, SiteDown
 class Lab(pool.Pool):
     """A pool whose daemons are dictionaries: schedds by name, with what they raise, and the collector's own ad."""
 
-    def __init__(self, **schedds: Exception | None) -> None:
-        super().__init__("c:9618", "kit", (), "true", "AcctGroup", 300.0, 900.0)
+    def __init__(self, diary: str = "", **schedds: BaseException | None) -> None:
+        super().__init__("c:9618", "kit", (), "true", "AcctGroup", 300.0, 900.0, diary=diary)
         self.schedds = schedds
         self.asked: list[str] = []
         self.started: float | None = 1000.0
@@ -100,6 +102,45 @@ def test_no_connection_is_waited_for_behind_a_broker_and_little_elsewhere() -> N
         pool.reachable(f"<127.0.0.1:{port}?alias=a>", 2.0)
     pool.reachable(f"<127.0.0.1:{port}?CCBID=10.0.0.1:9618%3faddrs#7&alias=a>", 2.0)
     pool.reachable("", 2.0)
+
+
+@pytest.mark.parametrize("address", ["<127.0.0.1:99999>", "<a..b:9618>", f"<{'x' * 300}:9618>"])
+def test_an_address_that_cannot_be_one_is_no_connection(address: str) -> None:
+    with pytest.raises(SiteDown, match="no connection"):
+        pool.reachable(address, 2.0)
+
+
+class Killed(BaseException):
+    """The end of a process at the deadline of a look."""
+
+
+def test_a_stranger_that_accepts_calls_and_never_answers_ends_one_look_and_is_asked_ever_more_rarely(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped schedd of others: each look waited for it until the deadline, so the pool could never be seen."""
+    now = [1000.0]
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+
+    def process() -> Lab:
+        made = Lab(str(tmp_path / "asked"), ours=None, stranger=Killed())
+        monkeypatch.setattr(pool.htcondor2, "Schedd", made.schedd)
+        return made
+
+    asked_at = []
+    looking = process()
+    for _ in range(400):
+        now[0] += 10
+        try:
+            names, (notice,) = looking.queues()
+            assert names == ["ours"] and "no answer before the deadline" in notice
+        except Killed:
+            asked_at.append(now[0])
+            looking = process()
+    assert [later - at for at, later in pairwise(asked_at)] == [120, 240, 480, 900, 900, 900]
+    looking.schedds["stranger"] = None
+    now[0] += 900
+    assert looking.queues() == (["ours", "stranger"], [])
+    assert process()._tried == {}, "it has answered"
 
 
 def slot(name: str) -> Slot:
