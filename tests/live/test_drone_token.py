@@ -52,7 +52,7 @@ def test_a_job_cannot_read_the_drones_token_before_or_after_the_collector_starts
 ) -> None:
     pool = new_pool()
     first = _search(pool)  # it waits: it gets the first moment in which the drone takes jobs
-    drone = start_drone(pool, own("token-2"), script("condor_drone.sh"), env={"DRONE_POOL_LOST_S": "12"})
+    drone = start_drone(pool, own("token-2"), script("condor_drone.sh"), env={"DRONE_POOL_LOST_S": "40"})
     try:
         assert _ends(pool, first).split() == [str(drone.dir)]
         assert not (drone.dir / "token").exists()
