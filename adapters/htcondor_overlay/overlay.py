@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -31,6 +31,9 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError
+
+_ADMITTED_S = 3600.0
+"""A drone that has not come by then is not expected any more."""
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
@@ -71,6 +74,10 @@ class HTCondorOverlay:
         self._view: OverlayView | None = None
         self._answered: frozenset[str] = frozenset()
         """Schedds that have answered. A child that was ended for its silence does not know any more."""
+        self._admitted: dict[DroneId, float] = {}
+        """Drones that no look has shown yet, and when they were admitted (monotonic)."""
+        self._readers = 0
+        """Drones that ask for orders, or will: as of the newest look, so that drones of one tick may be alike."""
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -126,10 +133,19 @@ class HTCondorOverlay:
         if isinstance(looked, SiteError):
             raise looked
         told = asked.result()
+        there = {slot.drone_id for slot in looked.slots}
         if self._drainer is not None:
-            await self._drainer.forget({slot.drone_id for slot in looked.slots})
+            await self._drainer.forget(there)
+        self._count_readers(there)
         self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
         return self._view
+
+    def _count_readers(self, there: Collection[DroneId]) -> None:
+        """Count the drones ``there`` and those that are to come: a thousand that start at once ask as often as if there
+        were no others."""
+        since = time.monotonic() - _ADMITTED_S
+        self._admitted = {i: at for i, at in self._admitted.items() if i not in there and at > since}
+        self._readers = len(there) + len(self._admitted)
 
     async def probe(self, *, here: bool) -> Sequence[Gap]:
         """Return what would keep drains from working, and drones from starting ``here``."""
@@ -171,7 +187,8 @@ class HTCondorOverlay:
         identities = self._orders.identities() if self._orders is not None else ()
         if identities:
             env["DRONE_ORDERS_FROM"] = ",".join(identities)
-            env["DRONE_ORDER_S"] = str(round(read_every_s(len(self._view.slots) if self._view is not None else 0)))
+            env["DRONE_ORDER_S"] = str(round(read_every_s(self._readers)))
+            self._admitted[order.drone_id] = time.monotonic()
         if self._config.condor_prefix:
             env["CONDOR_PREFIX"] = self._config.condor_prefix
         if self._config.drone_config:

@@ -128,6 +128,23 @@ def test_many_drones_ask_less_often() -> None:
     assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [10.0, 10.0, 10.0, 100.0]
 
 
+async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
+    """Only those in the pool counted: a thousand drones started one after the other all asked every 10 s."""
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
+
+    async def asks_every(serial: int) -> str:
+        order = StartOrder(DroneId(f"kit-{serial}"), kind, 60.0, 10.0)
+        return (await overlay.admission(order)).env["DRONE_ORDER_S"]
+
+    async with HTCondorOverlay(options(tmp_path), "kit") as overlay:
+        (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
+        assert {await asks_every(serial) for serial in range(200)} == {"10"}, "those of one tick are alike"
+        overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(100)})
+        assert await asks_every(200) == "20"
+        overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(201)})
+        assert (await asks_every(201), len(overlay._admitted)) == ("20", 1)
+
+
 async def test_the_same_order_keeps_its_number_and_another_gets_a_new_one(tmp_path: Path) -> None:
     """A clock that was set back must not make a new order look like the last one."""
     directory = client_directory(options(tmp_path))
