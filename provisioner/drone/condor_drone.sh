@@ -606,10 +606,10 @@ hear_pool() {
     while read -r type received sent _; do
         # A remark of the tool is no ad. And a shell's arithmetic runs what is in a text: only numbers may reach it.
         received=${received%.*} sent=${sent%.*}
-        case $received in '' | *[!0-9]* | ????????????*) continue ;; esac
+        case $received in '' | 0?* | *[!0-9]* | ????????????*) continue ;; esac
         case $type in DaemonMaster) master_heard=yes; continue ;; esac
         slot_heard=yes
-        case $sent in '' | *[!0-9]* | ????????????*) continue ;; esac
+        case $sent in '' | 0?* | *[!0-9]* | ????????????*) continue ;; esac
         echo $((received - sent)) >"$D/clock.new" && mv "$D/clock.new" "$D/clock"
     done <"$D/listed.out"
     if [ -n "$slot_heard" ]; then
