@@ -71,6 +71,12 @@ def test_a_collector_whose_name_has_no_address_fails(tmp_path: Path, collector: 
     assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR=collector)[0] == code
 
 
+def test_a_name_service_that_fails_later_ends_no_drone(tmp_path: Path) -> None:
+    (tmp_path / "condor").mkdir()
+    (tmp_path / "condor/clock").write_text("0\n")
+    assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77
+
+
 @pytest.mark.parametrize(
     ("ahead", "code", "words"),
     [

@@ -650,12 +650,12 @@ take_order() {
         [ "$serial" != "$order" ] || return
         say "order $serial of $from: $mode"
         case $mode in
-            peaceful)
-                drains_since=$now
-                tell_startd "START = False" "DroneDraining = True" ;;
+            peaceful)      # an order that could not be written (a full disk) is read again
+                tell_startd "START = False" "DroneDraining = True" || return
+                drains_since=$now ;;
             resume)
-                drains_since=
-                tell_startd "DroneDraining = False" ;;
+                tell_startd "DroneDraining = False" || return
+                drains_since= ;;
             graceful) leave TERM $OK drained "ordered by $from" ;;
             fast) leave QUIT $OK drained "ordered by $from, at once" ;;
             *) return ;;
@@ -674,8 +674,8 @@ look_for_order() {
 }
 # tell_startd LINE...: set its configuration; the slot's ad shows that to the pool within a second or two.
 tell_startd() {
-    { printf '%s\n' "$@"; echo "DroneOrder = $serial"; } >"$D/90-order" && mv "$D/90-order" "$D/etc/config.d"
-    reread_config
+    { printf '%s\n' "$@"; echo "DroneOrder = $serial"; } >"$D/90-order" && mv "$D/90-order" "$D/etc/config.d" || return
+    reread_config || true     # without a startd the next one reads it
 }
 reread_config() {
     startd=$(child_of "$master" condor_startd)
@@ -750,7 +750,9 @@ look() {
     fi
     # Quick while the token is there and the pool has it in hand.
     pause_s=1
-    [ -z "$placed_at" ] || [ $((now - placed_at)) -ge 30 ] || pause_s=0
+    [ -z "$placed_at" ] || [ $((now - placed_at)) -ge 5 ] || pause_s=0
+    # Where the pool reads our query and refuses our ads, that may go on for long.
+    [ -z "$placed_at" ] || [ $((now - placed_at)) -lt 30 ] || pause_s=5
     running=$(jobs_running)
     if [ -z "$joined" ]; then
         [ -n "$asking" ] || [ $((now - asked_at)) -lt $((2 * pause_s)) ] || ask_pool
