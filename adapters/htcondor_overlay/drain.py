@@ -31,7 +31,8 @@ _HARDER = (DrainMode.GRACEFUL, DrainMode.FAST)
 _GONE = ("can't find address", "unknown host", "failed to locate", "couldn't locate", "no such startd")
 _ALREADY = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
-_DENIED = ("authenticat", "denied", "not authorized")
+_DENIED = ("authenticat", "denied", "not authorized", "no auth method")
+"""The last: the collector gave the tool no secret of the startd, and a drone has no other way to trust anybody."""
 _WHY = ("-debug",)
 """Without it the tool says the same of a startd that refuses us as of one that is not there."""
 
