@@ -268,6 +268,20 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
+class Mishap:
+    """A job that failed in a drone within seconds, or was held by it: the job's own fault, or that of the drone's
+    node."""
+
+    drone_id: DroneId
+    job_id: str
+    """As in ``Completion``, where the job has left the queue."""
+    at: float
+    owner: str
+    cause: str = ""
+    """What happened, for people: ``held with code 12``."""
+
+
+@dataclass(frozen=True, slots=True)
 class OverlayView:
     """One consistent look at the overlay pool."""
 
@@ -285,6 +299,9 @@ class OverlayView:
     """The same for jobs that are done."""
     groups: tuple[Group, ...] = ()
     """Accounting groups, where the overlay has any."""
+    mishaps: tuple[Mishap, ...] = ()
+    """Of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job of this
+    owner was in this drone."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view
@@ -597,6 +614,8 @@ class FaultKind(StrEnum):
     """Drones of this type die young or never join."""
     JOBS = "jobs"
     """The pool gives none of the waiting jobs of one class to drones of this type that were started for them."""
+    EATER = "eats-jobs"
+    """Drones on this node make jobs fail that run well elsewhere."""
     UNKNOWN = "unknown"
 
 
@@ -623,8 +642,8 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker of a site (scope ``<site>``), of a drone type (scope ``<site>/<type>``) or of a job class on a
-    drone type (scope ``<site>/<type>#<class id>``), as data."""
+    """Circuit breaker of a site (scope ``<site>``), of a drone type (scope ``<site>/<type>``), of a job class on a
+    drone type (scope ``<site>/<type>#<class id>``) or of a node (scope ``<site>@<node>``), as data."""
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
@@ -643,14 +662,24 @@ class Breaker:
         return self.scope.partition("#")[2]
 
     @property
+    def node(self) -> str:
+        """The node that backs off; empty for all other breakers."""
+        return "" if "/" in self.scope else self.scope.partition("@")[2]
+
+    @property
     def forgotten(self) -> bool:
-        """Says no more than a missing record: classes come and go, and theirs are not kept."""
-        return self.state is BreakerState.ACTIVE and bool(self.class_id)
+        """Says no more than a missing record: classes and nodes come and go, and theirs are not kept."""
+        return self.state is BreakerState.ACTIVE and bool(self.class_id or self.node)
 
 
 def class_scope(key: TypeKey, class_id: str) -> str:
     """Return the breaker scope of a job class on a drone type."""
     return f"{key}#{class_id}"
+
+
+def node_scope(site: str, node: str) -> str:
+    """Return the breaker scope of a node of a site."""
+    return f"{site}@{node}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,35 @@ class Exposed:
 
 
 @dataclass(frozen=True, slots=True)
+class EatsJobs:
+    """Jobs fail in it within seconds, or are held by it, that run well elsewhere or are of several users. It takes no
+    more jobs."""
+
+    failed: int
+    """Starts of jobs, in the last quarter of an hour."""
+    good: int
+    """Jobs that went well in it meanwhile."""
+    owners: int
+    """Users of the jobs that failed."""
+    node: str
+    message: str
+    """The newest failure."""
+    kind: Literal["eats-jobs"] = "eats-jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEatsJobs:
+    """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
+
+    node: str
+    until: float
+    failures: int
+    """Drones in a row that made jobs fail there."""
+    message: str
+    kind: Literal["node-eats-jobs"] = "node-eats-jobs"
+
+
+@dataclass(frozen=True, slots=True)
 class Unneeded:
     """It has not started work and no waiting job needs it any more."""
 
@@ -594,6 +623,8 @@ Reason = (
     | EndedAtSite
     | IdleTooLong
     | Exposed
+    | EatsJobs
+    | NodeEatsJobs
     | Unneeded
     | StageTooLong
     | OutOfPool

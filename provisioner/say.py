@@ -283,6 +283,17 @@ def say(reason: Reason) -> str:
                 f"ends what it runs and takes no more: the owner of {_q(site)} is likely to take its place, and "
                 f"waiting jobs would lose {lost:.1%} of their work there, where they accept {tolerated:.1%}"
             )
+        case r.EatsJobs(failed=failed, good=good, owners=owners, node=node, message=message):
+            on = f" on {_q(node)}" if node else ""
+            return (
+                f"eats jobs{on}: {count(failed, 'start')} of jobs of {count(owners, 'user')} failed within seconds or "
+                f"ended in a hold, {count(good, 'job')} went well{_told(message)}"
+            )
+        case r.NodeEatsJobs(node=node, until=until, failures=failures, message=message):
+            return (
+                f"its node {_q(node)} is avoided until {iso(until)}: {count(failures, 'drone')} on it ate jobs"
+                f"{_told(message)}"
+            )
         case r.Unneeded(state=state):
             return f"no waiting job needs it any more, and it was only {_q(state)}"
         case r.StageTooLong(state=state, for_s=for_s, limit_s=limit_s):
@@ -495,6 +506,7 @@ def tier(reason: Reason) -> Tier:
         case (
             r.IdleTooLong() | r.Exposed() | r.Unneeded() | r.StageTooLong() | r.OutOfPool() | r.OperatorAsked()
             | r.OwnerClaim() | r.TypeGone() | r.NoRecord() | r.ReserveWanted() | r.DrainRepeated()
+            | r.EatsJobs() | r.NodeEatsJobs()
         ):  # fmt: skip
             return Tier.LEAVE
         case (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import htcondor2
 
 from adapters.htcondor_overlay.classes import bounds, request, walltime
+from adapters.htcondor_overlay.mishaps import cause_of_end
 from adapters.htcondor_overlay.pool import Queue, ahead
 from adapters.htcondor_overlay.work import TOLD_S, drone_named
 from adapters.shared.htcondor import clock
@@ -20,7 +21,7 @@ from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.htcondor.collectors import Collectors
 from adapters.shared.printing import printable
-from provisioner.model import Completion
+from provisioner.model import Completion, Mishap
 from provisioner.sites import SiteDenied, SiteDown
 
 MOST = 5000
@@ -32,7 +33,8 @@ PROJECTION = [
     "ClusterId", "ProcId", "CompletionDate", "QDate", "JobCurrentStartDate", "JobCurrentStartExecutingDate",
     "LastRemoteHost", "Owner", "RequestGPUs", "GpuMilli", "RequestCpus", "RequestMemory", "RequestDisk", "RequireGPUs",
     "Requirements", "GPUsMinMemory", "GPUsMinCapability", "GPUsMaxCapability", "GPUsMinRuntime", "AllowedJobDuration",
-    "AllowedExecuteDuration", "MaxWallTimeMins", "MemoryUsage", "ResidentSetSize", "ImageSize", "DiskUsage",
+    "AllowedExecuteDuration", "MaxWallTimeMins", "ExitBySignal", "ExitCode",
+    "MemoryUsage", "ResidentSetSize", "ImageSize", "DiskUsage",
 ]  # fmt: skip
 """The last four are what requests that were left to the schedd refer to."""
 
@@ -47,6 +49,8 @@ class Told:
 
     completions: tuple[Completion, ...] | None
     notices: tuple[str, ...] = ()
+    mishaps: tuple[Mishap, ...] = ()
+    """Of the completions, those that failed within seconds."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class _Known:
     newest: str = ""
     """The newest entry that was told then."""
     jobs: dict[str, Completion] = field(default_factory=dict)
+    failed: dict[str, Mishap] = field(default_factory=dict)
 
 
 class Histories:
@@ -89,9 +94,11 @@ class Histories:
                 notices.append(f"schedd {name}: of the jobs that are done only the newest {MOST} are told")
         for known in self._known.values():
             known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - TOLD_S}
+            known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
         found = [each for known in self._known.values() for each in known.jobs.values()]
         found.sort(key=lambda each: (each.ended_at, each.job_id))
-        return Told(tuple(found) if answered else None, tuple(notices))
+        mishaps = tuple(each for known in self._known.values() for each in known.failed.values())
+        return Told(tuple(found) if answered else None, tuple(notices), mishaps if answered else ())
 
     def _queues(self) -> list[Queue]:
         with self._reasons.told(f"collector {self._address}"):
@@ -119,17 +126,20 @@ class Histories:
         if left:
             known.newest = f"{whole(left[0], 'ClusterId')}.{whole(left[0], 'ProcId')}"
         known.read_at = there_now
-        for done in self._completions((*left, *stays), queue.name, lambda theirs: theirs - ahead_s):
+        for done, cause in self._completions((*left, *stays), queue.name, lambda theirs: theirs - ahead_s):
             known.jobs.setdefault(done.job_id, done)
+            if cause and done.drone_id is not None:
+                known.failed[done.job_id] = Mishap(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
         return max(len(left), len(stays)) >= MOST
 
     def _completions(
         self, ads: Iterable[Ad], schedd: str, to_our_clock: Callable[[float], float]
-    ) -> Iterable[Completion]:
+    ) -> Iterable[tuple[Completion, str]]:
+        """Yield the completions, each with the failure that it was, if any."""
         for ad in ads:
             done = completion(ad, schedd, self._controller, self._owner_attribute, to_our_clock)
             if done is not None:
-                yield done
+                yield done, cause_of_end(ad, done.run_s)
 
 
 def constraint(operators: str, since: float, gpus_only: bool) -> str:

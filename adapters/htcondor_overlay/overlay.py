@@ -10,6 +10,7 @@ from typing import Self
 
 from adapters.htcondor_overlay.completions import Completions
 from adapters.htcondor_overlay.drain import Drainer
+from adapters.htcondor_overlay.mishaps import Witnesses
 from adapters.htcondor_overlay.orders import Orders, read_every_s
 from adapters.htcondor_overlay.probe import explained, no_condor, no_orders, probe
 from adapters.htcondor_overlay.settings import DroneTokenMode, HTCondorConfig
@@ -72,6 +73,7 @@ class HTCondorOverlay:
         self._orders: Orders | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
+        self._witnesses = Witnesses()
         self._answered: frozenset[str] = frozenset()
         """Schedds that have answered. A child that was ended for its silence does not know any more."""
         self._admitted: dict[DroneId, float] = {}
@@ -125,7 +127,8 @@ class HTCondorOverlay:
             try:
                 kinds, deadline_s = tuple(types), self._config.deadline
                 answer = await self._pool.call("look_knowing", kinds, self._answered, deadline_s=deadline_s)
-                looked, self._answered = answer
+                looked, self._answered, users = answer
+                self._witnesses.note(users, time.time())
             except SiteError as error:
                 looked = error
         if isinstance(looked, SiteDenied):
@@ -137,7 +140,12 @@ class HTCondorOverlay:
         if self._drainer is not None:
             await self._drainer.forget(there)
         self._count_readers(there)
-        self._view = replace(looked, completions=told.completions, notices=(*looked.notices, *told.notices))
+        self._view = replace(
+            looked,
+            completions=told.completions,
+            notices=(*looked.notices, *told.notices),
+            mishaps=self._witnesses.believed((*looked.mishaps, *told.mishaps), time.time()),
+        )
         return self._view
 
     def _count_readers(self, there: Collection[DroneId]) -> None:

@@ -149,14 +149,19 @@ class Pool:
         """By address, of each collector that we have asked."""
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
+        self._users: Mapping[DroneId, frozenset[str]] = {}
+        """Whose claims the slots showed at the last look."""
 
     # ------------------------------------------------------------------------------------------------- the one call
 
-    def look_knowing(self, types: Sequence[DroneType], answered: Collection[str]) -> tuple[OverlayView, frozenset[str]]:
-        """Look, knowing which schedds have answered a process of this kind before, and return which have now."""
+    def look_knowing(
+        self, types: Sequence[DroneType], answered: Collection[str]
+    ) -> tuple[OverlayView, frozenset[str], Mapping[DroneId, frozenset[str]]]:
+        """Look, knowing which schedds have answered a process of this kind before, and return which have now, and whose
+        claims the slots show."""
         self._answered.update(answered)
         view = self.look(types)
-        return view, frozenset(self._answered)
+        return view, frozenset(self._answered), self._users
 
     def look(self, types: Sequence[DroneType]) -> OverlayView:
         """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
@@ -165,6 +170,7 @@ class Pool:
             self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
             ads = self._collector.query(htcondor2.AdType.Startd, constraint=OUR_SLOTS, projection=PROJECTION)
             seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
+            self._users = seen.users
             queues, strangers = self._queues()
             cycle = self._cycle()
             notices = [*seen.notices, *self._learn(seen, types, taken_at)]
@@ -196,6 +202,7 @@ class Pool:
             notices=tuple([*strangers, *notices, *restarted, *_doubts(by_class)]),
             evictions=at_work.evictions,
             groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
+            mishaps=at_work.mishaps,
         )
 
     # ---------------------------------------------------------------------------------------------- collector's side

@@ -21,7 +21,7 @@ PROJECTION = [
     "NumDynamicSlots", "NumDynamicSlotsTime", "Cpus", "Memory", "Disk", "GPUs", "LastHeardFrom", "MyCurrentTime",
     "JobStarts", "EnteredCurrentState", "Start", "DroneReady", "DroneHealthy", "Draining", "DroneDraining",
     "DroneRetiresAt", "DaemonStartTime", "GPUs_DeviceName", "GPUs_GlobalMemoryMb", "GPUs_Capability", "TotalSlotGPUs",
-    "DroneShares", "AuthenticatedIdentity",
+    "DroneShares", "AuthenticatedIdentity", "RemoteOwner", "ChildRemoteOwner",
 ]  # fmt: skip
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -42,6 +42,8 @@ class Sighting:
     slot_id: int
     device_milli: int
     ad_name: str = field(repr=False)
+    users: frozenset[str] = frozenset()
+    """Whose claims it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Sightings:
     notices: tuple[str, ...]
     device_milli: Mapping[DroneId, int]
     """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
+    users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
+    """Whose claims the slots of a drone show."""
 
 
 def sightings(
@@ -79,7 +83,7 @@ def sightings(
             found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
     if strangers:
         notices.append(f"{strangers} slots belong to drones of other controllers")
-    slots, types, device_milli = [], [], {}
+    slots, types, device_milli, users = [], [], {}, {}
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
         same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MOST_SLOTS]
@@ -88,9 +92,10 @@ def sightings(
         slots.append(_together(same))
         types.append((drone_id, same[0].type, same[0].ad_name))
         device_milli[drone_id] = same[0].device_milli
+        users[drone_id] = frozenset[str]().union(*(each.users for each in same))
     if len(notices) > _MOST_NOTICES:
         notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
-    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli)
+    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli, users)
 
 
 _SAME_CLOCK_S = 60.0
@@ -139,7 +144,16 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         slot_id=whole(ad, "SlotID"),
         device_milli=_device_milli(ad),
         ad_name=text(ad, "Name", 600),
+        users=_users(ad),
     )
+
+
+def _users(ad: Ad) -> frozenset[str]:
+    """Return the users whose claims a slot shows, without their domains: as ``Owner`` of a job has them."""
+    children = value(ad, "ChildRemoteOwner")
+    named = [value(ad, "RemoteOwner"), *(children[:_MOST_SLOTS] if isinstance(children, list) else ())]
+    users = {printable(each.partition("@")[0], 80) for each in named if isinstance(each, str)}
+    return frozenset(users - {""})
 
 
 def _retires_at(ad: Ad, heard_at: float) -> float:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import classad2
 
 from adapters.htcondor_overlay.classes import Request, request
+from adapters.htcondor_overlay.mishaps import HELD, HOLD_CODES, SHORT_S, cause_of_hold
 from adapters.htcondor_overlay.slots import DRONE_ID
 from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
-from provisioner.model import WHOLE_GPU, DroneId, Eviction, Slot
+from provisioner.model import WHOLE_GPU, DroneId, Eviction, Mishap, Slot
 
 TOLD_S = 900.0
 """An eviction is told for this long."""
@@ -20,8 +21,9 @@ PROJECTION = [
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "RemoteHost", "LastRemoteHost", "JobCurrentStartDate",
     "JobCurrentStartExecutingDate", "JobLastStartDate", "LastVacateTime", "JobDisconnectedDate", "LastJobLeaseRenewal",
     "LastCkptTime", "TransferOutStarted", "TransferOutFinished", "LastHoldReasonCode", "RequestGPUs",
-    "GPUsProvisioned", "RequestCpus", "CpusProvisioned", "GpuMilli", "Owner", "RequestMemory", "MemoryUsage",
-    "ResidentSetSize", "ImageSize", "DiskUsage",
+    "GPUsProvisioned", "RequestCpus", "CpusProvisioned", "GpuMilli", "Owner", "HoldReasonCode",
+    "HoldReasonSubCode", "EnteredCurrentStatus", "RequestMemory", "MemoryUsage", "ResidentSetSize", "ImageSize",
+    "DiskUsage",
 ]  # fmt: skip
 """The last four are what requests that were left to the schedd refer to."""
 
@@ -39,11 +41,17 @@ _MOST = 4096
 
 
 def constraint(controller: str, since: float) -> str:
-    """Put to the jobs: those that run in a drone of ours, or left one after ``since`` (by the schedd's clock)."""
+    """Put to the jobs: those that run in a drone of ours, left one after ``since`` (by the schedd's clock), or have
+    been held in one since then for a reason that may be the drone's."""
     ours = classad2.quote(f"@{controller}-")
     runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
     left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
-    return f"({runs}) || ({left})"
+    codes = ",".join(map(str, HOLD_CODES))
+    held = (
+        f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {int(since)} && "
+        f"regexp({ours}, LastRemoteHost)"
+    )
+    return f"({runs}) || ({left}) || ({held})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ class Run:
 class Work:
     runs: tuple[Run, ...] = ()
     evictions: tuple[Eviction, ...] = ()
+    mishaps: tuple[Mishap, ...] = ()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         """Slots with the work that is at stake in them, whose it is, and since when it goes on."""
@@ -95,7 +104,8 @@ def together(parts: Iterable[Work]) -> Work:
     """The work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
-    return Work(tuple(run for part in each for run in part.runs), tuple(evictions))
+    mishaps = tuple(mishap for part in each for mishap in part.mishaps)
+    return Work(tuple(run for part in each for run in part.runs), tuple(evictions), mishaps)
 
 
 def work(
@@ -109,7 +119,10 @@ def work(
     ``device_milli``: what a GPU that a drone gives to a job is of a real one, as far as known."""
     runs: list[Run] = []
     evictions: list[Eviction] = []
+    mishaps: list[Mishap] = []
     for ad in ads:
+        if found := _mishap(ad, controller, to_our_clock):
+            mishaps.append(found)
         if whole(ad, "JobStatus") in RUNS and (drone_id := drone_named(ad, "RemoteHost", controller)):
             began = _began(ad)
             since, begun_at = (
@@ -119,7 +132,20 @@ def work(
             runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
-    return Work(tuple(runs), tuple(evictions))
+    return Work(tuple(runs), tuple(evictions), tuple(mishaps))
+
+
+def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> Mishap | None:
+    """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
+    drone_id = drone_named(ad, "LastRemoteHost", controller)
+    cause, at = cause_of_hold(ad), moment(ad, "EnteredCurrentStatus")
+    if drone_id is not None and not cause and whole(ad, "JobStatus") == IDLE and (began := _last_run(ad)):
+        at = moment(ad, "LastVacateTime")
+        ran_s = at - began[0]
+        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_S else ""
+    if drone_id is None or not cause:
+        return None
+    return Mishap(drone_id, _job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
 
 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:

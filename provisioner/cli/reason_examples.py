@@ -19,6 +19,8 @@ EXAMPLES: tuple[Reason, ...] = (
     r.EndedAtSite("exited", 71, "nvidia-smi: No devices were found", 12.0, 0),
     r.IdleTooLong(612.0, 600.0, "time-out"),
     r.Exposed("topas", 0.043, 0.02),
+    r.EatsJobs(4, 0, 2, "topas-a100-2", "job 204.7 held with code 12"),
+    r.NodeEatsJobs("topas-a100-2", 1769860800.0, 2, "kit-x7q2-31: job 204.7 held with code 12"),
     r.Unneeded("queued"),
     r.StageTooLong("booting", 640.0, 600.0),
     r.OutOfPool(320.0, 300.0),

@@ -82,7 +82,7 @@ def site_rows(
             reading=readings.get(name),
             breaker=breakers.get(name) or Breaker(name),
             type_breakers=tuple(b for scope, b in sorted(breakers.items())
-                                if scope.startswith(f"{name}/") and b.state is not BreakerState.ACTIVE),
+                                if scope.startswith((f"{name}/", f"{name}@")) and b.state is not BreakerState.ACTIVE),
             states=states.get(name, {}),
             gpu_milli=milli[name],
             hazard=measured.get(name),

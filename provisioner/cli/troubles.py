@@ -37,7 +37,7 @@ LASTING: dict[str, frozenset[str]] = {
 }
 """Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
 
-RECENT = frozenset({"record-outdated"})
+RECENT = frozenset({"record-outdated", "drone-eats-jobs"})
 OF_DRONES = frozenset({"drain-refused", "drain-failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
 
@@ -48,6 +48,7 @@ _EVENT_WORDS = {
     "clock-stepped": "the clock of this host was set; times are adjusted slowly",
     "drain-failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
     "clock-doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
+    "drone-eats-jobs": "drained, as jobs failed in it one after the other; look at its node",
     "record-outdated": "the record is older than what runs, as after a restored backup",
 }
 _NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
@@ -214,6 +215,9 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
         if breaker.class_id:  # the type is open to all other jobs
             yield Trouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
             continue
+        if breaker.node:
+            yield _warning("node-eats-jobs", f"site:{breaker.scope.partition('@')[0]}", _of_node(breaker))
+            continue
         kind, _, _ = breaker.scope.partition("/")
         of_type = kind != breaker.scope
         if of_type and fault is not None and fault.kind in _NORMAL:
@@ -232,6 +236,15 @@ def _of_class(breaker: Breaker) -> str:
     until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
     why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
     return f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{why}"
+
+
+def _of_node(breaker: Breaker) -> str:
+    site, _, node = breaker.scope.partition("@")
+    until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+    state = f"avoided{until}" if until else "watched"
+    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
+    drones = say.count(breaker.failures, "drone")
+    return f"node {say.clean(node, 80)} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
 
 
 def _reset(scope: str) -> str:

@@ -5,7 +5,8 @@ of the hardware get (:mod:`owner`, :mod:`victims`), what waiting jobs lack (:mod
 late (:mod:`late`), which classes no drone of a type gets jobs of (:mod:`trials`), what is started for them
 (:mod:`place`) in which order (:mod:`orders`) or taken back into service (:mod:`resume`), whose turn it is
 (:mod:`fairness`), what is kept warm (:mod:`headroom`, :mod:`warm`), within which limits (:mod:`room`), and who must
-leave (:mod:`restore`, :mod:`retire`). :mod:`check` judges the result and shares no code with any of them.
+leave (:mod:`restore`, :mod:`retire`), as jobs fail in them too (:mod:`eaters`). :mod:`check` judges the result and
+shares no code with any of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 from provisioner.decide import guard, life, place, retire, trials
 from provisioner.decide.demand import Ledger
+from provisioner.decide.eaters import Eaters
 from provisioner.decide.owner import Ground
 from provisioner.decide.restore import restore
 from provisioner.decide.scene import Scene
@@ -28,6 +30,8 @@ def decide(snapshot: Snapshot) -> Plan:
     moves = life.observe_all(snapshot, trust)
     breakers = trials.judged(snapshot, moves, guard.breakers(snapshot, moves, trust.sifted.others.values()))
     scene = Scene.of(snapshot, trust, moves, breakers)
+    eaters = Eaters.of(scene)
+    breakers = {**breakers, **eaters.breakers}
     plan = Plan(
         tick=snapshot.tick,
         at=snapshot.now,
@@ -38,4 +42,4 @@ def decide(snapshot: Snapshot) -> Plan:
     placed = place.place(scene, ground, Ledger.of(scene))
     leavers = [*ground.leavers, *restore(scene, ground, placed.roomless)]
     plan = replace(plan, patience=tuple(ground.patience))
-    return scene.finished(plan, retire.retire(scene, leavers, placed), placed)
+    return scene.finished(plan, retire.retire(scene, leavers, placed, eaters), placed)

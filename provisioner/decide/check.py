@@ -31,7 +31,7 @@ _MAY_STOP_BUSY = frozenset(
 )
 _counted = attrgetter("type", "gpu_milli", "state")
 _WAITS = (DroneState.SUBMITTED, DroneState.QUEUED)
-_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again", "exposed"}
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-gone", "wanted-again", "exposed", "eats-jobs"}
 
 Action = Start | Drain | Stop | StopOrphan
 

@@ -58,6 +58,7 @@ BACKOFF: Mapping[FaultKind, Backoff] = {
     FaultKind.NODE: Backoff(after=3, base_s=60, cap_s=1800, per_type=True),
     FaultKind.DRONE: Backoff(after=3, base_s=60, cap_s=3600, per_type=True),
     FaultKind.JOBS: Backoff(after=1, base_s=600, cap_s=7200, per_type=True),
+    FaultKind.EATER: Backoff(after=2, base_s=1800, cap_s=21600, per_type=False),
 }
 """The offering that has no room is left alone for a minute, a site that is asked too often for as long as it takes
 (field notes, C 8: breakers at the level at which the fault lies)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from provisioner.decide import warm
 from provisioner.decide.demand import Ledger
+from provisioner.decide.eaters import NO_EATERS, Eaters
 from provisioner.decide.fairness import Shares
 from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
@@ -61,7 +62,7 @@ WANTED_FACTOR = 3
 """An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
 
 
-def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed) -> Leaving:
+def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed, eaters: Eaters = NO_EATERS) -> Leaving:
     """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
     is on only people's requests count: they may be what ends the trouble."""
     asked = _Asked(scene)
@@ -71,6 +72,12 @@ def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed) -> Leaving:
         for leaver in leavers:
             if leaver.drone.id not in asked.named and scene.touchable(leaver.drone):
                 asked.make_way(leaver.drone, leaver.reason, leaver.end)
+        for drone, why in eaters.leave:
+            if drone.id not in asked.named and scene.touchable(drone):
+                if drone.joined_at:
+                    asked.drain(drone, DrainMode.PEACEFUL, why, DroneState.WITHDRAWN)
+                else:
+                    asked.stop(drone, why, DroneState.WITHDRAWN)
         for drone_id, reason in placed.exposed.items():
             drone = scene.drones[drone_id]
             if not drone.goes and drone.id not in asked.named and scene.touchable(drone):

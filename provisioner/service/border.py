@@ -19,6 +19,7 @@ from provisioner.model import (
     Group,
     JobClass,
     Misfit,
+    Mishap,
     Node,
     OverlayView,
     OwnerLoad,
@@ -48,6 +49,7 @@ T = TypeVar(
     JobClass,
     Eviction,
     Completion,
+    Mishap,
     Group,
     OverlayView,
     RemoteDrone,
@@ -181,6 +183,7 @@ class _Crossing:
             "evictions": self.all("evictions", view.evictions, self.eviction),
             "completions": self.all("completions", view.completions, self.completion),
             "groups": self.all("groups", view.groups, self.group),
+            "mishaps": self.all("mishaps", view.mishaps, self.mishap),
         }
 
     def site(self, view: SiteView) -> dict[str, Any]:
@@ -234,6 +237,9 @@ class _Crossing:
 
     def eviction(self, eviction: Eviction) -> Eviction | None:
         return self.value(eviction, f"eviction from {eviction.drone_id}") if self.is_id(eviction.drone_id) else None
+
+    def mishap(self, mishap: Mishap) -> Mishap | None:
+        return self.value(mishap, f"failed job in {mishap.drone_id}") if self.is_id(mishap.drone_id) else None
 
     def completion(self, completion: Completion) -> Completion:
         if completion.drone_id is not None and not self.is_id(completion.drone_id):

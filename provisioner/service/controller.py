@@ -34,7 +34,7 @@ from provisioner.model import (
     SiteReading,
     Snapshot,
 )
-from provisioner.reasons import DrainRefused, OrderRefused, OutcomeUnknown, Reason
+from provisioner.reasons import DrainRefused, EatsJobs, OrderRefused, OutcomeUnknown, Reason
 from provisioner.service import act
 from provisioner.service.clock import Clock
 from provisioner.service.history import History
@@ -219,6 +219,9 @@ class Controller:
             return TickReport(plan, faults, recorded=False)
         _tell(plan)
         _tell_breakers(before, plan.breakers)
+        for drain in plan.drains:
+            if isinstance(drain.reason, EatsJobs):
+                await self.event("drone-eats-jobs", warn=True, drone=drain.drone.id, why=say.say(drain.reason))
         self.learning.note(snapshot, plan)
         await self._act(plan)
         await self._settle()
@@ -548,9 +551,9 @@ def _tell(plan: Plan) -> None:
 
 
 def _is_within(scope: str, asked: Collection[str]) -> bool:
-    """Return whether a breaker's scope is one that was asked for, or lies within it: a type of a site, or a job class
-    on a type (``<site>/<type>#<class>``)."""
-    return any(scope == each or scope.startswith((f"{each}/", f"{each}#")) for each in asked)
+    """Return whether a breaker's scope is one that was asked for, or lies within it: a type or a node of a site
+    (``<site>@<node>``), or a job class on a type (``<site>/<type>#<class>``)."""
+    return any(scope == each or scope.startswith((f"{each}/", f"{each}#", f"{each}@")) for each in asked)
 
 
 _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.NEVER_JOINED})

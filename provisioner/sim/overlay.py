@@ -19,6 +19,7 @@ from provisioner.model import (
     DroneType,
     Eviction,
     JobClass,
+    Mishap,
     OverlayView,
     Receipt,
     Slot,
@@ -124,6 +125,7 @@ class SimOverlay:
         self._frozen: dict[int, OverlayView] = {}
         self._evictions = _Recent[Eviction]()
         self._completions = _Recent[Completion]()
+        self._mishaps = _Recent[Mishap]()
         self._pauses = [blow for blow in blows if blow.kind is BlowKind.NO_NEGOTIATION]
 
     @property
@@ -200,6 +202,7 @@ class SimOverlay:
             negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
             evictions=self._evictions.told(self._start_epoch + now_s),
             completions=self._completions.told(self._start_epoch + now_s),
+            mishaps=self._mishaps.told(self._start_epoch + now_s),
         )
 
     def _expired(self, seat: Seat, now_s: float) -> bool:
@@ -343,6 +346,9 @@ class SimOverlay:
     def _ended(self, seat: Seat, ticket: Ticket, done: bool) -> None:
         """A job ended by itself; the slot takes the next one, or falls idle."""
         bucket = self._close(seat, ticket, done)
+        if not done:
+            at, owner = self._start_epoch + self._now_s, ticket.wants.owner
+            self._mishaps.add(at, Mishap(seat.body.id, f"{ticket.serial}.0", at, owner, "broke off"))
         if self._habits.reuses_claims and bucket.idle and self._match(bucket, seat):
             self._start(bucket, seat)
         self._opened(seat)

@@ -63,6 +63,7 @@ def ended(number: int) -> Drone:
                  ended_at=NOW - 50, site_reason=words)  # fmt: skip
 
 
+EATEN = Fault(FaultKind.EATER, "kit-7: job 7.3 held with code 12", NOW)
 BANNED = Fault(FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9)
 CASES = {
     "controller down": (replace(CALM, holder=None), "critical", "controller", "no controller runs"),
@@ -90,6 +91,19 @@ CASES = {
     "site banned": (
         replace(CALM, breakers=(Breaker("here", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
         "warning", "site:here", "`provisioner sites reset here`",
+    ),
+    "node avoided": (
+        replace(CALM, breakers=(Breaker("here@n1", BreakerState.BANNED, failures=2, until=NOW + 60, fault=EATEN),)),
+        "warning", "site:here", "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: "
+        "`provisioner sites reset here`",
+    ),
+    "node watched": (
+        replace(CALM, breakers=(Breaker("here@n1", BreakerState.DEGRADED, failures=1, fault=EATEN),)),
+        "warning", "site:here", "node n1 watched, 1 drone on it ate jobs",
+    ),
+    "drone eats jobs": (
+        replace(CALM, events=(Event(1, NOW - 60, "drone-eats-jobs", {"drone": "kit-7", "why": "eats jobs on n1"}),)),
+        "warning", "drone:kit-7", "look at its node (1m ago): eats jobs on n1",
     ),
     "site lost": (
         replace(CALM, views=views(here=SiteReading("here", SITE, Fault(FaultKind.DENIED, "expired", NOW)))),
