@@ -129,7 +129,8 @@ class Child:
         process, self._process = self._process, None
         if process is None:
             return None
-        runs = process.returncode is None  # of one that was collected before, the number may be another's by now
+        # The number of one that ended between two calls may be another's by now; with a wait it ended within this one.
+        runs = wait_s > 0 or process.returncode is None
         try:
             if wait_s:  # to signal one that has just died would collect it before asyncio does, and lose its exit code
                 async with asyncio.timeout(wait_s):

@@ -49,11 +49,11 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
 
     told = {}
     for kind, scope, after, first, most in rows("kind | what is left alone"):
-        per_type = {"the site": False, "the drone type": True, "one class of jobs on the drone type": True}[scope]
+        per_type = scope not in ("the site", "the node")
         told[FaultKind(kind.strip("`"))] = int(after.split()[0]), seconds(first), seconds(most), per_type
     assert told == {kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type) for kind, rule in BACKOFF.items()}
 
 
 def test_every_kind_of_fault_is_told_of() -> None:
     kinds = {kind.strip("`") for kind, *_ in rows("kind | of an answer")}
-    assert kinds | {"drone", "jobs"} == {kind.value for kind in FaultKind}
+    assert kinds | {"drone", "jobs", "eats-jobs"} == {kind.value for kind in FaultKind}
