@@ -278,7 +278,7 @@ class Mishap:
     at: float
     owner: str
     cause: str = ""
-    """What happened, for people: ``held with code 12``."""
+    """Failure in words: ``held with code 12``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +300,8 @@ class OverlayView:
     groups: tuple[Group, ...] = ()
     """Accounting groups, where the overlay has any."""
     mishaps: tuple[Mishap, ...] = ()
-    """Of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job of this
-    owner was in this drone."""
+    """Failed jobs of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job
+    of this owner was in this drone."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view

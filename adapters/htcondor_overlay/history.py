@@ -50,7 +50,7 @@ class Told:
     completions: tuple[Completion, ...] | None
     notices: tuple[str, ...] = ()
     mishaps: tuple[Mishap, ...] = ()
-    """Of the completions, those that failed within seconds."""
+    """Completions that failed within seconds."""
 
 
 @dataclass(slots=True)

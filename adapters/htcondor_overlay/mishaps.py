@@ -51,7 +51,7 @@ class Witnesses:
     _known: dict[Mishap, None] = field(default_factory=dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
-        """Take in whose claims the slots show now. What is older than mishaps are told is forgotten."""
+        """Record the owners of the claims that the slots show now. Older claims than reported mishaps are forgotten."""
         for drone_id, names in users.items():
             self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
         for drone_id in list(self._seen):

@@ -150,7 +150,7 @@ class Pool:
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
         self._users: Mapping[DroneId, frozenset[str]] = {}
-        """Whose claims the slots showed at the last look."""
+        """Owners of the claims that the slots showed at the last look."""
 
     # ------------------------------------------------------------------------------------------------- the one call
 

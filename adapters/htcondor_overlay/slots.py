@@ -43,7 +43,7 @@ class Sighting:
     device_milli: int
     ad_name: str = field(repr=False)
     users: frozenset[str] = frozenset()
-    """Whose claims it shows."""
+    """Owners of the claims that it shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Sightings:
     device_milli: Mapping[DroneId, int]
     """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
     users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
-    """Whose claims the slots of a drone show."""
+    """Owners of the claims that the slots of a drone show."""
 
 
 def sightings(
