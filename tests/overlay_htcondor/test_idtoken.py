@@ -73,6 +73,7 @@ def test_sound_tokens_are_no_problem(tmp_path: Path) -> None:
         ("garbage", token(**DRONE), "`token`: no IDTOKEN: not three parts joined by dots"),
         (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
     ],
+    ids=["expired", "drone-expired", "garbage", "no-json"],
 )  # fmt: skip
 def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
     tmp_path: Path, controller: str, drone: str, words: str
@@ -92,6 +93,7 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
         (token(**CONTROLLER), token(scope=DRONE["scope"] + " condor:/WRITE"), "is also good for WRITE"),
         (token(**CONTROLLER, exp=int(time.time()) + 3600), token(**DRONE), "expires soon"),
     ],
+    ids=["issuer", "rights", "no-limits", "too-many-rights", "expires-soon"],  # the same in each process of a run
 )  # fmt: skip
 def test_what_is_odd_in_a_token_is_a_warning(tmp_path: Path, controller: str, drone: str, words: str) -> None:
     path = written(tmp_path, controller, drone)
@@ -108,6 +110,7 @@ def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "a.b", "a.e30.c", token(iss=1), token(exp="soon"), token(exp=float("nan")), token(exp=True), "." * 30000],
+    ids=["empty", "two-parts", "no-json", "issuer", "exp-text", "exp-nan", "exp-bool", "long"],
 )
 def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
     with pytest.raises(NoToken) as told:
@@ -123,6 +126,7 @@ def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
         ("garbage", "holds no IDTOKEN"),
         (token(**CONTROLLER), "it looks right: is its key the pool's own"),
     ],
+    ids=["expired", "issuer", "garbage", "key"],
 )
 def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
     """HTCondor says the same of garbage, of another pool's token and of an expired one."""
