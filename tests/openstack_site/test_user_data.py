@@ -32,12 +32,12 @@ def config(**more: object) -> OpenStackSiteConfig:
 def test_a_real_drone_is_far_below_the_limit() -> None:
     size = len(base64.b64encode(user_data(ORDER, config(), b"#!/bin/sh\nmount /cvmfs\n" * 20)))
     print(f"user data: {size} of {LARGEST} bytes")
-    assert size < LARGEST * 0.7
+    assert size < LARGEST * 0.8
 
 
 def test_what_is_too_large_says_how_large() -> None:
     large = replace(ORDER, admission=replace(POOLED, files={"more": secrets.token_bytes(40_000)}))
-    with pytest.raises(Unfit, match=r"may be 65535.*drone's files [67][0-9]{4} bytes, the setup script 0 bytes"):
+    with pytest.raises(Unfit, match=r"may be 65535.*drone's files [6-9][0-9]{4} bytes, the setup script 0 bytes"):
         user_data(large, config(), b"")
     with pytest.raises(Unfit, match="setup script 40000 bytes"):
         user_data(ORDER, config(), secrets.token_bytes(40_000))
