@@ -27,6 +27,7 @@ from provisioner.model import (
     Move,
     OperatorRequest,
     OverlayReading,
+    OverlayView,
     Plan,
     Policy,
     RemoteState,
@@ -62,6 +63,8 @@ SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
 """A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads."""
+UNKNOWN_SLOTS = 1000
+"""Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 LEAVE_PATIENCE_S = 60.0
 """How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
 QUICK_FOR_S = 300.0
@@ -161,6 +164,8 @@ class Controller:
     _doubted: bool = False
     """The host's clock was doubted at the newest tick."""
     _outdated: bool = False
+    _first_serial: int = 0
+    """The first free serial number by the record at the start; 0 before the first tick."""
     """The record was found to be older than what runs; told once."""
     _pruned_at: float = 0.0
     _prunes: bool = False
@@ -327,10 +332,26 @@ class Controller:
         """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
         assert self._senses is not None
         reading = self._senses.overlay_reading()
+        if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
+            reading = replace(reading, view=self._without_forged_slots(reading.view))
         if reading.view is None or not self._doubted:
             return reading
         notice = f"The host's clock is {say.age(abs(self.clock.drift_s()))} off the record. {CLOCK_ADVICE}"
         return replace(reading, view=replace(reading.view, notices=(*reading.view.notices, notice)))
+
+    def _without_forged_slots(self, view: OverlayView) -> OverlayView:
+        """Return a view with few slots of drones that neither the record nor a site knows: whoever has a drone's token
+        can advertise any number of them, and each tick would work on all."""
+        assert self._senses is not None
+        known = set(self.store.drones)
+        known.update(*(r.view.drones for r in self._senses.site_readings().values() if r.view is not None))
+        unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
+        if len(unknown) <= UNKNOWN_SLOTS:
+            return view
+        left_out = frozenset(unknown[UNKNOWN_SLOTS:])
+        notice = f"{len(left_out)} slots of unknown drones are left out: their ads may be forged with a drone's token."
+        slots = tuple(slot for slot in view.slots if slot.drone_id not in left_out)
+        return replace(view, slots=slots, notices=(*view.notices, notice))
 
     def _gpu_wanted(self) -> float:
         """When a GPU job was last seen to wait. What cannot be seen may be one."""
@@ -348,18 +369,18 @@ class Controller:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
 
         A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
-        view shows yet may have later ids still: a margin is left for them.
+        view shows yet may have later ids still: a margin is left for them. Ids that slots alone show may be forged:
+        they count up to a limit that stays where it was at the start, when the record was read.
         """
         assert self._senses is not None
-        views = [reading.view for reading in readings if reading.view is not None]
-        shown = {drone_id for view in views for drone_id in view.drones.keys() - self.store.drones.keys()}
+        known, on_record = self.store.next_serial, self.store.drones.keys()
+        self._first_serial = self._first_serial or known
+        listed = {i for r in readings if r.view is not None for i in r.view.drones.keys() - on_record}
+        newest = self._newest_serial(listed, known + SERIALS_MISSED)
         pool = self._senses.overlay_reading().view
         if pool is not None:
-            shown |= {slot.drone_id for slot in pool.slots} - self.store.drones.keys()
-        known = self.store.next_serial
-        ours = [drone_id for drone_id in shown if drone_id.startswith(f"{self.name}-{self.store.birth}-")]
-        serials = (changes.serial_of(drone_id) for drone_id in ours)
-        newest = max((n for n in serials if n is not None and n < known + SERIALS_MISSED), default=0)
+            in_pool = {slot.drone_id for slot in pool.slots} - on_record
+            newest = max(newest, self._newest_serial(in_pool, self._first_serial + SERIALS_MISSED))
         if newest < known:
             return known
         if not self._outdated:
@@ -367,6 +388,11 @@ class Controller:
             advice = "The record is older than what runs, as after a restored backup. Unknown drones are stopped."
             await self.event("record-outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
+
+    def _newest_serial(self, drone_ids: Iterable[DroneId], below: int) -> int:
+        """Return the largest serial number of our ids among these that is below a limit; 0 if there is none."""
+        ours = (each for each in drone_ids if each.startswith(f"{self.name}-{self.store.birth}-"))
+        return max((n for n in map(changes.serial_of, ours) if n is not None and n < below), default=0)
 
     async def _ended(self, readings: Iterable[SiteReading]) -> Mapping[DroneId, DroneState]:
         """What the record says of drones that a site lists and that should be gone: the reason to stop them."""

@@ -30,7 +30,7 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.service.act import Batch, carry_out
-from provisioner.service.controller import SERIAL_MARGIN, SERIALS_MISSED
+from provisioner.service.controller import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS
 from provisioner.service.sense import Senses, Watch
 from provisioner.sim.loop import VirtualClock, run_virtual
 from provisioner.sites import SiteDown
@@ -80,6 +80,61 @@ def test_an_id_that_only_a_slot_shows_is_not_given_again_and_a_forged_one_change
         async with serving(here, pool=Slots()) as controller:
             await controller.tick()
         assert here.told == [f"start kit-mem0-{8 + SERIAL_MARGIN}"]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> None:
+    """Each forged id was believed up to a million beyond the last: a new one at each tick raised them for ever."""
+
+    class Forger(Pool):
+        serial = 0
+
+        async def look(self, types: object) -> OverlayView:
+            view = await super().look([])
+            slot = Slot(DroneId(f"kit-mem0-{self.serial}"), SlotState.BUSY, view.taken_at, jobs=1)
+            return replace(view, slots=(slot,))
+
+    async def story() -> None:
+        here, store, pool = Place(), MemoryStore("kit", 1e9, 10), Forger()
+        async with serving(here, pool=pool, store=store) as controller:
+            for _ in range(5):
+                pool.serial = store.next_serial + SERIALS_MISSED - 1
+                await controller.tick()
+                await asyncio.sleep(10.0)
+        assert store.next_serial <= 1 + SERIALS_MISSED + SERIAL_MARGIN + 5
+        assert [e.name for e in store.reader().events()].count("record-outdated") == 1
+        assert len(here.told) >= 1
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None:
+    real = DroneId("kit-mem0-1")
+
+    class Forger(Pool):
+        async def look(self, types: object) -> OverlayView:
+            view = await super().look([])
+            ids = (*(DroneId(f"kit-x-{n}") for n in range(UNKNOWN_SLOTS + 500)), real)
+            return replace(view, slots=tuple(Slot(i, SlotState.BUSY, view.taken_at, jobs=1) for i in ids))
+
+    async def story() -> None:
+        here, pool = Place(), Forger()
+        here.running[real] = RemoteDrone(real, RemoteState.RUNNING, "r-1")
+        seen: list[Snapshot] = []
+
+        def planner(snapshot: Snapshot) -> Plan:
+            seen.append(snapshot)
+            return decide(snapshot)
+
+        async with serving(here, pool=pool) as controller:
+            controller.planner = planner
+            await controller.tick()
+        view = seen[-1].overlay.view
+        assert view is not None
+        assert len(view.slots) == UNKNOWN_SLOTS + 1
+        assert real in {slot.drone_id for slot in view.slots}
+        assert any(notice.startswith("500 slots of unknown drones are left out") for notice in view.notices)
 
     run_virtual(story(), start_epoch=EPOCH)
 
