@@ -153,3 +153,23 @@ def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
     )
     assert (ran.stdout.strip(), ran.stderr) == (found, "")
     assert not (tmp_path / "forged").exists()
+
+
+@pytest.mark.parametrize("identity", ["", "drone-kit-1@pool.example.org"])
+def test_a_drone_with_a_token_of_its_own_asks_only_for_ads_that_it_has_sent(tmp_path: Path, identity: str) -> None:
+    """An ad about it that another drone's token had sent set its clock, or kept it from noticing that its own had gone:
+    a drone whose clock is hours off ends itself."""
+    whole = script("condor_drone.sh").decode()
+    start = whole.index("\nask_pool() {")
+    function = whole[start : whole.index("\n}\n", start) + 3]
+    asks = 'D=$PWD now=100 placed_at="" prefix=/usr\nas_drone() { for word; do echo "$word"; done; }\nask_pool\nwait\n'
+    subprocess.run(
+        ["sh", "-uc", function + asks],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "DRONE_FRESH_S": "300", "DRONE_ID": "kit-1", "DRONE_IDENTITY": identity},
+        check=True,
+        timeout=60,
+    )
+    (constraint,) = [line for line in (tmp_path / "listed.out").read_text().splitlines() if "DroneId" in line]
+    own = f' && AuthenticatedIdentity =?= "{identity}"' if identity else ""
+    assert constraint == f'DroneId == "kit-1"{own} && time() - LastHeardFrom <= 300'

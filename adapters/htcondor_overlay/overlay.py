@@ -192,6 +192,8 @@ class HTCondorOverlay:
             "DRONE_KEPT_S": str(round(order.kept_s)),
             "DRONE_AVOIDS": order.avoids,
         }
+        if identity := drone_identities(self._config):
+            env["DRONE_IDENTITY"] = user_of(identity, order.drone_id)
         identities = self._orders.identities() if self._orders is not None else ()
         if identities:
             env["DRONE_ORDERS_FROM"] = ",".join(identities)

@@ -57,6 +57,7 @@ number DRONE_KEPT_DISK_MIB 0
 number DRONE_JOIN_S 300
 number DRONE_POOL_LOST_S 1200
 word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the collector it obeys
+[ -z "${DRONE_IDENTITY:-}" ] || word DRONE_IDENTITY 'A-Za-z0-9._:@-' ''   # of its token, where no other drone has it
 number DRONE_ORDER_S 10            # between two looks for an order
 number DRONE_FRESH_S 300           # the pool has heard of it within so long, or it needs its token again
 number DRONE_CHECK_S 600           # between two rounds of checks
@@ -506,10 +507,12 @@ STARTD_CRON_DRONE_CHECKS_RECONFIG = False
 STARTD_NOCLAIM_SHUTDOWN = $((DRONE_IDLE_S + DRONE_JOIN_S))
 MAXJOBRETIREMENTTIME = 365*24*3600
 # A job that uses more memory than it asked for, and more than its part of the drone, is held: else the site would end
-# the drone with all jobs in it.
+# the drone with all jobs in it. The same for scratch: a full one would end the jobs of others.
 DRONE_MEMORY_EXCEEDED = (MemoryUsage =!= UNDEFINED && MemoryUsage > Memory && MemoryUsage * $units > $DRONE_MEMORY_MIB * $unit)
 use POLICY : PREEMPT_IF(DRONE_MEMORY_EXCEEDED)
 use POLICY : WANT_HOLD_IF(DRONE_MEMORY_EXCEEDED, 102, memory usage exceeded request_memory and the job's part of the drone)
+DRONE_DISK_EXCEEDED = (DiskUsage =!= UNDEFINED && DiskUsage > Disk && DiskUsage * $units > $disk_kib * $unit)
+use POLICY : WANT_HOLD_IF(DRONE_DISK_EXCEEDED, 104, disk usage exceeded request_disk and the job's part of the drone)
 STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
@@ -581,13 +584,16 @@ as_drone() (
 
 # ----------------------------------------------------------------------------------------------------- watching the pool
 # Does the pool list us, and has it heard of us lately, by its own clock? Asked in the background, answered by a file,
-# given up after 20 s.
+# given up after 20 s. The collector writes AuthenticatedIdentity into each ad: what others advertise about us counts
+# for nothing where our token is ours alone.
 ask_pool() {
     rm -f "$D/listed"
+    ours="DroneId == \"$DRONE_ID\""
+    [ -z "${DRONE_IDENTITY:-}" ] || ours="$ours && AuthenticatedIdentity =?= \"$DRONE_IDENTITY\""
     fresh_s=$DRONE_FRESH_S
     [ -z "$placed_at" ] || [ $((now - placed_at)) -ge "$fresh_s" ] || fresh_s=$((now - placed_at))
     ( as_drone "$prefix/bin/condor_status" -any -af MyType LastHeardFrom MyCurrentTime \
-        -constraint "DroneId == \"$DRONE_ID\" && time() - LastHeardFrom <= $fresh_s" >"$D/listed.out" 2>&1
+        -constraint "$ours && time() - LastHeardFrom <= $fresh_s" >"$D/listed.out" 2>&1
         echo $? >"$D/listed.new"; mv "$D/listed.new" "$D/listed" ) &
     asking=yes
 }

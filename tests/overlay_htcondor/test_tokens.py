@@ -46,19 +46,27 @@ async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltim
     (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
     kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=3600.0)
     async with HTCondorOverlay(config(tmp_path, drone_token_margin="1h"), "kit") as overlay:
-        tokens = [
-            (await overlay.admission(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0))).files["token"].decode()
-            for n in (1, 2)
-        ]
+        admissions = [await overlay.admission(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0)) for n in (1, 2)]
         (tmp_path / "POOL").unlink()
         with pytest.raises(SiteDenied, match=r"token for drones: signing key .*POOL cannot be read"):
             await overlay.admission(StartOrder(ONE, kind, 60.0, 10.0))
-    one, two = map(claims, tokens)
+    one, two = (claims(each.files["token"].decode()) for each in admissions)
     assert [each["sub"] for each in (one, two)] == ["drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org"]
+    assert [each.env["DRONE_IDENTITY"] for each in admissions] == [one["sub"], two["sub"]]
     assert one["jti"] != two["jti"]
     assert one["iss"] == "pool.example.org"
     assert one["scope"] == "condor:/READ condor:/ADVERTISE_STARTD condor:/ADVERTISE_MASTER"
     assert 7200 <= one["exp"] - one["iat"] <= 7300
+
+
+async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
+    async with HTCondorOverlay(config(tmp_path, drone_user="drone"), "kit") as overlay:
+        admission = await overlay.admission(StartOrder(ONE, kind, 60.0, 10.0))
+    assert claims(admission.files["token"].decode())["sub"] == "drone@pool.example.org"
+    assert "DRONE_IDENTITY" not in admission.env
 
 
 def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
