@@ -59,9 +59,10 @@ def check(
     """Check the configuration and its site files.
 
     Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. What is
-    valid but hardly meant is a warning, and no mistake. With --live also
-    if a look fails, or where the running configuration of a site does not do what the policy says (blocking, the
-    owner's priority, grace): each such gap is a line with nodes and dimension.
+    valid but hardly meant is a warning, and no mistake. Drones on record count: a change that leaves them without a
+    controller is a mistake, one that drains them a warning. With --live also if a look fails, or where the running
+    configuration of a site does not do what the policy says (blocking, the owner's priority, grace): each such gap is
+    a line with nodes and dimension.
 
     \b
     Examples:
@@ -76,7 +77,12 @@ def check(
     target = path or config_path(where)
     if not target.exists():
         raise Failure(f"no configuration at {target}")
-    problems = list(problems_of(target))
+    problems, found_odd = list(problems_of(target)), list(warnings_in(target))
+    if (settings := _settings(target)) is not None:
+        from provisioner.cli.check_record import against_record
+
+        lost, drained = against_record(settings, where.store or settings.store.path)
+        problems, found_odd = [*problems, *lost], [*found_odd, *drained]
     if show.output.for_people:
         sys.stdout.write("".join(f"{say.clean(str(p))}\n" for p in problems))
         sys.stdout.flush()
@@ -84,11 +90,21 @@ def check(
         present(show, lambda: Listing(SCHEMA, columns(), problems, str))
     if problems:
         raise Failure(f"{target}: {say.count(len(problems), 'problem')}", code=Exit.UNMET)
-    for warning in warnings_in(target):
+    for warning in found_odd:
         note(say.clean(str(warning)))
     note(f"{target}: no problem")
     if live:
         _check_live(target, show)
+
+
+def _settings(path: Path) -> Settings | None:
+    """Return the configuration at ``path``; None for a site file alone."""
+    from provisioner.config import ConfigErrors, load
+
+    try:
+        return load(path)
+    except ConfigErrors:
+        return None
 
 
 def columns() -> tuple[Column[Problem], ...]:

@@ -585,6 +585,51 @@ def test_check_finds_the_configuration_and_a_good_one_is_quiet(cli: Cli, tmp_pat
     assert cli("check", "-o", "json").json == {"schema": "provisioner.problems/1", "items": []}
 
 
+RECORDED = """\
+controller: kit
+store: {path: record.db}
+overlay: {adapter: embedded, options: {path: queue.db}}
+sites: [topas.yaml]
+"""
+TOPAS = """\
+site: topas
+adapter: local
+options: {root: drones, gpus: [{count: 2}]}
+types:
+  a100: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 MiB}
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "now", "code", "said"),
+    [
+        ("provisioner.yaml", "kit", "kit", Exit.OK, None),
+        ("provisioner.yaml", "kit", "kot", Exit.UNMET, "provisioner.yaml:1:13: `kot`: 3 live drones on record"),
+        ("topas.yaml", "site: topas", "site: topaz", Exit.UNMET, "provisioner.yaml:4:1: `sites`: site `topas` was rem"),
+        ("topas.yaml", "a100", "a200", Exit.OK, "topas.yaml:4:1: warning: type `a100` was removed or renamed: its 3"),
+    ],
+    ids=["same", "controller", "site", "type"],
+)
+def test_check_compares_the_configuration_with_the_drones_on_record(
+    cli: Cli, record: Path, file: str, was: str, now: str, code: Exit, said: str | None
+) -> None:
+    for name, text in (("provisioner.yaml", RECORDED), ("topas.yaml", TOPAS)):
+        (record.parent / name).write_text(text)
+    path = record.parent / file
+    path.write_text(path.read_text().replace(was, now))
+    ran = cli("check")
+    assert ran.code == code, ran.out + ran.err
+    assert (said in ran.out + ran.err) if said else "warning" not in ran.err
+
+
+def test_check_says_when_it_cannot_read_the_record(cli: Cli, tmp_path: Path) -> None:
+    _configuration(tmp_path)
+    (tmp_path / "record.db").write_bytes(b"no record" * 200)
+    ran = cli("check")
+    assert ran.code == Exit.OK
+    assert "provisioner.yaml:2:9: warning: not compared with the drones on record" in ran.err
+
+
 def _configuration(place: Path) -> Path:
     """A small configuration that is valid: the embedded overlay and no site."""
     path = place / "provisioner.yaml"
