@@ -1033,6 +1033,9 @@ class StartOrder:
     """It may stand on what is kept for GPUs; the site's own blocking must let it."""
     avoids: str = ""
     """Users whose jobs it must not take, with commas between; each of letters, digits and ``._@-``."""
+    comes_within_s: float = 0.0
+    """Longest time from the order until it accepts jobs: in its site's queue, booting and joining. Afterwards the
+    controller ends it. A token for it has to outlast this and its walltime."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def drone_token(config: HTCondorConfig, order: StartOrder, now: float) -> str:
         assert config.drone_signing_key is not None  # validated
         signer = Signer(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
         walltime_s = order.type.walltime_s
-        lifetime_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        lifetime_s = order.comes_within_s + life_s + order.grace_s
         return signer.token(user_of(config.drone_user, order.drone_id), now, lifetime_s)
     assert config.drone_token is not None  # validated
     return config.drone_token.read()

@@ -87,13 +87,13 @@ class HTCondorConfig(BaseModel):
         " allows `drone-*@<trust domain>`.",
     )
     drone_token_margin: PositiveDuration = Field(
-        default=86400.0,
-        description="A token of `signing-key` expires this long after the drone's walltime: as long as a drone may wait"
-        " in the site's queue.",
+        default=3600.0,
+        description="A token of `signing-key` expires this long after the last moment at which the drone may be there:"
+        " the site's `timeouts` for `queue`, `boot` and `join`, then the walltime of its type and `timeouts.grace`.",
     )
     drone_token_lifetime: PositiveDuration = Field(
         default=7 * 86400.0,
-        description="Lifetime of a token of `signing-key` for a drone without a walltime.",
+        description="The same for a drone without a walltime, in place of walltime and margin.",
     )
     deadline: PositiveDuration = Field(default=20.0, description="Longest time for one look at the pool.")
     drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")

@@ -80,6 +80,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
         grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
+        comes_within_s = _comes_within_s(policy, site)
         own_timeout = _own_timeout_s(policy, site)
         found.append(
             Batch(
@@ -94,6 +95,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
                         kept_s=KEPT_S,
                         uses_reserve=s.uses_reserve,
                         avoids=s.drone.avoids,
+                        comes_within_s=comes_within_s,
                     )
                     for s in plan.starts
                     if s.drone.site == site
@@ -103,6 +105,12 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
             )
         )
     return found
+
+
+def _comes_within_s(policy: Policy, site: str) -> float:
+    """Return the longest time from an order to a drone that accepts jobs, by the site's limits."""
+    limits = policy.sites.get(site)
+    return limits.settle_s + limits.queue_limit_s + limits.boot_limit_s + limits.join_limit_s if limits else 0.0
 
 
 def _own_timeout_s(policy: Policy, site: str) -> float:

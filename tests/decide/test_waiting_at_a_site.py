@@ -236,6 +236,16 @@ def test_before_a_downtime_a_drone_is_given_what_is_left() -> None:
     assert order.type == replace(A100, walltime_s=6900.0)
 
 
+def test_an_order_says_how_long_the_drone_may_be_on_its_way() -> None:
+    snap = snapshot(classes=[jobs(waiting=1)], types=(A100,))
+    [site] = snap.policy.sites
+    limits = snap.policy.sites[site]
+    at_site = replace(limits, settle_s=1.0, queue_limit_s=3 * 86400.0, boot_limit_s=20.0, join_limit_s=300.0)
+    policy = replace(snap.policy, sites={site: at_site})
+    [batch] = batches(plan_of(snap), {A100.key: A100}, policy)
+    assert [order.comes_within_s for order in batch.starts] == [3 * 86400.0 + 321.0]
+
+
 def test_one_far_away_changes_nothing() -> None:
     [start] = plan_of(down_in(snapshot(classes=[jobs(waiting=1)], types=(A100,)), 3 * 86400)).starts
     assert start.walltime_s == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,24 @@ def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
 def claims(token: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
     return found
+
+
+@pytest.mark.parametrize(
+    ("walltime_s", "wanted_s"), [(3600.0, 200_000 + 3600 + 10 + 3600), (0.0, 200_000 + 10 + 7 * 86400)],
+    ids=["walltime", "none"],
+)  # fmt: skip
+async def test_a_token_outlasts_the_queue_of_the_drones_site(
+    tmp_path: Path, walltime_s: float, wanted_s: float
+) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=walltime_s)
+    order = StartOrder(ONE, kind, 60.0, 10.0, comes_within_s=200_000.0)
+    async with HTCondorOverlay(config(tmp_path), "kit") as overlay:
+        began = time.time()
+        signed = claims((await overlay.admission(order)).files["token"].decode())
+        ended = time.time()
+    assert int(began + wanted_s) <= signed["exp"] <= ended + wanted_s
 
 
 async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(tmp_path: Path) -> None:
