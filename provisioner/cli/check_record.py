@@ -14,8 +14,7 @@ from provisioner.store import StoreError
 
 
 def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[Problem]]:
-    """Return what would leave live drones on record at ``path`` without a controller, and, as warnings, what would drain
-    them.
+    """Return what leaves live drones on record at ``path`` without a controller, and, as warnings, what drains them.
 
     Without a record there is nothing to compare. A record that cannot be read is a warning.
     """
