@@ -22,6 +22,10 @@ HELD = 5
 _MEMORY_S = 900.0
 _MOST = 1000
 """Failures told in one look, the newest."""
+MOST_DRONES = 20_000
+"""Drones whose users are remembered. More ids than that are forged."""
+MOST_USERS = 200
+"""Users remembered of one drone, those of the newest claims."""
 
 
 def cause_of_hold(ad: Ad) -> str:
@@ -53,9 +57,12 @@ class Witnesses:
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
         """Record the owners of the claims that the slots show now. Older claims than reported mishaps are forgotten."""
         for drone_id, names in users.items():
-            self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
+            if names and (drone_id in self._seen or len(self._seen) < MOST_DRONES):
+                self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
         for drone_id in list(self._seen):
             kept = {user: at for user, at in self._seen[drone_id].items() if now - at <= _MEMORY_S}
+            if len(kept) > MOST_USERS:
+                kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MOST_USERS])
             if kept:
                 self._seen[drone_id] = kept
             else:

@@ -6,7 +6,7 @@ import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 
-from adapters.htcondor_overlay import work
+from adapters.htcondor_overlay import mishaps, work
 from adapters.htcondor_overlay.mishaps import Witnesses, cause_of_end
 from adapters.htcondor_overlay.slots import sightings
 from provisioner.model import DroneId, Mishap
@@ -141,3 +141,18 @@ def test_a_job_without_an_owner_is_not_believed_and_the_newest_are_enough() -> N
     many = [Mishap(A_1, f"7.{n}", 1000 + n / 100, "ann") for n in range(3000)]
     kept = believed(witnesses, Mishap(A_1, "8.0", 1199.0, ""), *many)
     assert len(kept) == 1000 and kept[-1].job_id == "7.2999"
+
+
+def test_forged_slots_that_show_ever_other_users_and_ids_do_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mishaps, "MOST_DRONES", 10)
+    witnesses = Witnesses()
+    witnesses.note({A_1: frozenset({"ann"})}, 1000.0)
+    for look in range(20):
+        users = frozenset(f"u{look}-{n}" for n in range(1000))
+        witnesses.note({DroneId(f"kit-a-{2 + look}"): users, DroneId("kit-a-2"): users}, 1010.0 + look)
+    assert sum(map(len, witnesses._seen.values())) <= 10 * mishaps.MOST_USERS
+    assert believed(witnesses, ANNS) == (ANNS,), "the first is still known"
+    witnesses.note({A_1: frozenset({"ann"})}, 3000.0)
+    assert list(witnesses._seen) == [A_1], "they are forgotten"
