@@ -109,12 +109,14 @@ clean:  ## remove the set-up and everything that was built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.made: packaging/make-venv.sh
-	@echo "setting up $(VENV)"
+	@echo "setting up $(VENV), once: a minute or two with a fast network"
 	@packaging/make-venv.sh $(VENV)
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing Python packages into $(VENV)"
 	@$(PIP) install -e .
+	@echo "$(VENV) is ready"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime

@@ -10,9 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
@@ -138,6 +138,8 @@ class Scene:
     news: tuple[Transition, ...]
     """Steps of drones since the last scene."""
     now: float
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """Names of the shapes by the id of their job class."""
 
     @property
     def live(self) -> tuple[Drone, ...]:
@@ -242,6 +244,7 @@ class Watcher:
     jobs: dict[Shape, Sequence[int]]
     began: float = 0.0
     seen: int = 0
+    classes: dict[str, str] = field(default_factory=dict)
 
     def scene(self) -> Scene:
         now = time.time()
@@ -257,7 +260,8 @@ class Watcher:
             _shape_now(shape, [states[number] for number in ids if number in states], why.get(shape.vram_mib))
             for shape, ids in self.jobs.items()
         )
-        return Scene(now - self.began, shapes, tuple(drones), tuple(step for _, step in steps), now)
+        return Scene(now - self.began, shapes, tuple(drones), tuple(step for _, step in steps), now,
+                     self.classes)  # fmt: skip
 
     def _reasons(self) -> dict[int, Reason]:
         """Why jobs wait, by the VRAM that they ask for: it tells the shapes apart."""
@@ -265,6 +269,8 @@ class Watcher:
         from provisioner.cli.demand import newest_plan
 
         rows = class_rows(self.reader.views(), newest_plan(self.reader), ())
+        names = {shape.vram_mib: shape.name for shape in self.jobs}
+        self.classes |= {row.job.id: names[row.job.vram_mib] for row in rows if row.job.vram_mib in names}
         return {row.job.vram_mib: row.reasons[0] for row in rows if row.reasons and (row.job.waiting or row.job.fresh)}
 
 

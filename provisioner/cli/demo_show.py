@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from rich.console import Console, Group, RenderableType
@@ -15,6 +15,7 @@ from rich.text import Text
 from provisioner import say
 from provisioner.cli.demo_play import Outcome, Scene, ShapeNow, Show
 from provisioner.model import WAITING, Drone, DroneState
+from provisioner.reasons import JobsWait
 from provisioner.store import Transition
 
 STYLES = {
@@ -130,9 +131,12 @@ def _drones(scene: Scene) -> Table:
 
 def line(step: Transition, scene: Scene) -> Text:
     at = max(0.0, scene.at_s - (scene.now - step.at))
+    reason = step.reason
+    if isinstance(reason, JobsWait):
+        reason = replace(reason, class_id=scene.classes.get(reason.class_id, reason.class_id))
     return Text.assemble(
         (f"{at:5.1f} s  ", "dim"), f"{step.drone_id}  ", (f"{step.state:<15}", STYLES.get(step.state, "cyan")),
-        say.say(step.reason), overflow="ellipsis", no_wrap=True,
+        say.say(reason), overflow="ellipsis", no_wrap=True,
     )  # fmt: skip
 
 
