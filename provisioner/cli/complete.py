@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ MEANT = {
 """Verbs of other tools that no verb here is spelt like, with their equivalents."""
 
 
+MEANT_OF_DRONES = {
+    "get": "drones show", "describe": "drones show", "top": "drones --watch", "watch": "drones --watch",
+    "rm": "drones kill", "delete": "drones kill", "stop": "drones drain",
+}  # fmt: skip
+
+
 class Hints(TyperGroup):
     """A group of verbs that says which verb is meant by one that does not exist."""
 
@@ -75,9 +82,13 @@ class Hints(TyperGroup):
     def _meant(self, ctx: Any, args: list[str]) -> str:
         name, within = args[0], ctx.info_name
         if within == "explain":
+            if len(args) > 1 and get_close_matches(name, self.list_commands(ctx), n=1):
+                return ""  # misspelt
             is_job = name.replace(".", "", 1).isdecimal() or "#" in name
             kind = "job" if is_job else "drone" if "-" in name else "class"
             return f"explain {kind} {name}" if re.fullmatch(r"[\w.#@-]+", name) else ""
         if name in ("list", "ls"):
             return within if within in ("drones", "sites") else "drones"
-        return MEANT.get(name, "") if within not in ("drones", "sites") else ""
+        if within == "drones":
+            return MEANT_OF_DRONES.get(name, "")
+        return MEANT.get(name, "") if within != "sites" else ""
