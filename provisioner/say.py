@@ -1,13 +1,17 @@
 """Words at the edge: one English line per reason with its numbers, words for states, times, ages and sizes.
 
-Pure: a line depends on the reason alone. Times are ISO-8601 in UTC, ages short (``3d4h``). Text that comes from a site
-or the pool is untrusted and passes :func:`clean`, so that no control sequence ever reaches a terminal.
+Pure: a line depends on the reason alone. Times are ISO-8601 in UTC (but see :func:`local_times`), ages short
+(``3d4h``). Text that comes from a site or the pool is untrusted and passes :func:`clean`, so that no control sequence
+ever reaches a terminal.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from enum import StrEnum
 from math import isfinite
@@ -40,11 +44,26 @@ class Tier(StrEnum):
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
+_local: ContextVar[bool] = ContextVar("local", default=False)
+
+
+@contextmanager
+def local_times(wanted: bool) -> Iterator[None]:
+    """Have :func:`iso` write times of the local zone (TZ), with their offset, instead of UTC, if ``wanted``."""
+    before = _local.set(wanted)
+    try:
+        yield
+    finally:
+        _local.reset(before)
+
+
 def iso(at: float) -> str:
     """``2026-01-31T12:00:00Z``; ``-`` for 0 (never) and for what is no time at all."""
     if not at:
         return "-"
     try:
+        if _local.get():
+            return datetime.fromtimestamp(at).astimezone().isoformat(timespec="seconds")
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
         return "-"

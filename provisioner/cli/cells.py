@@ -51,11 +51,12 @@ def span_s(
 
 
 def whole(
-    key: str, of: Callable[[Row], int], doc: str, *, level: int = 2, head: str = "", show: Callable[[int], str] = str
+    key: str, of: Callable[[Row], int], doc: str, *, level: int = 2, head: str = "", show: Callable[[int], str] = str,
+    spare: int = 0,
 ) -> Column[Row]:
     """A count or an amount in the unit of its key; people read it through ``show``."""
     return Column(
-        key, of, doc, kind="integer", show=lambda row: show(of(row)), level=level, head=head, right=True
+        key, of, doc, kind="integer", show=lambda row: show(of(row)), level=level, head=head, right=True, spare=spare
     )  # fmt: skip
 
 

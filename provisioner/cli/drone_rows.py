@@ -95,8 +95,9 @@ def columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[C
         span_s("state_s", lambda x: max(0.0, now - x.since), "Time in this state, seconds.", level=0, head="FOR"),
         span_s("age_s", lambda x: max(0.0, (x.ended_at or now) - x.requested_at), "Time since it was asked for, until "
                "its end if it has ended, seconds.", level=0, head="AGE"),
-        whole("jobs", attrgetter("jobs"), "Jobs that run in it now.", level=0),
-        whole("jobs_started", attrgetter("jobs_started"), "Jobs started in it so far.", level=1, head="STARTED"),
+        whole("jobs", attrgetter("jobs"), "Jobs that run in it now.", level=0, head="RUN"),
+        whole("jobs_started", attrgetter("jobs_started"), "Jobs started in it so far.", level=0, head="STARTED",
+              spare=1),
         whole("gpu_milli", attrgetter("gpu_milli"), "Thousandths of a GPU.", level=1, head="GPUS", show=say.gpus),
         text("for_class", attrgetter("for_class"), "Job class that it was started for.", level=1, head="CLASS",
              least=6),

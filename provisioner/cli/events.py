@@ -55,7 +55,7 @@ def columns() -> tuple[Column[Happening], ...]:
         time_at("at", lambda h: h.at, "When.", level=0),
         Column[Happening]("kind", lambda h: "step" if h.step else "event", "step of a drone, or event.", level=1,
                           choices=("step", "event")),
-        text("name", lambda h: h.name, "The state that was entered, or the event's name.", level=0, least=12),
+        text("name", lambda h: h.name, "The state that was entered, or the event's name.", level=0),
         text("drone", lambda h: h.step.drone_id if h.step else "", "The drone; empty for events.", level=0, least=16,
              tail=True),
         words("text", lambda h: h.text, "Why or what, in words.", level=0, head="WHY", least=24),

@@ -45,6 +45,12 @@ class Show:
     no_color: bool = False
     watch: bool = False
     interval: float = 2.0
+    local: bool = False
+
+    @property
+    def local_times(self) -> bool:
+        """True if times are shown in the local zone; those for programs never are."""
+        return self.local and self.output.for_people
 
 
 @dataclass(frozen=True, slots=True)

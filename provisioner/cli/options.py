@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show, Where
+from provisioner.say import local_times
 
 __all__ = [
     "LARGEST_TICK", "ConfigArgument", "ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared",
@@ -68,6 +69,9 @@ _OPTIONS: dict[type, dict[str, Any]] = {
             float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=86400,
                                 help="Pause between two with --watch.")
         ],
+        "local": Annotated[
+            bool, typer.Option("--local", help="Times in the local zone (TZ), not in UTC; tables only.")
+        ],
     },
     Pick: {
         "sort": Annotated[
@@ -96,7 +100,8 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     @wraps(verb)
     def call(**given: Any) -> None:
         made = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
-        verb(**given, **made)
+        with local_times(any(isinstance(group, Show) and group.local_times for group in made.values())):
+            verb(**given, **made)
 
     parameters = [*own, *spread]
     del call.__wrapped__

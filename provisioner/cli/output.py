@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from itertools import accumulate
 from math import isfinite
 from typing import Any, TextIO, TypeVar
 
@@ -17,7 +19,7 @@ from provisioner.cli import table
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show
 from provisioner.cli.listing import Cell, Column, Document, Listing
-from provisioner.say import clean
+from provisioner.say import clean, iso
 
 Row = TypeVar("Row")
 Answer = Listing[Any] | Document
@@ -59,15 +61,39 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
         if answer is None:
             time.sleep(show.interval)
             continue
+        scope = answer.scope if show.output.for_people and not show.no_header else ""
+        scope = _stamp(scope) if scope and show.watch else scope
         if show.watch and show.output.for_people and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J")
-        write(answer, show, page, sys.stdout)
+            sys.stdout.write("\x1b[H\x1b[2J" + _one_screen(answer, show, page, scope))
+        else:
+            write(answer, show, page, sys.stdout)
         sys.stdout.flush()
-        if show.output.for_people and not show.no_header and answer.scope:
-            note(_stamp(answer.scope) if show.watch else answer.scope)
+        if scope:
+            note(scope)
         if not show.watch:
             return
         time.sleep(show.interval)
+
+
+def _one_screen(answer: Answer, show: Show, page: Page, scope: str) -> str:
+    """Return the answer as far as it fits on the terminal above its line of scope: the top is kept."""
+    columns, rows = shutil.get_terminal_size()
+    out = io.StringIO()
+    write(answer, show, page, out)
+    lines = out.getvalue().splitlines(keepends=True)
+    heights = [_rows_of(_ANSI.sub("", line.rstrip("\n")), columns) for line in lines]
+    room = rows - 1 - (_rows_of(scope, columns) if scope else 0)
+    if sum(heights) <= room:
+        return "".join(lines)
+    kept = sum(total < room for total in accumulate(heights))  # one row is for the last line
+    return "".join(lines[:kept]) + f"... {len(lines) - kept} more lines: enlarge the terminal\n"
+
+
+def _rows_of(line: str, columns: int) -> int:
+    return max(1, -(-table.wide(line) // max(columns, 1)))
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def _made(make: Callable[[], Answer], show: Show) -> Answer | None:
@@ -85,7 +111,7 @@ def _made(make: Callable[[], Answer], show: Show) -> Answer | None:
 
 
 def _stamp(scope: str) -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}  {scope}"
+    return f"{iso(time.time())}  {scope}"
 
 
 def picked(listing: Listing[Row], pick: Pick) -> Listing[Row]:

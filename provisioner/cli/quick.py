@@ -13,7 +13,8 @@ from typing import Any
 
 from provisioner.cli.forms import Format, Pick, Show, Where
 
-_FLAGS = {"--ended": "ended", "--all": "all_", "-a": "all_", "--no-header": "no_header", "--no-color": "no_color"}
+_FLAGS = {"--ended": "ended", "--all": "all_", "-a": "all_", "--no-header": "no_header", "--no-color": "no_color",
+          "--local": "local"}  # fmt: skip
 _ONE: dict[str, tuple[str, Callable[[str], Any]]] = {
     "--config": ("config", Path), "-c": ("config", Path), "--store": ("store", Path),
     "--output": ("output", Format), "-o": ("output", Format), "--columns": ("columns", str),
@@ -32,6 +33,7 @@ def quick(argv: Sequence[str]) -> bool:
         return False
     from provisioner.cli.drone_list import Which, list_drones
     from provisioner.model import DroneState
+    from provisioner.say import local_times
 
     def group(kind: type[Any]) -> Any:
         return kind(**{name: given.pop(name) for name in kind.__slots__ if name in given})
@@ -40,7 +42,9 @@ def quick(argv: Sequence[str]) -> bool:
         given["states"] = [DroneState(state) for state in given.get("states", ())]
     except ValueError:
         return False
-    list_drones(group(Where), group(Show), group(Pick), Which(**given))
+    where, show, pick = group(Where), group(Show), group(Pick)
+    with local_times(show.local_times):
+        list_drones(where, show, pick, Which(**given))
     return True
 
 

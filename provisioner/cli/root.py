@@ -72,8 +72,8 @@ def provisioner(
     """Turn idle GPU jobs of a pool into drones at sites, and let the drones go again.
 
     All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
-    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC; in JSON, YAML and
-    CSV they are seconds since the epoch in keys that end in _at, and null means never.
+    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the
+    local zone; in JSON, YAML and CSV they are seconds since the epoch in keys that end in _at, and null means never.
 
     \b
     Examples:

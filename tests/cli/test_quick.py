@@ -28,6 +28,7 @@ PLAIN = (
     ["--node", "topas-a100-1", "--node=topas-a100-2", "-a"],
     ["--columns", "stat"],
     ["--limit", "0"],
+    ["--columns", "id,requested_at", "--local"],
     ["-o", "json", "-o", "name"],
 )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import jsonschema
@@ -98,6 +101,43 @@ def test_a_pause_without_end_is_wrong_usage(on: Cli, interval: str) -> None:
     assert ran.code == Exit.USAGE and "Traceback" not in ran.err
 
 
+def test_local_times_are_for_tables_only(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "XXX-05:30")  # POSIX: 5 h 30 min east of Greenwich
+    time.tzset()
+    try:
+        (local, *_), (utc, *_) = (on("events", "--no-header", *more).lines for more in (["--local"], []))
+        assert local.split()[0].endswith("+05:30") and utc.split()[0].endswith("Z")
+        assert datetime.fromisoformat(local.split()[0]) == datetime.fromisoformat(utc.split()[0])
+        assert on("events", "-o", "json", "--local").out == on("events", "-o", "json").out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_watch_keeps_the_top_of_the_screen(running: Path) -> None:
+    def shown(columns: int, lines: int) -> list[str]:
+        ours, theirs = pty.openpty()
+        env = os.environ | {"COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm"}
+        command = [sys.executable, "-m", "provisioner.cli", "status", "--watch", "-i", "0.1", "--store", str(running)]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as watch:
+            os.close(theirs)
+            try:
+                seen = b""
+                while seen.count(b"\x1b[2J") < 2:
+                    seen += os.read(ours, 65536)
+            finally:
+                watch.kill()
+                os.close(ours)
+        return seen.decode().split("\x1b[2J")[1].removesuffix("\x1b[H").removesuffix("\r\n").split("\r\n")
+
+    whole, cut = shown(80, 200), shown(80, 20)
+    assert len(whole) > 20 and "more lines" not in "\n".join(whole)
+    rows = sum(max(1, -(-len(re.sub(r"\x1b\[[0-9;]*m", "", line)) // 80)) for line in cut)
+    assert rows <= 19, "the last row is for the cursor"
+    assert cut[0].startswith("controller") and cut[0][:30] == whole[0][:30]
+    assert any(re.fullmatch(r"\.\.\. \d+ more lines: enlarge the terminal", line) for line in cut), cut
+
+
 def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
     on: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +224,19 @@ def test_drones_lists_the_living_and_says_so(on: Cli) -> None:
     assert ran.err == (
         "3 live drones of controller kit; --ended for past ones; no controller runs: as last recorded\n"
     )
+
+
+def test_ended_drones_show_the_jobs_that_were_started_in_them(on: Cli) -> None:
+    header, *rows = on("drones", "--all").lines
+    assert header.index("RUN") < header.index("STARTED")
+    assert all(row.split()[6].isdecimal() for row in rows if row.startswith("kit-")), rows
+
+
+def test_names_of_events_are_never_cut(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert {line.split()[1] for line in on("events", "--since", "all", "--no-header").lines if line[:2] == "20"} >= {
+        "reloaded", "requested", "submitted"
+    }  # fmt: skip
 
 
 def test_drones_filters_sorts_and_limits(on: Cli) -> None:
@@ -913,9 +966,15 @@ def test_the_shell_completes_names_of_the_record(record: Path, words: list[str],
         (["sites", "ls"], "sites"),
         (["explain", "40"], "explain job 40"),
         (["explain", "kit-ab12-1"], "explain drone kit-ab12-1"),
+        (["drones", "top"], "drones --watch"),
+        (["drian"], "drones drain"),
     ],
 )
 def test_a_verb_of_another_tool_is_answered_with_ours(cli: Cli, words: list[str], meant: str) -> None:
     ran = cli(*words)
     assert ran.code == Exit.USAGE
     assert f"Did you mean `provisioner {meant}`?" in " ".join(ran.err.replace("│", " ").split())
+
+
+def test_a_misspelt_kind_is_no_name_of_a_class(cli: Cli) -> None:
+    assert "Did you mean 'job'?" in " ".join(cli("explain", "jbo", "4").err.replace("│", " ").split())
