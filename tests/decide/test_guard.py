@@ -8,9 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.decide.guard import BACKOFF, OVERLAY, after_receipts, failed, recovered
-from provisioner.model import Answer, Breaker, BreakerState, DroneId, DroneState, Fault, FaultKind, Receipt
-from provisioner.reasons import AllVanished, BackingOff
+from provisioner.decide.guard import BACKOFF, OVERLAY, after_receipts, failed, on_clock, recovered, trust
+from provisioner.model import (
+    Answer,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    EndKind,
+    Fault,
+    FaultKind,
+    Receipt,
+    RemoteEnd,
+    RemoteState,
+    SiteReading,
+    Snapshot,
+)
+from provisioner.reasons import AllVanished, BackingOff, Reason, ViewStale
 from tests.decide.scenes import A100, DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
 B = BreakerState
@@ -181,3 +196,171 @@ def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_
     (back,) = plan.breakers
     later = plan_of(replace(snapshot(classes=[jobs(waiting=2)], breakers=[back]), now=NOW + 18))
     assert len(later.starts) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "failures", "first_s", "longest_s", "scope"),
+    [
+        (FaultKind.DOWN, 3, 10, 300, "topas"),
+        (FaultKind.UNKNOWN, 3, 30, 600, "topas"),
+        (FaultKind.DENIED, 1, 120, 1800, "topas"),
+        (FaultKind.THROTTLED, 1, 60, 900, "topas"),
+        (FaultKind.CAPACITY, 1, 60, 600, A100.key),
+        (FaultKind.QUOTA, 1, 120, 1800, A100.key),
+        (FaultKind.CONFIG, 1, 600, 7200, A100.key),
+        (FaultKind.NODE, 3, 60, 1800, A100.key),
+        (FaultKind.DRONE, 3, 60, 3600, A100.key),
+        (FaultKind.JOBS, 1, 600, 7200, A100.key),
+        (FaultKind.EATER, 2, 1800, 21600, "topas"),
+    ],
+)
+def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
+    kind: FaultKind, failures: int, first_s: float, longest_s: float, scope: str
+) -> None:
+    i = DroneId("kit-ab12-1")
+    refused = [Receipt(i, Answer.REFUSED, fault=fault(kind))]
+    known: dict[str, Breaker] = {}
+    pauses = []
+    for _ in range(failures + 12):
+        (after,) = after_receipts(known, "topas", {i: A100.key}, refused, NOW)
+        known = {after.scope: after}
+        pauses.append(after.until - NOW if after.state is B.BANNED else None)
+    assert list(known) == [scope]
+    assert pauses[: failures + 2] == [None] * (failures - 1) + [first_s, 2 * first_s, min(longest_s, 4 * first_s)]
+    assert pauses[-1] == longest_s
+
+
+def test_a_site_that_goes_on_failing_is_degraded_since_its_first_failure() -> None:
+    first = failed(Breaker("topas", since=NOW - 500), fault(), NOW)
+    second = failed(first, fault(), NOW + 15)
+    third = failed(second, fault(), NOW + 30)
+    assert (first.since, second.since, third.since) == (NOW, NOW, NOW + 30)
+    assert failed(replace(first, state=B.PROBING), fault(), NOW).state is B.BANNED, "the first failure of a probe"
+
+
+def test_a_breaker_goes_with_its_clock_and_times_that_never_were_stay_so() -> None:
+    breaker = Breaker("topas", B.BANNED, NOW, 3, NOW + 60, fault())
+    assert on_clock(breaker, -7200.5) == replace(breaker, since=NOW - 7200.5, until=NOW - 7140.5)
+    assert on_clock(replace(breaker, blind_until=NOW - 9), 3.0).blind_until == NOW - 6
+
+
+def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
+    def doubts(snap: Snapshot) -> tuple[Reason | None, Reason | None]:
+        judged = trust(snap)
+        return judged.overlay, judged.sites["topas"]
+
+    assert doubts(snapshot()) == (None, None)
+    assert doubts(snapshot(overlay_age_s=121, site_age_s=121)) == (
+        ViewStale("overlay", 121, 120, "too old"),
+        ViewStale("site:topas", 121, 120, "too old"),
+    )
+    assert doubts(snapshot(overlay_age_s=120, site_age_s=120)) == (None, None)
+    assert doubts(snapshot(overlay_fault=DOWN, site_fault=DOWN)) == (
+        ViewStale("overlay", 1, 120, "connection refused"),
+        ViewStale("site:topas", 1, 120, "connection refused"),
+    )
+    never = replace(snapshot(view=False), sites={"topas": SiteReading("topas", None)})
+    assert doubts(never) == (
+        ViewStale("overlay", -1, 120, "never seen"),
+        ViewStale("site:topas", -1, 120, "never seen"),
+    )
+    busy = snapshot(site_age_s=7)
+    busy = replace(busy, sites={"topas": replace(busy.sites["topas"], busy=True)})
+    assert doubts(busy)[1] == ViewStale("site:topas", 7, 120, "its last orders are still under way")
+
+
+@pytest.mark.parametrize(
+    ("missing", "listed", "more", "doubted"),
+    [
+        (2, 0, {}, 0),
+        (3, 0, {}, 3),
+        (4, 0, {}, 4),
+        (3, 3, {}, 3),
+        (3, 4, {}, 0),
+        (3, 0, {"missing_at": NOW - 300}, 3),
+        (3, 0, {"missing_at": NOW - 302}, 0),
+        (3, 0, {"state": DroneState.SUBMITTED}, 0),
+        (3, 0, {"state": DroneState.REQUESTED}, 0),
+        (3, 0, {"state": DroneState.STOPPING, "leaving": DroneState.WITHDRAWN}, 0),
+    ],
+)
+def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
+    missing: int, listed: int, more: dict[str, object], doubted: int
+) -> None:
+    gone = [replace(drone(f"kit-ab12-{i}", DroneState.BOOTING), **more) for i in range(missing)]  # type: ignore[arg-type]
+    there = [drone(f"kit-ab12-{9 + i}", DroneState.BOOTING) for i in range(listed)]
+    # Before them in the record one that is on its way, and is not listed yet.
+    order = drone("kit-ab12-0-0", DroneState.REQUESTED, age_s=1)
+    snap = snapshot(drones=[order, *gone, *there], remotes=[remote_of(each) for each in there])
+    found = trust(snap).sites["topas"]
+    assert found == (AllVanished("topas", doubted) if doubted else None)
+
+
+def test_an_order_that_is_accepted_clears_the_site_of_its_drone_and_no_other_blame() -> None:
+    asked = drone("kit-ab12-1", DroneState.REQUESTED)
+    arrived = replace(remote_of(asked), remote_id="4711")
+    listing = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, fault(of_order=True))
+    hold = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, replace(fault(of_order=True), accepted=True))
+    for worn, cleared in ((listing, True), (hold, False)):
+        plan = plan_of(snapshot(drones=[asked], remotes=[arrived], breakers=[worn]))
+        assert bool(plan.breakers) is cleared
+    old = drone("kit-ab12-2", DroneState.QUEUED)
+    runs = replace(remote_of(old), state=RemoteState.RUNNING)
+    assert plan_of(snapshot(drones=[old], remotes=[runs], breakers=[listing])).breakers == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "end", "blamed"),
+    [
+        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 1), "drone"),
+        (DroneState.BUSY, RemoteEnd(EndKind.EXITED, NOW, 1), ""),
+        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 73), "drone"),
+        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 0), "drone"),
+        (DroneState.IDLE, RemoteEnd(EndKind.EXITED, NOW, 0), ""),
+        (DroneState.QUEUED, RemoteEnd(EndKind.FAULT, NOW), ""),
+        (DroneState.QUEUED, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), "config"),
+        (DroneState.BUSY, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), "config"),
+        (DroneState.BUSY, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.DRONE), ""),
+        (DroneState.IDLE, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.DRONE), "drone"),
+        (DroneState.STOPPING, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), ""),
+        (DroneState.BOOTING, RemoteEnd(EndKind.PREEMPTED, NOW), ""),
+    ],
+)
+def test_a_bad_end_is_blamed_on_the_type(state: DroneState, end: RemoteEnd, blamed: str) -> None:
+    there = drone("kit-ab12-1", state, leaving=DroneState.WITHDRAWN if state is DroneState.STOPPING else None)
+    ended = replace(remote_of(there), state=RemoteState.ENDED, end=end)
+    plan = plan_of(snapshot(drones=[there], remotes=[ended], slots=[]))
+    assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.key] == ([blamed] if blamed else [])
+
+
+def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_order() -> None:
+    ids, key = [DroneId(f"kit-ab12-{i}") for i in range(3)], str(A100.key)
+    full = fault(FaultKind.QUOTA)
+    known = {key: Breaker(key, B.PROBING, NOW - 9, 2, 0.0, replace(full, of_order=True))}
+    batch = [Receipt(ids[0], Answer.DONE, "1"), *(Receipt(i, Answer.REFUSED, fault=full) for i in ids[1:])]
+    (after,) = after_receipts(known, "topas", dict.fromkeys(ids, key), batch, NOW)
+    assert (after.state, after.failures, after.until) == (B.BANNED, 3, NOW + 480)
+    assert after.fault is not None and after.fault.of_order
+
+
+@pytest.mark.parametrize(
+    ("there", "more", "scope"),
+    [
+        (drone("kit-ab12-1", DroneState.QUEUED), {}, A100.key),
+        (drone("kit-ab12-1", DroneState.SUBMITTED), {}, A100.key),
+        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": FaultKind.DENIED}, "topas"),
+        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": FaultKind.CAPACITY}, None),
+        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": None}, None),
+        (drone("kit-ab12-1", DroneState.QUEUED, leaving=DroneState.WITHDRAWN), {}, None),
+        (drone("kit-ab12-1", DroneState.QUEUED, started_at=NOW - 5), {}, None),
+        (drone("kit-ab12-1", DroneState.BOOTING), {}, None),
+    ],
+)
+def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_lies(
+    there: Drone, more: dict[str, object], scope: str | None
+) -> None:
+    told = replace(remote_of(there), state=RemoteState.PENDING, blocked=FaultKind.CONFIG, reason="no such partition")
+    plan = plan_of(snapshot(drones=[there], remotes=[replace(told, **more)]))  # type: ignore[arg-type]
+    assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
+    for breaker in plan.breakers:
+        assert breaker.fault is not None and breaker.fault.message == "kit-ab12-1 waits: no such partition"

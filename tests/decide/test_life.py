@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.decide.life import LIFE, end_state, observe, settle_drain, settle_start, settle_stop
+from provisioner.decide.life import LIFE, end_state, observe, on_clock, settle_drain, settle_start, settle_stop
 from provisioner.model import (
     ENDS,
     Answer,
+    Drone,
+    DroneId,
     DroneState,
     EndKind,
+    Eviction,
     Fault,
     FaultKind,
+    Move,
     Receipt,
     RemoteDrone,
     RemoteEnd,
@@ -26,7 +30,18 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.reasons import DrainRefused, EndedAtSite, GoneFromSite, NeverArrived, OutcomeUnknown
+from provisioner.reasons import (
+    Accepted,
+    DrainRefused,
+    EndedAtSite,
+    GoneFromSite,
+    NeverArrived,
+    Notice,
+    OrderRefused,
+    OutcomeUnknown,
+    SeenAtSite,
+    TakenBack,
+)
 from tests.decide.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
 
 S = DroneState
@@ -241,3 +256,135 @@ def test_the_table_lets_nothing_live_for_ever() -> None:
                     frontier.append(nxt)
         assert reach & ENDS
     assert all(stage.limit for stage in itertools.chain(LIFE.values()))
+
+
+def seen(before: Drone, remote: RemoteDrone | None = None, slot: Slot | None = None, at: float = NOW) -> Move | None:
+    """What a listing with (or without) it and a slot make of a drone."""
+    view = SiteView("topas", at - 1, {before.id: remote} if remote else {DroneId("kit-ab12-9"): remote_of(before)})
+    return observe(before, view, slot, pool_fresh=True, policy=LIMITS, doubted=False, now=at)
+
+
+TOLD = RemoteDrone(
+    DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", started_at=NOW - 9, reason="up", node="n1", slot="s1"
+)
+
+
+@pytest.mark.parametrize("state", [S.REQUESTED, S.SUBMITTED, S.QUEUED])
+def test_all_that_a_listing_tells_goes_on_record_and_what_it_does_not_tell_stays(state: S) -> None:
+    before = drone("kit-ab12-1", state, missing_at=NOW - 5)
+    move = seen(before, TOLD)
+    assert move is not None
+    assert move.drone == replace(
+        before, state=S.BOOTING, since=NOW, remote_id="4711", submitted_at=before.submitted_at or NOW,
+        started_at=NOW - 9, missing_at=0.0, site_reason="up", node="n1", site_slot="s1",
+    )  # fmt: skip
+    assert move.reason == SeenAtSite("running", "up")
+    assert seen(move.drone, TOLD) is None, "told once"
+    silent = seen(move.drone, RemoteDrone(before.id, RemoteState.RUNNING, reason="still up"), at=NOW + 15)
+    assert silent is not None and silent.drone == replace(move.drone, site_reason="still up")
+
+
+@pytest.mark.parametrize(
+    "news", [{"remote_id": "4712"}, {"reason": "a"}, {"reason": "z"}, {"node": "n0"}, {"node": "n2"}, {"slot": "s2"}],
+    ids=str,
+)  # fmt: skip
+def test_each_piece_of_news_in_a_listing_goes_on_record(news: dict[str, str]) -> None:
+    before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
+    move = seen(before, replace(TOLD, **news))  # type: ignore[arg-type]
+    names = {"reason": "site_reason", "slot": "site_slot"}
+    assert move is not None
+    assert move.drone == replace(before, **{names.get(name, name): value for name, value in news.items()})  # type: ignore[arg-type]
+
+
+def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() -> None:
+    before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
+    noticed = replace(TOLD, notice_at=NOW - 3, reason="preempted")
+    first = seen(before, noticed)
+    assert first is not None and (first.drone.notice_at, first.reason) == (NOW - 3, Notice("preempted"))
+    assert seen(first.drone, replace(noticed, notice_at=NOW - 1)) is None
+    taken_back = seen(first.drone, replace(noticed, notice_at=0.0))
+    assert taken_back is not None and taken_back.drone.notice_at == 0.0
+    asked = replace(before, state=S.STOPPING, notice_at=NOW - 20, leaving=S.WITHDRAWN)
+    ours = seen(asked, replace(noticed, notice_at=0.0))
+    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, SeenAtSite)
+
+
+@pytest.mark.parametrize("state", [S.BUSY, S.STOPPING])
+def test_a_machine_that_is_over_counts_as_asked_to_stop(state: S) -> None:
+    before = drone("kit-ab12-1", state, missing_at=NOW - 5, remote_id="", submitted_at=0.0, asked_at=NOW - 40, asked=2)
+    over = replace(TOLD, state=RemoteState.OVER, reason="shut off", notice_at=NOW - 2)
+    move = seen(before, over)
+    asked = {} if state is S.STOPPING else {"since": NOW, "asked_at": NOW, "asked": 1}
+    assert move is not None
+    assert move.drone == replace(
+        before, state=S.STOPPING, **asked, started_at=before.started_at or NOW - 9, submitted_at=NOW,
+        remote_id="4711", missing_at=0.0, site_reason="shut off", node="n1", notice_at=NOW - 2,
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert move.reason == SeenAtSite("over", "shut off")
+    assert seen(move.drone, over) is None
+    silent = seen(move.drone, replace(over, remote_id="", node="", started_at=0.0))
+    assert silent is None, "what it no longer tells stays"
+
+
+@pytest.mark.parametrize(
+    ("more", "taken_s", "becomes"),
+    [
+        ({"missing_at": NOW - 31}, 1, S.LOST),
+        ({"missing_at": NOW - 30}, 1, None),
+        ({"missing_at": NOW - 31, "busy_at": NOW - 900, "leaving": S.DONE}, 1, S.DONE),
+        ({"missing_at": NOW - 31, "leaving": S.WITHDRAWN}, 1, S.WITHDRAWN),
+        ({"missing_at": NOW - 31, "heard_at": NOW - 31}, 1, S.LOST),
+        ({"submitted_at": NOW - 1}, 1, None),
+        ({"submitted_at": 0.0, "requested_at": NOW - 1}, 1, None),
+        ({"submitted_at": 0.0, "requested_at": NOW - 2}, 1, S.BOOTING),
+    ],
+)
+def test_a_drone_is_gone_when_listings_have_lacked_it_for_so_long(
+    more: dict[str, object], taken_s: float, becomes: S | None
+) -> None:
+    move = seen(replace(drone("kit-ab12-1", S.BOOTING), **more))  # type: ignore[arg-type]
+    assert (move.drone.state if move else None) is becomes
+
+
+def test_evictions_count_from_the_notice_on_with_half_a_minute_for_two_clocks() -> None:
+    there = drone("kit-ab12-1", S.BUSY, notice_at=NOW - 100, work_gpu_milli=1000, work_at=NOW - 500)
+    over = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.PREEMPTED, NOW, None, "owner"))
+    at_limit = Eviction(there.id, "1.0", NOW - 130, 500, 60.0)
+    for evictions, lost, jobs_lost in (
+        ((at_limit,), 30.0, 1),
+        ((at_limit, replace(at_limit, at=NOW - 1, lost_s=100.0)), 80.0, 2),
+        ((replace(at_limit, at=NOW - 131),), 0.0, 0),  # earlier in its life, and its queue tells of no other
+        (None, 500.0, 1),
+    ):
+        (move,) = plan_of(snapshot(drones=[there], remotes=[over], evictions=evictions)).moves
+        assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (lost, jobs_lost)
+        assert move.reason == TakenBack("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
+
+
+def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
+    there = drone("kit-ab12-1", S.STOPPING)
+    fault = Fault(FaultKind.DENIED, "not yours", NOW)
+    refused = settle_stop(there, Receipt(there.id, Answer.REFUSED, fault=fault))
+    unsure = settle_stop(there, Receipt(there.id, Answer.UNSURE, fault=fault))
+    assert refused == Move(replace(there, site_reason="not yours"), S.STOPPING, OrderRefused("denied", "not yours"))
+    assert unsure == Move(replace(there, site_reason="not yours"), S.STOPPING, OutcomeUnknown("not yours"))
+    silent = settle_stop(there, Receipt(there.id, Answer.REFUSED))
+    assert silent is not None and silent.reason == OrderRefused("unknown", "")
+
+
+def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
+    asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
+    move = settle_start(asked, Receipt(asked.id, Answer.DONE), NOW)
+    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", Accepted("4711"))
+    assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
+
+
+def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
+    names = ("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at",
+             "missing_at", "unslotted_at", "asked_at", "notice_at", "work_at")  # fmt: skip
+    there = replace(drone("kit-ab12-1", S.BUSY), **{name: NOW - 100 - i for i, name in enumerate(names)})  # type: ignore[arg-type]
+    earlier = on_clock(there, -7200.5, NOW)
+    assert [getattr(earlier, name) for name in names] == [NOW - 7300.5 - i for i in range(len(names))]
+    later = on_clock(there, 105.0, NOW)
+    assert [getattr(later, name) for name in names] == [min(NOW, NOW + 5 - i) for i in range(len(names))]
+    assert on_clock(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
