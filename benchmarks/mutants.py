@@ -1,9 +1,10 @@
 """Mutation testing: one small mistake at a time is put into a copy of the code, and the tests should notice it.
 
-    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report]
+    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report] [--workers N]
 
-The mistakes are those of cosmic-ray's operators. Results are kept under ``var/mutants`` by the contents of the module,
-so that a run which is broken off goes on, and a changed module is tried anew. Runs at the lowest priority, on one core.
+The mistakes are those of cosmic-ray's operators. Only the tests that run the changed statement are tried, the nearest
+first and the slow ones last, until one fails. Results are kept under ``var/mutants`` by the contents of the module,
+so that a run which is broken off goes on, and a changed module is tried anew. Runs at the lowest priority.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import random
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
-import time
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,6 +59,8 @@ PARTS = {
 }
 SLOW = {"test_scale.py", "test_fuzz.py", "test_same_record.py", "test_kill.py", "test_crash.py", "test_process.py"}
 """Files of tests that measure, search at random or start many processes: too slow to be run for each mutant."""
+LONG_S = 0.5
+"""A test that takes longer runs after the others."""
 
 UNLIKELY = re.compile(r"_Is(Not)?_(Lt|Gt)")
 """Operators whose mistakes nobody makes: ``x is None`` as ``x < None``."""
@@ -89,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     if not options.report:
         for name in options.part or PARTS:
-            if not _try(name, options.sample, options.seed, options.survivors):
+            if not _try(name, options.sample, options.seed, options.survivors, options.workers):
                 return 1
     _report(options.part or list(PARTS))
     return 0
@@ -101,6 +108,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, metavar="N", help="places in the code, drawn at random (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--survivors", action="store_true", help="those that survived again, after tests were added")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="mutants at a time (default: 1)")
     parser.add_argument("--report", action="store_true", help="only report what is known")
     return parser.parse_args(argv)
 
@@ -193,8 +201,8 @@ def _source_id(module: Path) -> str:
 class Copy:
     """A copy of the code, in which one module at a time is changed and tests are run."""
 
-    def __init__(self) -> None:
-        self.place = KEPT / "tree"
+    def __init__(self, number: int = 0) -> None:
+        self.place = KEPT / f"tree-{os.getpid()}-{number}"
         shutil.rmtree(self.place, ignore_errors=True)
         self.place.mkdir(parents=True)
         for name in COPIED:
@@ -204,72 +212,135 @@ class Copy:
                 shutil.copy(ROOT / name, self.place / name)
 
     def outcome(self, module: str, text: str, tests: Sequence[str], limit_s: float) -> str:
-        """Return what the tests make of a module with this text."""
+        """Return what the tests make of a module with this text, with so much processor time."""
         file = self.place / "provisioner" / module
         before = file.read_text()
         file.write_text(text)
+        Path(importlib.util.cache_from_source(str(file))).unlink(missing_ok=True)
         try:
-            return self.run(_nearest_first(self.place, tests, module), limit_s)
+            return self.run(["-B"], ["-x", *tests], limit_s)
         finally:
             file.write_text(before)
 
-    def run(self, files: Sequence[str], limit_s: float) -> str:
-        """Run tests of the copy until one fails."""
-        quiet = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "-p", "no:rerunfailures"]
-        command = [sys.executable, "-B", "-m", "pytest", *quiet, "-m", "not slow and not live", *files]
-        env = {**os.environ, "PYTHONPATH": str(self.place)}  # before the checkout that is installed
+    def touched(self, tests: Sequence[str]) -> Touched | None:
+        """Run tests of the unchanged code, which leaves compiled modules for later runs. Return None if one fails."""
+        to = self.place / "touched.json"
+        if self.run([], ["-p", "benchmarks.touched", "--touched", str(to), *tests], 3600.0) != "survived":
+            return None
+        return Touched(**json.loads(to.read_text()))
+
+    def run(self, interpreter: Sequence[str], arguments: Sequence[str], limit_s: float) -> str:
+        """Run tests of the copy, with the same examples each time."""
+        quiet = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:rerunfailures"]
+        command = [sys.executable, *interpreter, "-m", "pytest", *quiet, "-m", "not slow and not live", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(self.place), "CI": "true"}  # before the checkout that is installed
         with subprocess.Popen(
             ["nice", "-n", "19", *command], cwd=self.place, env=env, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         ) as running:  # fmt: skip
+            # Processor time: how long a run takes says more of who else uses the host.
+            resource.prlimit(running.pid, resource.RLIMIT_CPU, (int(limit_s), int(limit_s) + 1))
             try:
-                said, _ = running.communicate(timeout=limit_s)
+                said, _ = running.communicate(timeout=120 + 10 * limit_s)
             except subprocess.TimeoutExpired:
-                os.killpg(running.pid, 9)
+                os.killpg(running.pid, signal.SIGKILL)
                 return "timeout"
-        if running.returncode not in (0, 1, 2):
+        if running.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+            return "timeout"
+        if running.returncode not in (0, 1, 2, 4):  # 4: a module of tests, or a conftest.py, cannot be imported
             raise RuntimeError(f"pytest ended with {running.returncode}: {said[-2000:]}")
         return "killed" if running.returncode else "survived"
 
 
-def _nearest_first(place: Path, tests: Sequence[str], module: str) -> list[str]:
-    """Return the files of tests, those first that name the module most often: a mutant dies sooner."""
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The tests that run each line: what `benchmarks.touched` wrote."""
+
+    seconds: dict[str, float]
+    """By test, all its parameters together."""
+    lines: dict[str, dict[str, list[str]]]
+    """By module and line: tests, and files of tests whose fixtures run it."""
+
+    def tests(self, module: str, text: str, line: int) -> list[str]:
+        """Return the tests that run the statement of a line: all of them if the first import runs it."""
+        here, lines = self.lines.get(module, {}), _statement(text, line)
+        names = {name for each in lines for name in here.get(str(each), ())} if lines else {""}
+        return [test for test in self.seconds if names & {test, test.partition("::")[0], ""}]
+
+
+def _statement(text: str, line: int) -> range:
+    """Return the lines of the innermost statement around a line, without the statements within it: none if no test
+    ever runs it, since it is outside of any function."""
+    inside, lines = False, range(0)
+    for node in ast.walk(ast.parse(text)):  # outer ones before inner ones
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        within = [each.lineno for each in ast.walk(node) if isinstance(each, ast.stmt) and each is not node]
+        lines = range(node.lineno, max(node.lineno, min(within) - 1 if within else node.end_lineno or 0) + 1)
+        inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and line >= node.body[0].lineno
+    return lines if inside else range(0)
+
+
+def _files(place: Path, tests: Sequence[str]) -> list[str]:
+    """Return the files of tests in directories, without the slow ones."""
+    files = (file for directory in tests for file in sorted((place / directory).glob("test_*.py")))
+    return [str(file.relative_to(place)) for file in files if file.name not in SLOW]
+
+
+def _nearest_first(place: Path, seconds: dict[str, float], module: str) -> list[str]:
+    """Return tests by the seconds that they take: those first whose file names the module most often, and the long
+    ones last. A mutant dies sooner."""
     word = Path(module).stem
 
-    def distance(file: Path) -> int:
-        return -file.read_text().count(word) - 1000 * (file.stem == f"test_{word}")
+    def distance(file: str) -> tuple[bool, int]:
+        path = place / file
+        near = path.read_text().count(word) + 1000 * (path.stem == f"test_{word}")
+        return path.parent.name != Path(module).parent.name, -near
 
-    return [
-        str(file.relative_to(place))
-        for directory in sorted(tests, key=lambda each: Path(each).name != Path(module).parent.name)
-        for file in sorted((place / directory).glob("test_*.py"), key=distance)
-        if file.name not in SLOW
-    ]
+    far = {file: distance(file) for file in {test.partition("::")[0] for test in seconds}}
+    return sorted(seconds, key=lambda test: (seconds[test] > LONG_S, far[test.partition("::")[0]]))
 
 
-def _try(name: str, sample: int | None, seed: int, survivors: bool) -> bool:
+def _try(name: str, sample: int | None, seed: int, survivors: bool, workers: int) -> bool:
     """Try the mutants of a part that are not known yet. Return False if the tests fail without a mistake."""
-    part, console, copy = PARTS[name], Console(), Copy()
+    part, console, copies = PARTS[name], Console(), [Copy(number) for number in range(workers)]
+    for copy in copies:
+        touched = copy.touched(_files(copy.place, part.tests))
+        if touched is None:
+            console.print(f"{name}: the tests fail without any mistake. Repair them first")
+            return False
     module = str(modules_of(part)[0].relative_to(ROOT / "provisioner"))
-    sound, begun = (ROOT / "provisioner" / module).read_text(), time.monotonic()
-    if copy.outcome(module, sound, part.tests, 3600.0) != "survived":
-        console.print(f"{name}: the tests fail without any mistake. Repair them first")
-        return False
-    limit_s = 60.0 + 5 * (time.monotonic() - begun)
-    if copy.outcome(module, "raise RuntimeError\n", part.tests, limit_s) != "killed":
-        console.print(f"{name}: the tests do not run the copy in {copy.place}")
+    if copies[0].outcome(module, "raise RuntimeError\n", _files(copies[0].place, part.tests), 600.0) != "killed":
+        console.print(f"{name}: the tests do not run the copy in {copies[0].place}")
         return False
     known = {each.mutant: each for each in _known(name)}
     again = [each for each, result in known.items() if result.outcome == "survived"] if survivors else []
     todo = ((each, _mutated(each) or "") for each in again) if survivors else drawn(part, sample, seed)
-    for mutant, text in todo:
-        if mutant in known and not survivors:
-            continue
-        outcome = copy.outcome(mutant.module, text, part.tests, limit_s)
-        before, after = _changed(mutant.module, text)
-        with (KEPT / f"{name}.jsonl").open("a") as file:
-            file.write(json.dumps(asdict(Result(mutant, outcome, before, after))) + "\n")
-        console.print(f"{name} {outcome:8} {mutant.module}:{mutant.line}: {before} -> {after}", markup=False)
+    one_at_a_time = threading.Lock()
+
+    def work(copy: Copy) -> None:
+        while True:
+            with one_at_a_time:
+                mutant, text = next(todo, (None, ""))
+            if mutant is None:
+                return
+            if mutant in known and not survivors:
+                continue
+            sound = (ROOT / "provisioner" / mutant.module).read_text()
+            seconds = {test: touched.seconds[test] for test in touched.tests(mutant.module, sound, mutant.line)}
+            tests = _nearest_first(copy.place, seconds, mutant.module)
+            limit_s = 30.0 + 4 * sum(seconds.values())
+            outcome = copy.outcome(mutant.module, text, tests, limit_s) if tests else "survived"
+            before, after = _changed(mutant.module, text)
+            with one_at_a_time, (KEPT / f"{name}.jsonl").open("a") as file:
+                file.write(json.dumps(asdict(Result(mutant, outcome, before, after))) + "\n")
+            console.print(f"{name} {outcome:8} {mutant.module}:{mutant.line}: {before} -> {after}", markup=False)
+
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(work, copy) for copy in copies]:
+            done.result()
+    for copy in copies:
+        shutil.rmtree(copy.place)
     return True
 
 
