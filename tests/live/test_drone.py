@@ -229,6 +229,25 @@ def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool,
     assert [pool.statuses(each) for each in greedy] == [[1], [1]], "neither between them nor after them"
 
 
+def test_a_job_that_fills_more_scratch_than_its_part_is_held_and_no_other(pool: Pool, drone_on: StartDrone) -> None:
+    """Nothing stopped it: the scratch directory was full, and jobs of others were held."""
+    two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1", "DRONE_DISK_MIB": "80"}
+    joined(pool, drone_on(pool, "scratch-1", env=two))
+    enough = pool.file("scratch-1.enough")
+
+    def writes(mib: int) -> int:
+        fill = f"dd if=/dev/zero of=fill bs=1048576 count={mib} 2>/dev/null; env"
+        return pool.submit(gpu_job(until_there=enough).replace("env", fill))
+
+    greedy, modest = writes(60), writes(20)  # each asks for 1 MiB, and its part is 40
+    until(lambda: pool.statuses(greedy) == [5], 120, what="the one that writes more than its part is held")
+    (held,) = pool.jobs(greedy)
+    assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (21, 104), held["HoldReason"]
+    assert pool.statuses(modest) == [2], "more than it asked for, and less than its part"
+    enough.touch()
+    until(lambda: not pool.jobs(modest), what="the other is done")
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 def test_any_posix_shell_a_long_path_and_a_dirty_environment(
     pool: Pool, drone_on: StartDrone, shell: tuple[str, ...]

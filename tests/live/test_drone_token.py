@@ -11,7 +11,7 @@ import pytest
 
 from adapters.htcondor_overlay.tokens import Signer
 from provisioner.drone import script
-from tests.live.lab import DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
+from tests.live.lab import IDENTITIES, DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 SEARCH = """#!/bin/sh
@@ -68,11 +68,19 @@ def test_a_job_cannot_read_the_drones_token_before_or_after_the_collector_starts
     assert not drone.leftovers(), drone.story()
 
 
+OWN_TOKENS = """
+ALLOW_ADVERTISE_STARTD = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
+ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
+"""
+ADS_OF_ONES_OWN = """
+COLLECTOR_REQUIREMENTS = !regexp("^drone-", TARGET.AuthenticatedIdentity ?: "") || \\
+  TARGET.AuthenticatedIdentity is strcat("drone-", TARGET.DroneId ?: "", "@$(TRUST_DOMAIN)")
+"""
+"""From docs/reference/overlay-htcondor.md."""
+
+
 def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Callable[[str], Pool]) -> None:
-    pool = new_pool(
-        "ALLOW_ADVERTISE_STARTD = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)\n"
-        "ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)\n"
-    )
+    pool = new_pool(OWN_TOKENS)
     drone_id = own("token-3")
     token = Signer(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
     drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token)
@@ -82,4 +90,42 @@ def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Cal
         assert identities == {f"drone-{drone_id}@{pool.domain}"}
     finally:
         drone.stop()
+    assert not drone.leftovers(), drone.story()
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["plain", "refused"])
+def test_a_slot_ad_forged_with_another_drones_token_sets_no_clock(
+    new_pool: Callable[[str], Pool], refused: bool
+) -> None:
+    """The drone took its clock to be hours off, by the ad of another, and left with exit status 71. A pool that has the
+    line of the reference does not even list such an ad."""
+    pool = new_pool(OWN_TOKENS + ADS_OF_ONES_OWN * refused)
+    drone_id, thief = own("token-4"), f"drone-{own('token-5')}"
+    client = pool.dir / "clients" / thief
+    pool.write_token(thief, client / "tokens", IDENTITIES["drone"])
+    pool.client_config(thief, client)
+    pool.account.give(client)
+    ad = pool.file("forged.ad")
+    ad.write_text(
+        f'MyType = "Machine"\nName = "slot1@forged"\nMyAddress = "<127.0.0.1:9>"\nDroneId = "{drone_id}"\n'
+        'SlotType = "Partitionable"\nState = "Unclaimed"\nActivity = "Idle"\nMyCurrentTime = 1000000\n'
+    )
+    ad.chmod(0o644)
+
+    def takes_jobs_beside_the_forged_ad() -> bool:
+        pool.run("condor_advertise", "-tcp", "UPDATE_STARTD_AD", str(ad), identity=thief)
+        return _listed(pool, drone)
+
+    token = Signer(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
+    env = {"DRONE_IDENTITY": f"drone-{drone_id}@{pool.domain}", "DRONE_CHECK_S": "5"}
+    drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token, env=env)
+    clock = drone.dir / "condor/clock"
+    try:
+        until(takes_jobs_beside_the_forged_ad, 60, what="the drone takes jobs")
+        senders = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
+        assert senders == {f"drone-{drone_id}@{pool.domain}", *(() if refused else (f"{thief}@{pool.domain}",))}
+        assert abs(int(clock.read_text())) < 1000
+    finally:
+        drone.stop()
+    assert drone.outcome["reason"] == "stopped", drone.story()
     assert not drone.leftovers(), drone.story()
