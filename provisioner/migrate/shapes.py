@@ -68,11 +68,12 @@ def machine_types(section: Section, ours: str) -> list[MachineType]:
     return found
 
 
-def drone_type(machine: MachineType, sizes: Section, ours: str, *, decimal: bool) -> Block:
-    """The drone type of ``machine``, of whose GPUs is known already. ``decimal``: its GB are GB, not GiB."""
+def drone_type(machine: MachineType, sizes: Section, ours: str, *, decimal: bool, hidden_gpus: bool = False) -> Block:
+    """The drone type of ``machine``, of whose GPUs is known already. ``decimal``: its GB are GB, not GiB.
+    ``hidden_gpus``: nothing in TARDIS's configuration tells whether it has GPUs."""
     at = f"{ours}: types.{machine.ours}"
     block, notes = Block(), sizes.notes
-    _gpus(machine, block, sizes, at)
+    _gpus(machine, block, sizes, at, hidden=hidden_gpus)
     cores = sizes.take("Cores")
     number = cores.number if cores is not None else None
     if cores is not None and number is not None and number == int(number) and 1 <= number <= _MOST_CPUS:
@@ -112,8 +113,16 @@ def _size_mib(told: Told | None, *, decimal: bool) -> int:
     return max(-int(-size_mib // 1), 1)
 
 
-def _gpus(machine: MachineType, block: Block, sizes: Section, at: str) -> None:
+def _gpus(machine: MachineType, block: Block, sizes: Section, at: str, *, hidden: bool) -> None:
     notes = sizes.notes
+    if hidden and not machine.gpus:
+        block.put("gpus", wanted("GPUs of one drone, 0 for a CPU drone"))
+        notes.needed(
+            machine.line, f"{sizes.path}", f"{at}.gpus",
+            "only the flavour tells whether it has GPUs: write their number, 0 for a CPU drone; with GPUs also `vram`"
+            " and `capability`",
+        )  # fmt: skip
+        return
     block.put("gpus", machine.gpus)
     if not machine.gpus:
         notes.changed(

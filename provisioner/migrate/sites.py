@@ -90,7 +90,8 @@ class Site:
                 site.machine(machine, own)
             else:
                 site.machine(machine, own, self.file)
-            shape = drone_type(machine, sizes.below(machine.theirs), self.file, decimal=self.kind == "Kubernetes")
+            shape = drone_type(machine, sizes.below(machine.theirs), self.file, decimal=self.kind == "Kubernetes",
+                               hidden_gpus=self.kind == "OpenStack")  # fmt: skip
             self._cap(machine, shape)
             types.put(machine.ours, shape)
         for left in (given, sizes):

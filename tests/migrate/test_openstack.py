@@ -237,6 +237,15 @@ def test_networks(networks: str, written_as: list[str] | None) -> None:
 # --------------------------------------------------------------------------------------------------------------- check
 
 
+def test_the_gpus_of_a_flavour_have_to_be_told() -> None:
+    """A flavour with GPUs became a CPU drone, and the verdict was `changed`."""
+    made = converted(OPENSTACK)
+    told = [f for f in made.findings if f.ours.endswith(".gpus") and f.ours.startswith("site_configs/woohoo.yaml")]
+    assert told and {f.verdict for f in told} == {Verdict.NEEDED}
+    types = yaml.safe_load(made.files["site_configs/woohoo.yaml"])["types"].values()
+    assert {kind["gpus"] for kind in types} == {"<GPUs of one drone, 0 for a CPU drone>"}
+
+
 def test_filled_in_it_passes(tmp_path: Path) -> None:
     path = written(converted(OPENSTACK, installed=site_adapters()), tmp_path)
     for file, mark, value in (
@@ -244,6 +253,10 @@ def test_filled_in_it_passes(tmp_path: Path) -> None:
         (path, "<TRUST_DOMAIN of the pool>", "pool.example.org"),
         *((path, f"<{{file: {name}.token}}>", f"{{file: {name}.token}}") for name in ("controller", "drone")),
         (tmp_path / "site_configs" / "vault.yaml", "<{file: vault.secret}>", "{file: vault.secret}"),
+        *(
+            (tmp_path / "site_configs" / f"{name}.yaml", "<GPUs of one drone, 0 for a CPU drone>", "0")
+            for name in ("woohoo", "vault")
+        ),
     ):
         text = file.read_text()
         assert f'"{mark}"' in text
@@ -282,7 +295,7 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     assert needed == [f"{where}.{ours}"]
     complaints, marks = problems(made, tmp_path)
     assert complaints == marks
-    assert len([name for name, _ in marks if name == "vault.yaml"]) == 2  # this one, and the secret's
+    assert len([name for name, _ in marks if name == "vault.yaml"]) == 3  # this one, the GPUs, and the secret's
 
 
 @pytest.mark.parametrize("text", ["{}", "~", "[1]", "{Walltime: '60'}"])
