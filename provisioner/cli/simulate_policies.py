@@ -12,7 +12,7 @@ from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.output import note
 
 if TYPE_CHECKING:
-    from provisioner.sim.replay import Replay
+    from provisioner.sim.replay import Misfits, Replay
     from provisioner.sim.traces import Trace
     from provisioner.sim.worldplan import WorldPlan
 
@@ -103,7 +103,20 @@ def _misfits(replay: Replay) -> str:
     sizes = replay.misfits()
     if not sizes:
         return ""
-    told = ", ".join(f"{number:,} of {label}" for label, number in sizes.most_common(3))
+    told = ", ".join(f"{alike.jobs:,} of {alike.label}{_lack(alike)}" for alike in sizes[:3])
     more = f" and {len(sizes) - 3} more sizes" if len(sizes) > 3 else ""
-    number = say.count(sizes.total(), "job")
+    number = say.count(sum(alike.jobs for alike in sizes), "job")
     return f"{number} of {len(replay.jobs):,} fit no drone type and wait for ever: {told}{more}"
+
+
+def _lack(alike: Misfits) -> str:
+    """Return what the nearest type lacks: ``(cpus 16 > 8 of farm/gpu)``."""
+    if not alike.dimension:
+        return ""
+    amount = {"gpus": say.gpus, "vram": say.size, "memory": say.size, "disk": say.size}.get(alike.dimension)
+    if alike.dimension == "gpu_model":
+        return f" (gpu_model {alike.wanted[0]} is not {alike.offered or 'told'} of {alike.nearest})"
+    wanted = max(alike.wanted, key=float)
+    most, offered = (amount(int(text)) if amount else text for text in (wanted, alike.offered))
+    upto = "up to " if len(alike.wanted) > 1 else ""
+    return f" ({alike.dimension} {upto}{most} > {offered} of {alike.nearest})"

@@ -1,13 +1,16 @@
-"""How far replays are, as a bar on stderr where somebody looks."""
+"""Progress of replays on stderr: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from provisioner import say
 
 if TYPE_CHECKING:
     from provisioner.sim.replay import Turn
@@ -15,9 +18,18 @@ if TYPE_CHECKING:
 Tell = Callable[["Turn", float], None]
 
 
+LINE_EVERY_S = 30.0
+"""Pause between two lines of progress where stderr is no terminal."""
+
+
 @contextmanager
-def progress(turns: int, span_s: float, *, color: bool) -> Iterator[Tell]:
-    """What is to be told how far each of ``turns`` replays of ``span_s`` is, by simulated time."""
+def progress(
+    turns: int, span_s: float, *, color: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Tell]:
+    """What is to be told how far each of ``turns`` replays of ``span_s`` is, by simulated time.
+
+    A bar on a terminal, elsewhere a line now and then.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,17 +40,27 @@ def progress(turns: int, span_s: float, *, color: bool) -> Iterator[Tell]:
     )  # fmt: skip
     reached: dict[int, float] = {}
     days = span_s / 86400.0
+    began = told = clock()
 
     with bar:
         task = bar.add_task(f"0 of {turns} replays done", total=turns)
 
         def tell(turn: Turn, at_s: float) -> None:
+            nonlocal told
             reached[turn.number] = min(1.0, at_s / span_s) if span_s else 1.0
             done = sum(part >= 1.0 for part in reached.values())
             words = f"{done} of {turns} replays done, {sum(reached.values()) * days:.1f} of {turns * days:.1f} days"
             bar.update(task, completed=sum(reached.values()), description=words)
+            if not sys.stderr.isatty() and clock() - told >= LINE_EVERY_S:
+                told = clock()
+                print(f"{words}{_left(told - began, sum(reached.values()), turns)}", file=sys.stderr, flush=True)
 
         yield tell
+
+
+def _left(taken_s: float, done: float, of: int) -> str:
+    """Return the time that the rest will take, if it goes on as it went."""
+    return f", about {say.age(taken_s / done * (of - done))} left" if done else ""
 
 
 @contextmanager

@@ -149,7 +149,8 @@ def jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
 _ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arch", "walltime")
 
 
-def _nearness(kind: DroneType, bad: Misfit) -> tuple[int, int, int, int, str]:
+def nearness(kind: DroneType, bad: Misfit) -> tuple[int, int, int, int, str]:
+    """Return a key that sorts types that do not fit, the nearest last."""
     rank = _ORDER.index(bad.dimension) if bad.dimension in _ORDER else len(_ORDER)
     return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
 
@@ -159,5 +160,5 @@ def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, Misfit]
     bad = [(t, m) for t in types if (m := misfit(job, t)) is not None]
     if not bad:
         return None
-    kind, why = max(bad, key=lambda tm: _nearness(*tm))
+    kind, why = max(bad, key=lambda tm: nearness(*tm))
     return kind.key, why

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
 
 from provisioner.decide.check import Breach
+from provisioner.decide.fit import nearness
 from provisioner.decide.isolate import Planner
 from provisioner.decide.restrained import Judge
 from provisioner.model import DroneType, Plan, Policy, Snapshot
@@ -59,14 +60,22 @@ class Replay:
     def types(self) -> tuple[DroneType, ...]:
         return tuple(kind for facility in self.world.facilities for kind in facility.types)
 
-    def misfits(self) -> Counter[str]:
-        """Jobs that fit no drone type, by size."""
+    def misfits(self) -> list[Misfits]:
+        """Return the jobs that fit no drone type, by size and by what the nearest type lacks; most jobs first."""
         counted = Counter(job.wants for job in self.jobs)
-        sizes: Counter[str] = Counter()
+        found: dict[Misfits, tuple[int, set[str]]] = {}
         for wants, number in counted.items():
-            if all(wants.misfit(kind) is not None for kind in self.types):
-                sizes[wants.label] += number
-        return sizes
+            lacks = [(kind, bad) for kind in self.types if (bad := wants.misfit(kind)) is not None]
+            if len(lacks) < len(self.types):
+                continue
+            alike, asked = Misfits(wants.label), set[str]()
+            if lacks:
+                kind, why = max(lacks, key=lambda pair: nearness(*pair))
+                alike, asked = Misfits(wants.label, why.dimension, why.offered, str(kind.key)), {why.wanted}
+            jobs, wanted = found.get(alike, (0, set[str]()))
+            found[alike] = (jobs + number, wanted | asked)
+        made = [replace(alike, jobs=jobs, wanted=tuple(sorted(wanted))) for alike, (jobs, wanted) in found.items()]
+        return sorted(made, key=lambda alike: -alike.jobs)
 
     def scenario(self, seed: int) -> Scenario:
         scenario = Scenario(
@@ -139,6 +148,19 @@ def _telling(scenario: Scenario, tell: Tell) -> Scenario:
 
 
 # --------------------------------------------------------------------------------------------------------- many of them
+
+
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """Jobs of one size that fit no drone type."""
+
+    label: str
+    dimension: str = ""
+    """In which the nearest type fails; empty where there is no type."""
+    offered: str = ""
+    nearest: str = ""
+    wanted: tuple[str, ...] = ()
+    jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

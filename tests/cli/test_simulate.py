@@ -9,14 +9,17 @@ import signal
 import subprocess
 import sys
 import time
+from math import inf
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from provisioner.cli.schemas import output_schemas
+from provisioner.cli.simulate_progress import progress
 from provisioner.config import load
 from provisioner.sim.jobs import SimJob, Wants
+from provisioner.sim.replay import Turn
 from provisioner.sim.report import from_json
 from provisioner.sim.scenario import Scenario, simulate
 from provisioner.sim.worldplan import world_of
@@ -136,10 +139,25 @@ def test_policies_are_called_by_what_tells_them_apart(here: Path, cli: Cli) -> N
 
 
 def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
-    (here / "t.csv").write_text("submit_s,duration_s,gpus\n0,60,1\n5,60,4\n9,60,8\n9,60,4\n")
+    lines = ("0,60,1,1", "5,60,4,1", "9,60,8,1", "9,60,4,1", "9,60,1,16", "9,60,1,64", "9,60,1,64")
+    (here / "t.csv").write_text("submit_s,duration_s,gpus,cpus\n" + "\n".join(lines) + "\n")
     ran = cli("simulate", "t.csv", "-j", "1", "-o", "json")
-    assert ran.code == 0 and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 3
-    assert "3 jobs of 4 fit no drone type and wait for ever: 2 of 4 GPU, 1 of 8 GPU" in ran.err
+    assert ran.code == 0 and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 6
+    told = "3 of 1 GPU (cpus up to 64 > 4 of farm/gpu), 2 of 4 GPU (gpus 4 > 1 of farm/gpu), 1 of 8 GPU (gpus 8 > 1"
+    assert f"6 jobs of 7 fit no drone type and wait for ever: {told} of farm/gpu)" in ran.err
+
+
+def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    now, span_s = [0.0], 2 * 86400.0
+    turns = [Turn(n, None, 1) for n in range(2)]  # type: ignore[arg-type]
+    with progress(2, span_s, color=False, clock=lambda: now[0]) as tell:
+        for at, turn, reached_s in ((10.0, 0, span_s / 4), (40.0, 0, span_s / 2), (50.0, 0, span_s), (80.0, 0, inf)):
+            now[0] = at
+            tell(turns[turn], reached_s)
+    assert capsys.readouterr().err.splitlines() == [
+        "0 of 2 replays done, 1.0 of 4.0 days, about 2m left",
+        "1 of 2 replays done, 2.0 of 4.0 days, about 1m20s left",
+    ]
 
 
 def test_a_site_that_goes_down_after_all_is_said_to_matter_little(here: Path, cli: Cli) -> None:
