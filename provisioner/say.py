@@ -88,8 +88,8 @@ def age(seconds: float) -> str:
 
 
 def ago(at: float, now: float) -> str:
-    """How long ago ``at`` was: short age, ``-`` for never."""
-    return age(now - at) if at else "-"
+    """Return how long ago ``at`` was: short age, ``-`` for never, ``0s`` if the clock was set back since."""
+    return age(max(0.0, now - at)) if at else "-"
 
 
 def number(value: float) -> str:

@@ -4,7 +4,10 @@ compares what a site enforces with what the policy says."""
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +123,7 @@ def columns() -> tuple[Column[Problem], ...]:
 def look_columns() -> tuple[Column[Look], ...]:
     """Of live looks."""
     return (
-        text("view", lambda x: x.view, "overlay, or site:<name>.", level=0),
+        text("view", lambda x: x.view, "overlay, site:<name>, or store.", level=0),
         Column[Look]("ok", lambda x: x.ok, "Did it succeed? A gap is never ok.", kind="boolean", level=0,
                      tint=lambda x: "green" if x.ok else "red"),
         Column[Look]("nodes", lambda x: list(x.nodes), "Of a gap: the nodes that have it.", kind="array", level=0,
@@ -154,7 +157,25 @@ async def _looks(settings: Settings) -> list[Look]:
     async with asyncio.TaskGroup() as group:
         overlay = group.create_task(_look_at_overlay(settings))
         sites = [group.create_task(_look_at_site(settings, spec)) for spec in settings.sites]
-    return [*overlay.result(), *(look for site in sites for look in site.result())]
+    looks = [*overlay.result(), *(look for site in sites for look in site.result())]
+    return [*looks, *await asyncio.to_thread(_look_at_store, settings.store.path)]
+
+
+def _look_at_store(path: Path) -> list[Look]:
+    """Return a gap if no controller of this user could write the record at ``path``."""
+    above = path.parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+        if not path.exists() or os.access(path, os.W_OK):
+            return []
+        why = f"{path}: {os.strerror(errno.EACCES)}"
+    except OSError as error:
+        why = f"{above}: {error.strerror}"
+    repair = "Make the directory and the file writable for the account of the controller"
+    return [Look("store", False, f"the record cannot be written: {why}. {repair}", "directory")]
 
 
 async def _look_at_overlay(settings: Settings) -> list[Look]:

@@ -715,6 +715,16 @@ def test_one_tick_of_the_controller_and_a_look_at_all_it_sees(tmp_path: Path) ->
     assert explained["types"][0]["dimension"] == "gpus"
 
 
+def test_check_live_says_when_the_record_cannot_be_written(cli: Cli, tmp_path: Path) -> None:
+    path = _configuration(tmp_path)
+    (tmp_path / "state").write_text("")
+    path.write_text(path.read_text().replace("record.db", "state/deep/record.db"))
+    ran = cli("check", "--live", "-o", "json")
+    assert ran.code == Exit.UNMET
+    (gap,) = [look for look in ran.json["items"] if look["dimension"]]
+    assert (gap["view"], gap["dimension"]) == ("store", "directory") and "Not a directory" in gap["text"]
+
+
 def test_a_running_controller_is_watched_reloaded_and_told_to_kill(cli: Cli, tmp_path: Path) -> None:
     path = _configuration(tmp_path)
     process("submit", "-c", path, "sleep", "600")

@@ -126,3 +126,8 @@ def test_amounts_keep_their_precision() -> None:
 @given(st.text())
 def test_clean_text_is_one_printable_line(text: str) -> None:
     assert say.clean(text).isprintable()
+
+
+def test_a_time_to_come_was_no_negative_while_ago() -> None:
+    assert say.ago(1000.0, 400.0) == "0s"
+    assert (say.ago(1000.0, 1042.0), say.ago(0.0, 5.0)) == ("42s", "-")
