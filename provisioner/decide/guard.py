@@ -281,11 +281,12 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
     found: dict[str, Fault] = {}
     for move in moves:
         drone = move.drone
+        worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two looks
         bad = {
-            DroneState.FAILED: bool(drone.started_at) and not drone.busy_at,
+            DroneState.FAILED: bool(drone.started_at) and not worked,
             DroneState.NEVER_JOINED: True,
             # Taken by the site and never seen again, or gone before it did anything.
-            DroneState.LOST: not drone.busy_at,
+            DroneState.LOST: not worked,
             # It says that it is done, and the pool never saw it. One that joined: see :mod:`trials`.
             DroneState.MATCHED_NOTHING: not drone.joined_at,
         }.get(drone.state, False)
@@ -293,7 +294,7 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
             text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
         told = move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
-        if told and not (drone.busy_at and told in _OF_JOBS):
+        if told and not (worked and told in _OF_JOBS):
             kind = FaultKind(told)
             scope = str(drone.type) if BACKOFF[kind].per_type else drone.site
             found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)

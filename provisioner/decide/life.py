@@ -199,7 +199,10 @@ def observe(
             return _over(drone, remote, policy, now)
         if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
-            return _ended(_cost(drone, slot, evictions, policy, how.at or now), how, policy, now)
+            priced = _cost(drone, slot, evictions, policy, how.at or now)
+            if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
+                priced = replace(priced, jobs=0)  # they were done between two looks
+            return _ended(priced, how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
         )

@@ -15,6 +15,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     EndKind,
+    Eviction,
     OperatorRequest,
     Plan,
     Policy,
@@ -412,4 +413,24 @@ def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(more: dict[str,
     gone = drone("kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 500, asked_at=NOW - 60, **more)
     over = replace(remote_of(gone), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW - 1, 0))
     (move,) = plan_of(snapshot(drones=[gone], slots=[], remotes=[over])).moves
+    assert move.drone.state is becomes
+
+
+@pytest.mark.parametrize(
+    ("evicted", "exit_code", "becomes"), [(False, 0, S.DONE), (True, 0, S.WITHDRAWN), (False, 143, S.WITHDRAWN)]
+)
+def test_a_job_that_ended_with_a_drained_drone_is_lost_only_if_the_queue_says_so(
+    evicted: bool, exit_code: int, becomes: S
+) -> None:
+    """The job's end and the drone's lay between two looks: the drone was recorded as taken back from its job."""
+    gone = drone(
+        "kit-ab12-1", S.DRAINING, leaving=S.WITHDRAWN, joined_at=NOW - 500, asked_at=NOW - 60, busy_at=NOW - 400,
+        jobs_started=1, jobs=1,
+    )  # fmt: skip
+    over = replace(remote_of(gone), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW - 1, exit_code))
+    seen = snapshot(drones=[gone], slots=[], remotes=[over])
+    assert seen.overlay.view is not None
+    told = (Eviction(gone.id, "1.0", NOW - 2, 1000, 300.0),) if evicted else ()
+    overlay = replace(seen.overlay, view=replace(seen.overlay.view, evictions=told))
+    (move,) = plan_of(replace(seen, overlay=overlay)).moves
     assert move.drone.state is becomes

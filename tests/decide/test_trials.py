@@ -15,6 +15,7 @@ from provisioner.model import (
     Drone,
     DroneState,
     EndKind,
+    Eviction,
     Fault,
     FaultKind,
     JobClass,
@@ -178,10 +179,15 @@ def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:
     assert [b.scope for b in plan.breakers] == [A100.key]
 
 
-def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type() -> None:
-    full = drone("kit-ab12-1", DroneState.BUSY, age_s=300, for_class="parallel")
+@pytest.mark.parametrize("state", [DroneState.BUSY, DroneState.BOOTING])
+def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: DroneState) -> None:
+    """It may do so between two looks; its queue tells that it ran there."""
+    full = drone("kit-ab12-1", state, age_s=300, for_class="parallel")
     seen = snapshot(classes=[PLAIN], drones=[full], slots=[], remotes=[ends(full, FaultKind.DRONE)])
-    plan = plan_of(seen)
+    view = seen.overlay.view
+    assert view is not None
+    told = (Eviction(full.id, "1.0", NOW - 2, 1000, 1.0),) if state is DroneState.BOOTING else ()
+    plan = plan_of(replace(seen, overlay=replace(seen.overlay, view=replace(view, evictions=told))))
     assert [m.drone.state for m in plan.moves] == [DroneState.FAILED]
     assert plan.breakers == ()
     assert started(plan) == {"plain": 2}
