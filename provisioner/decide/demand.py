@@ -9,7 +9,7 @@ be started for the same jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -125,8 +125,10 @@ class Ledger:
         ledger = cls(scene.now)
         wanted = {job.id: job.waiting for job in scene.classes if job.waiting > 0}
         groups: dict[tuple[str, TypeKey, _Key], int] = {}
+        empties = {key: whole(kind) for key, kind in scene.types.items()}
+        downtimes = {site: downtime_at(scene, site) for site in {kind.site for kind in scene.types.values()}}
         for drone in scene.unsettled.values():
-            room = _room(scene, drone)
+            room = _room(scene, drone, empties, downtimes)
             if room is not None:
                 late = drone.id in scene.late
                 own = not late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
@@ -211,8 +213,11 @@ def _among(stocked: Set[TypeKey], suited: Suited) -> Sequence[TypeKey]:
     return sorted(here, key=suited.places.__getitem__) if here else ()
 
 
-def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
-    """Room left in one drone, end of its life, whether it is still on its way."""
+def _room(
+    scene: Scene, drone: Drone, empties: Mapping[TypeKey, Space], downtimes: Mapping[str, float]
+) -> tuple[Space, float, bool] | None:
+    """Return the room left in one drone, the end of its life, and whether it is still on its way. ``empties``: the room
+    in an empty drone, by type; ``downtimes``: by site."""
     kind = scene.types.get(drone.type)
     if kind is None or drone.goes or drone.notice_at:
         return None
@@ -221,8 +226,8 @@ def _room(scene: Scene, drone: Drone) -> tuple[Space, float, bool] | None:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
         ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else ENDLESS
-        return whole(kind), min(ends_at, downtime_at(scene, drone.site) - DOWNTIME_MARGIN_S), True
+        return empties[drone.type], min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S), True
     slot = scene.slots.get(drone.id)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
         return None
-    return left(slot), min(slot.retires_at or ENDLESS, downtime_at(scene, drone.site)), False
+    return left(slot), min(slot.retires_at or ENDLESS, downtimes[kind.site]), False

@@ -99,8 +99,10 @@ def _allowed(scene: Scene) -> Counter[str]:
     there: Counter[str] = Counter()
     leaving: Counter[str] = Counter()
     for drone in scene.drones.values():
-        there[drone.site] += bool(drone.joined_at)
-        leaving[drone.site] += bool(drone.joined_at) and drone.leaving is DroneState.WITHDRAWN
+        site = drone.site
+        there[site] += bool(drone.joined_at)
+        if drone.leaving is DroneState.WITHDRAWN and drone.joined_at:
+            leaving[site] += 1
     return Counter({site: max(0, max(1, count // SHARE) - leaving[site]) for site, count in there.items()})
 
 

@@ -141,13 +141,14 @@ def _vanished(policy: Policy, views: Mapping[str, SiteView], sifted: Sifted) -> 
     known: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     for drone in sifted.others.values():
-        view = views.get(drone.site)
-        if view is None or drone.goes or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED):
+        site = drone.site
+        view = views.get(site)
+        if view is None or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED) or drone.goes:
             continue
-        known[drone.site] += 1
-        patience_s = policy.sites[drone.site].gone_after_s * VANISH_FACTOR
-        if drone.id not in view.drones and (not drone.missing_at or view.taken_at - drone.missing_at < patience_s):
-            missing[drone.site] += 1
+        known[site] += 1
+        if drone.id not in view.drones:
+            patience_s = policy.sites[site].gone_after_s * VANISH_FACTOR
+            missing[site] += not drone.missing_at or view.taken_at - drone.missing_at < patience_s
     for key, count in sifted.settled.items() if missing else ():
         known[key.partition("/")[0]] += count
     return {

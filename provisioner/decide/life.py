@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from provisioner.decide.guard import VANISH_FACTOR, Trust
+from provisioner.decide.records import changed
 from provisioner.decide.settled import HEARD_EVERY_S
 from provisioner.model import (
     WHOLE_GPU,
@@ -153,15 +154,16 @@ def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
     views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
     for drone in trust.sifted.others.values():
-        site_policy = snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
+        site = drone.site
+        site_policy = snapshot.policy.sites.get(site) or SitePolicy(site)
         move = observe(
             drone,
-            views.get(drone.site),
+            views.get(site),
             trust.slots.get(drone.id),
             pool_fresh=trust.overlay is None,
             evictions=lost.get(drone.id, ()) if lost is not None else None,
             policy=site_policy,
-            doubted=drone.site in trust.vanished,
+            doubted=site in trust.vanished,
             now=snapshot.now,
         )
         if move is not None:
@@ -212,12 +214,12 @@ def observe(
         if slot is not None:
             seen, reason = _in_pool(seen, slot, reason, now)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
-            seen = replace(seen, unslotted_at=now)
+            seen = changed(seen, unslotted_at=now)
     if seen.state.ended:
         # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
         priced = _cost(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
-        seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
-    if seen == drone:
+        seen = changed(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
+    if seen is drone or seen == drone:
         return None
     return Move(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
 
@@ -251,7 +253,7 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     )
     if same:
         return drone, None
-    seen = replace(
+    seen = changed(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -273,7 +275,7 @@ def _over(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> 
     """It is as if it had been asked to go: its site clears it away by itself, and is asked after a while. Which end it
     had is told when it is gone, by whatever its site has found out until then."""
     asked_now = drone.state is not S.STOPPING
-    seen = replace(
+    seen = changed(
         drone,
         state=S.STOPPING,
         since=now if asked_now else drone.since,
@@ -310,7 +312,7 @@ def _unlisted(
             return drone, None
         return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.settle_s)
     if not drone.missing_at:
-        return replace(drone, missing_at=view.taken_at), NotInListing()
+        return changed(drone, missing_at=view.taken_at), NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.settle_s if drone.state is S.SUBMITTED else policy.gone_after_s
@@ -356,7 +358,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.MATCHED_NOTHING  # it leaves by itself: end of life, or its own time-out
     refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
-    changed = (
+    is_new = (
         state is not drone.state
         or refusal != drone.drain_refusal
         or not drone.joined_at
@@ -371,9 +373,9 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         or (slot.name and slot.name != drone.slot)
         or slot.heard_at - drone.heard_at >= HEARD_EVERY_S
     )
-    if not changed:
+    if not is_new:
         return drone, reason
-    seen = replace(
+    seen = changed(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -408,12 +410,12 @@ def _cost(
     of_its_end = [e for e in evictions or () if e.at >= since]
     if of_its_end:
         lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
-        return replace(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
+        return changed(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
     told = evictions is not None and (slot is None or not slot.work_gpu_milli)
     if told or not drone.jobs or not drone.work_at:
         return drone
     lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
-    return replace(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
+    return changed(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
 
 
 def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Move:
@@ -422,7 +424,7 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Move
     ended = end(drone, end_state(drone, how), now, how.message)
     # It may have run and gone between two looks: that it ran at all is known now.
     if not ended.started_at and how.kind is EndKind.EXITED:
-        ended = replace(ended, started_at=at)
+        ended = changed(ended, started_at=at)
     reason: Reason
     if ended.state is S.PREEMPTED:
         notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
@@ -459,7 +461,7 @@ def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone
     was asked to go and finished its jobs first is done."""
     if drone.busy_at and (state is S.MATCHED_NOTHING or (state is S.WITHDRAWN and not drone.jobs)):
         state = S.DONE
-    return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+    return changed(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
 
 
 _TIMES = (
@@ -471,7 +473,7 @@ _TIMES = (
 def on_clock(drone: Drone, by_s: float, now: float) -> Drone:
     """Return the drone with its times moved by ``by_s``, like the clock that gave them, and none later than ``now``."""
     known = ((name, getattr(drone, name)) for name in _TIMES)
-    return replace(drone, **{name: min(now, at + by_s) for name, at in known if at})
+    return changed(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 
 # ---------------------------------------------------------------------------------------- what receipts tell
@@ -482,14 +484,14 @@ def settle_start(drone: Drone, receipt: Receipt, now: float) -> Move | None:
     one that was begun after the answer, for ``settle_s`` from then on. The order may have gone out just before."""
     match receipt.answer:
         case Answer.DONE:
-            after = replace(
+            after = changed(
                 drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=receipt.remote_id or drone.remote_id
             )
             return Move(after, drone.state, Accepted(after.remote_id))
         case Answer.REFUSED:
             return Move(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
         case Answer.UNSURE:
-            after = replace(drone, since=now, site_reason=_message(receipt))
+            after = changed(drone, since=now, site_reason=_message(receipt))
             return Move(after, drone.state, OutcomeUnknown(_message(receipt)))
 
 
@@ -498,7 +500,7 @@ def settle_stop(drone: Drone, receipt: Receipt) -> Move | None:
     if receipt.answer is Answer.DONE:
         return None
     reason = _refused(receipt) if receipt.answer is Answer.REFUSED else OutcomeUnknown(_message(receipt))
-    return Move(replace(drone, site_reason=_message(receipt)), drone.state, reason)
+    return Move(changed(drone, site_reason=_message(receipt)), drone.state, reason)
 
 
 def settle_drain(drone: Drone, receipt: Receipt) -> Move | None:
@@ -509,10 +511,10 @@ def settle_drain(drone: Drone, receipt: Receipt) -> Move | None:
         return None
     if receipt.answer is Answer.UNSURE:
         known = words == drone.drain_refusal
-        return None if known else Move(replace(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
-    after = replace(drone, drain_refusal=words or "no reason given")
+        return None if known else Move(changed(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+    after = changed(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
-        after = replace(after, asked=drone.asked + 1)
+        after = changed(after, asked=drone.asked + 1)
     kind = receipt.fault.kind.value if receipt.fault else "unknown"
     return Move(after, drone.state, DrainRefused(kind, words)) if after != drone else None
 

@@ -14,7 +14,7 @@ from provisioner.decide.floor import Floor, Spot, space_of
 from provisioner.decide.patience import after, offer
 from provisioner.decide.scene import Scene
 from provisioner.decide.space import NOTHING, Space, times
-from provisioner.decide.victims import Candidate, Effort, cheapest_set
+from provisioner.decide.victims import Candidate, Effort, Residents, cheapest_set
 from provisioner.model import (
     WAITING,
     WHOLE_GPU,
@@ -72,10 +72,11 @@ class Ground:
         return ground
 
     def _site(self, scene: Scene, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
+        site = policy.site
         quiet_s = scene.now - scene.snapshot.gpu_wanted_at
-        floor = self.floors[view.site] = Floor.of(view.nodes, policy.blocking, quiet_s)
-        crowd = self.crowds[view.site] = Crowd.of(scene, policy, view, floor, drones, self.effort)
-        known = scene.snapshot.patience.get(view.site)
+        floor = self.floors[site] = Floor.of(view.nodes, policy.blocking, quiet_s)
+        crowd = self.crowds[site] = Crowd.of(scene, policy, view, floor, drones, self.effort)
+        known = scene.snapshot.patience.get(site)
         left = offer(known)
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
         for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
@@ -88,14 +89,14 @@ class Ground:
                     narrow |= hole.spot.types
                 self._leave(scene, claim, hole)
         waiting = sum(claim.count for claim in view.claims)
-        memory = after(known, view.site, waiting, standing, jobs - standing, scene.now)
+        memory = after(known, site, waiting, standing, jobs - standing, scene.now)
         if memory is not None:
             self.patience.append(memory)
-        waits = OwnerWaits(view.site, jobs, milli / WHOLE_GPU)
+        waits = OwnerWaits(site, jobs, milli / WHOLE_GPU)
         if jobs:
-            self.claimed[view.site] = waits
-        self.held |= {k.key: waits for k in scene.types.values() if k.site == view.site and k.name in narrow}
-        self._queued(scene, view.site, waits, drones)
+            self.claimed[site] = waits
+        self.held |= {k.key: waits for k in scene.types.values() if k.site == site and k.name in narrow}
+        self._queued(scene, site, waits, drones)
 
     def _queued(self, scene: Scene, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
         """Drones that wait at the site have their room promised, unless they would take, one by one, what is being made
@@ -139,7 +140,7 @@ class Hole:
 class Crowd:
     """Our drones on a site's nodes: who could be asked to leave, and what those hold who leave already."""
 
-    candidates: dict[str, list[Candidate]] = field(default_factory=dict)
+    candidates: dict[str, Residents] = field(default_factory=dict)
     coming: dict[str, Space] = field(default_factory=dict)
     """By node: will be free within the grace."""
     effort: Effort = field(default_factory=Effort)
@@ -148,27 +149,26 @@ class Crowd:
     def of(
         cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor, drones: Iterable[Drone], effort: Effort
     ) -> Crowd:
-        crowd = cls(effort=effort)
+        crowd, there = cls(effort=effort), dict[str, list[Candidate]]()
         if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
             return crowd
+        now, spaces = scene.now, {key: space_of(kind) for key, kind in scene.types.items() if kind.site == policy.site}
         for drone in drones:
             remote = view.drones.get(drone.id)
-            kind = scene.types.get(drone.type)
             if remote is None or remote.node not in floor.spots or remote.state not in _HOLDS:
                 continue
-            space = space_of(kind) if kind else Space(drone.gpu_milli)
+            space = spaces.get(drone.type) or Space(drone.gpu_milli)
             told_at = drone.asked_at or drone.notice_at or drone.since
-            if _leaves(drone) and scene.now - told_at <= policy.grace_s + policy.stop_limit_s:
+            if _leaves(drone) and now - told_at <= policy.grace_s + policy.stop_limit_s:
                 crowd.coming[remote.node] = crowd.coming.get(remote.node, NOTHING).plus(space)
-            elif drone.state is not DroneState.STOPPING and _worked_s(drone, scene.now) >= policy.min_run_s:
-                candidate = Candidate(drone.id, space, lost_gpu_s(drone, scene.now), _rank(drone))
-                crowd.candidates.setdefault(remote.node, []).append(candidate)
-        for there in crowd.candidates.values():  # once, for each hole that is looked for on the node
-            there.sort(key=Candidate.order)
+            elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_run_s:
+                candidate = Candidate(drone.id, space, lost_gpu_s(drone, now), _rank(drone))
+                there.setdefault(remote.node, []).append(candidate)
+        crowd.candidates = {node: Residents.of(candidates) for node, candidates in there.items()}
         return crowd
 
-    def of_node(self, node: str) -> Sequence[Candidate]:
-        return self.candidates.get(node, ())
+    def of_node(self, node: str) -> Residents:
+        return self.candidates.get(node) or Residents()
 
     def room(self, spot: Spot) -> Space:
         """What is free there, or soon will be."""
@@ -176,8 +176,7 @@ class Crowd:
 
     def gone(self, node: str, victims: Sequence[Candidate]) -> None:
         """They leave: what they hold is coming."""
-        gone = {victim.drone_id for victim in victims}
-        self.candidates[node] = [each for each in self.candidates[node] if each.drone_id not in gone]
+        self.candidates[node].remove(victims)
         for victim in victims:
             self.coming[node] = self.coming.get(node, NOTHING).plus(victim.space)
 

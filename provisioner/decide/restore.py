@@ -23,14 +23,13 @@ def restore(scene: Scene, ground: Ground, roomless: Mapping[TypeKey, int]) -> li
             continue
         crowd, need = ground.crowds[kind.site], space_of(kind)
         for spot in ground.floors[kind.site].spots.values():
-            movable = [c for c in crowd.of_node(spot.name) if not c.space.gpu_milli]
-            while lack > 0 and spot.kept != NOTHING and kind.name in spot.types and movable:
+            while lack > 0 and spot.kept != NOTHING and kind.name in spot.types:
+                movable = crowd.of_node(spot.name).only(lambda space: not space.gpu_milli)
                 found = cheapest_set(need, crowd.room(spot), NOTHING, movable, crowd.effort)
                 if not found:
                     break
                 why = ReserveWanted(spot.name)
                 leavers += [Leaver(scene.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
-                movable = [c for c in movable if c not in found]
                 crowd.gone(spot.name, found)
                 crowd.takes(spot, need)
                 lack -= 1

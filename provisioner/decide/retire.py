@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from provisioner.decide import warm
 from provisioner.decide.demand import Ledger
@@ -15,6 +15,7 @@ from provisioner.decide.headroom import is_virtual
 from provisioner.decide.idle import idle_limit
 from provisioner.decide.life import LIFE, Overdue, end
 from provisioner.decide.owner import Leaver
+from provisioner.decide.records import changed
 from provisioner.decide.scene import Leaving, Placed, Scene
 from provisioner.model import (
     Drain,
@@ -109,7 +110,7 @@ class _Asked:
             return
         now = self.scene.now
         since = drone.since if drone.state is DroneState.DRAINING else now
-        after = replace(
+        after = changed(
             drone,
             state=DroneState.DRAINING,
             since=since,
@@ -125,33 +126,36 @@ class _Asked:
         now = self.scene.now
         state = DroneState.BUSY if drone.jobs else DroneState.IDLE
         idle_at = 0.0 if drone.jobs else now
-        back = replace(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
+        back = changed(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
         self.drains.append(Drain(back, drone.state, DrainMode.RESUME, reason))
         self.named.add(drone.id)
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
+        self._stop(drone, reason, kill=kill, leaving=drone.leaving or leaving)
+
+    def _stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
         now = self.scene.now
-        after = replace(
+        after = changed(
             drone,
             state=DroneState.STOPPING,
             since=drone.since if drone.state is DroneState.STOPPING else now,
-            leaving=drone.leaving or leaving,
             asked_at=now,
             asked=drone.asked + 1 if drone.state is DroneState.STOPPING else 1,
+            **news,
         )
         self.stops.append(Stop(after, drone.state, reason, kill))
         self.named.add(drone.id)
 
     def make_way(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
         """For the owner, or for a GPU job: this is its notice, whatever it was about to do."""
-        self.stop(replace(drone, leaving=leaving, notice_at=drone.notice_at or self.scene.now), reason, leaving)
+        self._stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.scene.now)
 
     def write_off(self, drone: Drone, reason: Reason) -> None:
         self.moves.append(Move(end(drone, DroneState.LOST, self.scene.now), drone.state, reason))
         self.named.add(drone.id)
 
     def mark(self, drone: Drone, unneeded_at: float) -> None:
-        self.moves.append(Move(replace(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value)))
+        self.moves.append(Move(changed(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value)))
 
 
 def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:

@@ -34,6 +34,8 @@ from provisioner.model import (
 )
 from provisioner.reasons import Exposed, Reason, TooManyUnhealthy
 
+_UNKNOWN = object()
+
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
@@ -139,7 +141,7 @@ class Scene:
 
     def touchable(self, drone: Drone) -> bool:
         """Whether its site's view is good enough to ask anything of it there."""
-        return drone.site in self.trust.sites and self.trust.sites[drone.site] is None
+        return self.trust.sites.get(drone.site, _UNKNOWN) is None
 
     def remote(self, drone: Drone) -> RemoteDrone | None:
         """The drone in a view of its site that can be believed."""

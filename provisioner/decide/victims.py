@@ -10,12 +10,12 @@ nodes, where no large job can start: field notes, B 34.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from provisioner.decide.space import Space, times
+from provisioner.decide.space import NOTHING, Space, times
 from provisioner.model import WHOLE_GPU, DroneId
 
 MOST_STEPS = 1000
@@ -41,6 +41,43 @@ class Candidate:
 
 
 @dataclass(slots=True)
+class Residents:
+    """The candidates of one node by shape, the cheapest first. Mutable, local to one decision: many holes may be looked
+    for on one node."""
+
+    by_shape: dict[Space, list[Candidate]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, candidates: Iterable[Candidate]) -> Residents:
+        """Sort them."""
+        by_shape: dict[Space, list[Candidate]] = {}
+        for each in sorted(candidates, key=Candidate.order):
+            by_shape.setdefault(each.space, []).append(each)
+        return cls(by_shape)
+
+    def only(self, wanted: Callable[[Space], bool]) -> Residents:
+        """Return those of some shapes."""
+        return Residents({space: group for space, group in self.by_shape.items() if wanted(space)})
+
+    def remove(self, victims: Collection[Candidate]) -> None:
+        """Take out those that leave."""
+        gone = {victim.drone_id for victim in victims}
+        for space in {victim.space for victim in victims}:
+            left = [each for each in self.by_shape[space] if each.drone_id not in gone]
+            if left:
+                self.by_shape[space] = left
+            else:
+                del self.by_shape[space]
+
+    def held(self) -> Space:
+        """Return what they hold together."""
+        held = NOTHING
+        for space, group in self.by_shape.items():
+            held = held.plus(space, len(group))
+        return held
+
+
+@dataclass(slots=True)
 class Effort:
     """Steps of search that a decision may still take. Mutable, local to one decision."""
 
@@ -48,25 +85,27 @@ class Effort:
 
 
 def cheapest_set(
-    need: Space, free: Space, kept: Space, candidates: Sequence[Candidate], effort: Effort | None = None
+    need: Space,
+    free: Space,
+    kept: Space,
+    candidates: Sequence[Candidate] | Residents,
+    effort: Effort | None = None,
 ) -> tuple[Candidate, ...] | None:
     """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
     then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
-    everything = Space(*map(sum, zip(free, *(each.space for each in candidates), strict=True)))
-    if times(need, everything, kept) < 1:
+    residents = candidates if isinstance(candidates, Residents) else Residents.of(candidates)
+    if times(need, free.plus(residents.held()), kept) < 1:
         return None
     if times(need, free, kept) >= 1:
         return ()
-    shapes: dict[Space, list[Candidate]] = {}
-    for each in sorted(candidates, key=Candidate.order):
-        shapes.setdefault(each.space, []).append(each)
     rules = _rules(need, kept)
     lacks = [rule.least - rule.of(free) for rule in rules]
     groups = []
-    for space, group in shapes.items():
+    for space, group in residents.by_shape.items():
         gains = [rule.of(space) for rule in rules]
         if some := tuple(group[: _most(lacks, gains)]):
             groups.append(_Group(space.gpu_milli, gains, some))
+    groups.sort(key=lambda group: group.drones[0].order())
     effort = effort or Effort()
     search = _Search(groups, lacks, _spared(groups, lacks), min(MOST_STEPS, effort.left))
     given = search.steps
@@ -102,11 +141,22 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
         ((c.lost_gpu_s, n, number) for number, group in enumerate(groups) for n, c in enumerate(group.drones)),
         reverse=True,
     )
+    more_of = [[rule for rule, gain in enumerate(group.gains) if gain < 0] for group in groups]
+    bound: dict[int, int] = {}  # shapes of which no more can be spared, and the rule that forbids it
     for _, _, number in dearest:
+        if number in bound:
+            continue
         less = [o - gain for o, gain in zip(over, groups[number].gains, strict=True)]
-        if min(less, default=0) >= 0:
-            over = less
-            counts[number] -= 1
+        least = min(less, default=0)
+        if least < 0:
+            bound[number] = less.index(least)
+            if len(bound) == len(groups):
+                break
+            continue
+        over = less
+        counts[number] -= 1
+        if more_of[number]:
+            bound = {other: rule for other, rule in bound.items() if rule not in more_of[number]}
     return counts
 
 
@@ -153,17 +203,17 @@ class _Search:
     def __post_init__(self) -> None:
         self.losses = [list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0)) for each in self.groups]
         # Of the shapes from one on: the most that they can give to each rule, by the cheapest and by the largest.
-        count = len(self.lacks)
-        self.most: list[list[int]] = [[0] * count]
-        self.price: list[list[float]] = [[float("inf")] * count]
-        self.largest: list[list[int]] = [[0] * count]
+        bounds: list[tuple[int, float, int]] = [(0, float("inf"), 0)] * len(self.lacks)
+        self.bounds = [bounds]
         for group in reversed(self.groups):
-            some, price = [max(0, gain) for gain in group.gains], group.drones[0].lost_gpu_s
-            self.most.append([m + e * len(group.drones) for m, e in zip(self.most[-1], some, strict=True)])
-            self.price.append([min(p, price / e) if e else p for p, e in zip(self.price[-1], some, strict=True)])
-            self.largest.append([max(x, e) for x, e in zip(self.largest[-1], some, strict=True)])
-        for table in (self.most, self.price, self.largest):
-            table.reverse()
+            count, lost_gpu_s, below = len(group.drones), group.drones[0].lost_gpu_s, bounds
+            bounds = []
+            for gain, (most, price, largest) in zip(group.gains, below, strict=True):
+                each = lost_gpu_s / gain if gain > 0 else price
+                gain = max(0, gain)
+                bounds.append((most + count * gain, min(price, each), max(largest, gain)))
+            self.bounds.append(bounds)
+        self.bounds.reverse()
         freed = sum(n * group.gpu_milli for n, group in zip(self.first, self.groups, strict=True))
         lost = sum(sums[n] for n, sums in zip(self.first, self.losses, strict=True))
         self.cost = lost, sum(self.first), freed, self.first
@@ -177,25 +227,34 @@ class _Search:
     def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
         """Try all counts of the shape ``at`` and of those after it, while better than the best is possible."""
         self.steps -= 1
-        short = [n for n, lack in enumerate(lacks) if lack > 0]
-        if any(lacks[n] > self.most[at][n] for n in short):
-            return
-        if short:
-            more = max(lacks[n] * self.price[at][n] for n in short)
-            fewest = max(-(-lacks[n] // self.largest[at][n]) for n in short)
+        more, fewest = -1.0, 0
+        for lack, (most, price, largest) in zip(lacks, self.bounds[at], strict=True):
+            if lack > 0:
+                if lack > most:
+                    return
+                if lack * price > more:
+                    more = lack * price
+                if lack > fewest * largest:
+                    fewest = -(-lack // largest)
+        least_lost, least_drones = self.cost[0], self.cost[1]
+        if more >= 0:
             # Rounding must not cost an answer that loses the same.
-            beyond = lost + more - self.cost[0]
-            if beyond > 1e-9 * self.cost[0] or (beyond >= 0 and drones + fewest > self.cost[1]):
+            beyond = lost + more - least_lost
+            if beyond > 1e-9 * least_lost or (beyond >= 0 and drones + fewest > least_drones):
                 return
         if at == len(self.groups):
             self.cost = min(self.cost, (lost, drones, milli, counts))
             return
-        group = self.groups[at]
+        group, after = self.groups[at], lacks
         for count, more_lost in enumerate(self.losses[at]):
-            if self.steps <= 0 or (lost + more_lost, drones + count) > self.cost[:2]:
+            if self.steps <= 0:
                 return
-            after = [lack - count * gain for lack, gain in zip(lacks, group.gains, strict=True)]
+            now_lost, now_drones = lost + more_lost, drones + count
+            if now_lost > self.cost[0] or (now_lost == self.cost[0] and now_drones > self.cost[1]):
+                return
+            if count:
+                after = [lack - gain for lack, gain in zip(after, group.gains, strict=True)]
             freed = milli + count * group.gpu_milli
-            self._go(at + 1, after, lost + more_lost, drones + count, freed, [*counts, count])
+            self._go(at + 1, after, now_lost, now_drones, freed, [*counts, count])
 
 

@@ -179,7 +179,7 @@ class _Crossing:
         """What an overlay's view consists of."""
         return {
             "slots": self.all("slots", view.slots, self.slot),
-            "classes": self.all("classes", view.classes, self.job),
+            "classes": self.once(self.all("classes", view.classes, self.job) or ()),
             "evictions": self.all("evictions", view.evictions, self.eviction),
             "completions": self.all("completions", view.completions, self.completion),
             "groups": self.all("groups", view.groups, self.group),
@@ -197,6 +197,16 @@ class _Crossing:
             "quota": self.by_type("quota", view.quota),
             "free_gpu_milli": self.amount("site", "free_gpu_milli", view.free_gpu_milli),
         }
+
+    def once(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+        """Return the classes without a second one of the same id, which would be planned for with the shape of the
+        other."""
+        first = {job.id: job for job in reversed(classes)}
+        if len(first) == len(classes):
+            return classes
+        again = [job for job in classes if first[job.id] is not job]
+        self.mended += [(f"class {job.id}", "a second one of this id") for job in again]
+        return tuple(job for job in classes if first[job.id] is job)
 
     def value(self, value: T, name: str) -> T:
         """``value`` itself where there is nothing to mend."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from random import Random
 
 import pytest
 
-from benchmarks.hostile import worlds
+from benchmarks.hostile import crowds, worlds
 from benchmarks.hostile.run import Found, hunt, judge
 from provisioner.decide import decide
 from provisioner.decide.sound import sound_plan
-from provisioner.model import Breaker, BreakerState
+from provisioner.model import Breaker, BreakerState, RequestKind
 
 pytest.importorskip("classad2")
 
@@ -18,12 +19,36 @@ COUNT = 1500
 
 
 def test_deciding_never_fails_and_no_plan_is_refused_whole() -> None:
-    found = hunt(COUNT, seed=20_000, large_every=COUNT // 2)
+    found = hunt(COUNT, seed=20_000, large_every=COUNT // 6)
     assert found.worlds == COUNT
     assert found.acted > COUNT // 4, "plans that do nothing show nothing"
     assert not found.exceptions, found.exceptions
     assert not found.refused_whole, found.refused_whole
     assert not found.breaches, found.breaches
+
+
+def test_the_worlds_hold_every_kind_of_trouble() -> None:
+    snaps = [worlds.world(seed) for seed in range(300)]
+    assert {breaker.state for snap in snaps for breaker in snap.breakers.values()} == set(BreakerState)
+    assert any(breaker.node for snap in snaps for breaker in snap.breakers.values())
+    assert {request.kind for snap in snaps for request in snap.requests} == set(RequestKind)
+    kinds = {action.reason.kind for snap in snaps for action in decide(snap).asks}
+    assert {"owner-claim", "operator-asked", "jobs-wait", "idle-too-long"} <= kinds
+    views = [snap.overlay.view for snap in snaps if snap.overlay.view is not None]
+    assert any(view.mishaps for view in views)
+    assert any("values that cannot be" in notice for view in views for notice in view.notices)
+
+
+def test_large_worlds_have_each_load_and_twenty_shapes_on_a_node() -> None:
+    loads = [crowds.Load.of(Random(seed)) for seed in range(60)]
+    assert all(any(getattr(load, each.name) for load in loads) for each in fields(crowds.Load))
+    eaten = next(seed for seed, load in enumerate(loads) if load.eaters and load.owner)
+    snap = crowds.crowd(eaten)
+    assert len(snap.drones) == 1000
+    on_one = {drone.type for drone in snap.drones.values() if drone.node == "n0"}
+    assert len(on_one) == len({(k.gpu_milli, k.cpus, k.memory_mib, k.disk_mib) for k in snap.types if k.key in on_one})
+    assert len(on_one) == 20
+    assert {action.reason.kind for action in decide(snap).asks} & {"eats-jobs", "owner-claim"}
 
 
 def test_the_same_seed_makes_the_same_world_and_plan() -> None:

@@ -267,3 +267,13 @@ def test_the_end_of_a_job_is_one_end_while_the_clock_is_off_and_after_it(step_s:
         for each in view.completions or ():
             ends.setdefault(each.job_id, set()).add(each.ended_at)
     assert {job: len(times) for job, times in ends.items()} == {"0.0": 1, "1.0": 1, "2.0": 1, "9.0": 1}
+
+
+def test_a_second_class_of_one_id_is_left_out_and_told() -> None:
+    first, other = JobClass("jobs", 1000, 1, 1024, waiting=2), JobClass("other", 0, 1, 1024, waiting=1)
+    second = JobClass("jobs", 200, 64, 4096, waiting=50)
+    border = Border()
+    taken = border.taken_over(OverlayView(NOW, (first, other, second)), NOW, 0.0)
+    assert taken.classes == (first, other)
+    assert "class jobs: a second one of this id" in taken.notices[0]
+    assert border.taken_over(OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()
