@@ -8,6 +8,7 @@ no exception, no plan refused whole, no decision above 100 ms of processor time 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import statistics
@@ -17,7 +18,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from traceback import extract_tb
 
-from benchmarks.hostile import crowds, worlds
+import structlog
+
+from benchmarks.hostile import answers, crowds, worlds
 from provisioner.decide import decide
 from provisioner.decide.check import check
 from provisioner.decide.restrained import restrain
@@ -25,6 +28,8 @@ from provisioner.model import Plan, Snapshot
 
 LARGE_EVERY = 100
 """One of so many worlds has 1,000 drones."""
+STORY_EVERY = 20
+"""One of so many is a controller whose site and pool lie; each of its decisions counts as a world."""
 SLOWEST = 5
 """So many of the slowest are printed."""
 MOST_MS = 100.0
@@ -54,6 +59,12 @@ class Found:
         """Processor time of the slowest decision on a large world."""
         return max(self.large_ms.values(), default=0.0)
 
+    def failed(self, error: Exception, seed: int) -> None:
+        """Count an exception by its kind and place."""
+        at = extract_tb(error.__traceback__)[-1]
+        name = at.filename.rpartition("/")[2]
+        self.add(self.exceptions, f"{type(error).__name__} {str(error)[:60]} ({name}:{at.lineno})", seed)
+
     def add(self, counts: Counter[str], kind: str, seed: int) -> None:
         counts[kind] += 1
         self.first.setdefault(kind, seed)
@@ -63,6 +74,9 @@ def hunt(count: int, seed: int = 0, large_every: int = LARGE_EVERY) -> Found:
     """Decide on ``count`` worlds from ``seed`` on."""
     found = Found()
     for number in range(seed, seed + count):
+        if number % STORY_EVERY == STORY_EVERY - 1:
+            story(found, number)
+            continue
         found.worlds += 1
         large = large_every > 0 and number % large_every == 0
         snapshot = crowds.crowd(number) if large else worlds.world(number)
@@ -70,9 +84,7 @@ def hunt(count: int, seed: int = 0, large_every: int = LARGE_EVERY) -> Found:
             plan, spent_ms = _decided(snapshot)
             judge(found, snapshot, plan, number)
         except Exception as error:
-            at = extract_tb(error.__traceback__)[-1]
-            name = at.filename.rpartition("/")[2]
-            found.add(found.exceptions, f"{type(error).__name__} {str(error)[:60]} ({name}:{at.lineno})", number)
+            found.failed(error, number)
             continue
         if large and spent_ms > MOST_MS:  # the host may have been busy: a real one is slow again
             spent_ms = min(spent_ms, *(_decided(snapshot)[1] for _ in range(3)))
@@ -80,6 +92,26 @@ def hunt(count: int, seed: int = 0, large_every: int = LARGE_EVERY) -> Found:
             found.large_ms[number] = spent_ms
         found.slowest_ms = max(found.slowest_ms, spent_ms)
     return found
+
+
+def story(found: Found, seed: int) -> None:
+    """Decide on what a controller sees whose site and pool lie."""
+
+    def planner(snapshot: Snapshot) -> Plan:
+        found.worlds += 1
+        try:
+            plan, spent_ms = _decided(snapshot)
+            judge(found, snapshot, plan, seed)
+        except Exception as error:
+            found.failed(error, seed)
+            raise
+        found.slowest_ms = max(found.slowest_ms, spent_ms)
+        return plan
+
+    try:
+        answers.play(seed, planner)
+    except Exception as error:
+        found.failed(error, seed)
 
 
 def _decided(snapshot: Snapshot) -> tuple[Plan, float]:
@@ -105,6 +137,7 @@ def main() -> int:
     parser.add_argument("count", type=int, nargs="?", default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="of the first world")
     asked = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     found = hunt(asked.count, asked.seed)
     print(f"{found.worlds:,} worlds, {found.acted:,} plans that act")
     for title, counts in (

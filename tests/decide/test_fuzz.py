@@ -7,20 +7,20 @@ from random import Random
 
 import pytest
 
-from benchmarks.hostile import crowds, worlds
-from benchmarks.hostile.run import Found, hunt, judge
+from benchmarks.hostile import answers, crowds, worlds
+from benchmarks.hostile.run import Found, hunt, judge, story
 from provisioner.decide import decide
 from provisioner.decide.sound import sound_plan
 from provisioner.model import Breaker, BreakerState, RequestKind
 
 pytest.importorskip("classad2")
 
-COUNT = 1500
+COUNT = 1000
 
 
 def test_deciding_never_fails_and_no_plan_is_refused_whole() -> None:
     found = hunt(COUNT, seed=20_000, large_every=COUNT // 6)
-    assert found.worlds == COUNT
+    assert found.worlds >= COUNT
     assert found.acted > COUNT // 4, "plans that do nothing show nothing"
     assert not found.exceptions, found.exceptions
     assert not found.refused_whole, found.refused_whole
@@ -65,3 +65,14 @@ def test_the_hunt_sees_what_goes_wrong() -> None:
     judge(found, replace(banned, drones={}), replace(plan, breakers=()), 7)
     assert any("banned" in kind for kind in found.breaches)
     assert found.first
+
+
+def test_a_controller_whose_site_and_pool_lie_decides_on() -> None:
+    found = Found()
+    for seed in range(12):
+        story(found, seed)
+    assert found.worlds == 12 * answers.LIVES * answers.TICKS
+    assert found.acted > found.worlds // 5
+    assert not found.exceptions, found.exceptions
+    assert not found.refused_whole, found.refused_whole
+    assert not found.breaches, found.breaches
