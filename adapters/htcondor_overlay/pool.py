@@ -37,7 +37,7 @@ from adapters.htcondor_overlay.classes import (
     representative,
 )
 from adapters.htcondor_overlay.settings import SlotWeight
-from adapters.htcondor_overlay.slots import OUR_SLOTS, PROJECTION, Sightings, sightings
+from adapters.htcondor_overlay.slots import PROJECTION, Sightings, forged, ours, sightings
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
@@ -71,6 +71,8 @@ _STRANGER_WAIT_S = 2.0
 _STRANGERS_S = 4.0
 """Time of one look for asking them. The others are asked at a later look."""
 _ADDRESS = re.compile(r"<(?P<host>\[[0-9a-fA-F:.%]+\]|[^:?>\[\]]+):(?P<port>[0-9]{1,5})")
+_FORGERS_AGAIN_S = 60.0
+"""Slots that were sent with stolen tokens are counted anew after this long."""
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
 
@@ -149,6 +151,9 @@ class Pool:
         """By address, of each collector that we have asked."""
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
+        self._forged: tuple[str, ...] = ()
+        """Notice of slots that were sent with stolen tokens."""
+        self._forgers_at = -math.inf
         self._users: Mapping[DroneId, frozenset[str]] = {}
         """Owners of the claims that the slots showed at the last look."""
 
@@ -168,12 +173,13 @@ class Pool:
         taken_at = time.time()
         with self._reasons.told(f"collector {self._address}"):
             self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
-            ads = self._collector.query(htcondor2.AdType.Startd, constraint=OUR_SLOTS, projection=PROJECTION)
+            slots_of_drones = ours(self._drone_identities)
+            ads = self._collector.query(htcondor2.AdType.Startd, constraint=slots_of_drones, projection=PROJECTION)
             seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
             self._users = seen.users
             queues, strangers = self._queues()
             cycle = self._cycle()
-            notices = [*seen.notices, *self._learn(seen, types, taken_at)]
+            notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
             notices += accounting.doubts(cycle.accounting, self._slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
         device_milli = self._devices_of(seen, taken_at)
@@ -210,6 +216,24 @@ class Pool:
     def _collector_says(self, constraint: str) -> bool:
         """Whether an expression is true at the collector (asked of the ads of its schedds, which there must be)."""
         return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
+
+    def _forgers(self) -> tuple[str, ...]:
+        """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
+        if self._drone_identities and time.monotonic() - self._forgers_at > _FORGERS_AGAIN_S:
+            self._forgers_at = time.monotonic()
+            ads = self._collector.query(
+                htcondor2.AdType.Startd,
+                constraint=f"DroneId isnt undefined && {forged(self._drone_identities)}",
+                projection=["AuthenticatedIdentity"],
+            )
+            senders = sorted({text(ad, "AuthenticatedIdentity", 300) for ad in ads})
+            shown = ", ".join(senders[:3]) + (" and others" if len(senders) > 3 else "")
+            self._forged = (
+                (f"{len(ads)} slots ignored: {shown} sent them in the name of other drones, with stolen tokens",)
+                if ads
+                else ()
+            )
+        return self._forged
 
     def _to_our_clock(self, theirs: float) -> float:
         return theirs - self._skew_s

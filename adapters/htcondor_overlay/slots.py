@@ -15,6 +15,9 @@ from provisioner.sharing import MOST_SHARES, share_milli
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
+_TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs_DeviceName", "RemoteOwner")
+_LONGEST = 1000
+"""Characters of a text in a slot ad: a look with a hundred forged ads of a megabyte each takes too long."""
 
 PROJECTION = [
     "Name", "DroneId", "SiteName", "DroneType", "SlotType", "SlotID", "State", "Activity", "ChildState",
@@ -25,6 +28,25 @@ PROJECTION = [
 ]  # fmt: skip
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def ours(identities: str = "") -> str:
+    """Return the constraint for slots of drones. Ads that another drone's identity has sent, and ads with huge texts,
+    stay in the collector. ``identities``: as for ``sightings``."""
+    short = " && ".join(f"(size({name}) <= {_LONGEST}) isnt false" for name in _TEXTS)
+    return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
+
+
+def forged(identities: str) -> str:
+    """Return the expression that is true of an ad with the id of one drone and the sender of another."""
+    before, _, after = identities.partition("{drone}")
+    of_a_drone = f"{before}[a-z0-9][a-z0-9-]*{after}".replace(".", "[.]")
+    return (
+        f'AuthenticatedIdentity isnt strcat("{before}", DroneId, "{after}")'
+        f' && regexp("^{of_a_drone}$", AuthenticatedIdentity) is true'
+    )
+
+
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
 _MOST_NOTICES = 20
 _MOST_SLOTS = 1000

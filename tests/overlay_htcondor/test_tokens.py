@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import classad2
+import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 from pydantic import ValidationError
 
 from adapters.htcondor_overlay.overlay import HTCondorOverlay, drone_identities
 from adapters.htcondor_overlay.settings import HTCondorConfig
-from adapters.htcondor_overlay.slots import sightings
+from adapters.htcondor_overlay.slots import ours, sightings
 from adapters.htcondor_overlay.tokens import Signer
 from provisioner.config.units import SecretUnreadable
 from provisioner.model import DroneId, DroneType, StartOrder
@@ -118,3 +120,26 @@ def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:
         "drone kit-a1b2-2 sent it, not kit-a1b2-1"
         in sightings([forged], "kit", lambda theirs: theirs, identities).notices[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("sender", "more", "asked_for"),
+    [
+        (f"drone-{ONE}", {}, True),
+        ("drone-kit-a1b2-2", {}, False),
+        ("drone", {}, True),
+        ("drone-kit-a1b2-2", {"DroneId": '"kit-a1b2-2"'}, True),
+        (f"drone-{ONE}", {"GPUs_DeviceName": f'"{"x" * 2000}"'}, False),
+        (f"drone-{ONE}", {"GPUs_DeviceName": "7", "State": "undefined"}, True),
+        (f"drone-{ONE}", {"SlotType": '"Dynamic"'}, False),
+    ],
+)
+def test_ads_of_stolen_tokens_and_huge_ones_stay_in_the_collector(
+    sender: str, more: dict[str, str], asked_for: bool
+) -> None:
+    """Forged ads of a megabyte each, of which each look read all, took the pool out of the controller's view."""
+    sent = ad(**{"DroneId": f'"{ONE}"', "AuthenticatedIdentity": f'"{sender}@pool.example.org"', **more})
+    constraint = classad2.ExprTree(ours("drone-{drone}@pool.example.org"))
+    assert constraint.eval(sent) is asked_for
+    if sender == "drone":
+        assert classad2.ExprTree(ours()).eval(sent) is True
