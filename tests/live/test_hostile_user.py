@@ -1,0 +1,291 @@
+"""A hostile user in the pool: an ordinary user's jobs start as if there were none, with real daemons and the whole
+controller."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor_overlay.tokens import Signer
+from provisioner.model import BreakerState
+from provisioner.store.sql import SqlReader
+from tests.live.controller import BIG, LabController, LabSite
+from tests.live.lab import IDENTITIES, Condor, Pool, gpu_job, lab_directory
+
+pytestmark = pytest.mark.matrix
+
+POOL = """
+ALLOW_WRITE = $(ALLOW_WRITE) mallory@$(TRUST_DOMAIN)
+ALLOW_ADVERTISE_STARTD = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
+ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
+"""
+DISK_MIB = 100
+PATIENT_S = 900.0
+"""Longest time for a story, on any host: it ends as soon as the jobs are done."""
+LOOK_FOR_A_TOKEN = """#!/bin/sh
+echo "drone $PROVISIONER_DRONE_ID"
+until [ -d condor ] || [ "$PWD" = / ]; do cd ..; done
+grep -rhoaE 'eyJ[A-Za-z0-9_-]+[.]eyJ[A-Za-z0-9_-]+[.][A-Za-z0-9_-]+' . /proc/[0-9]*/environ 2>/dev/null
+exit 0
+"""
+FORGED = {
+    "huge": "Cpus = 2147483647\nMemory = 9e18\nDisk = 1e308\nGPUs = 1000000\nTotalSlotGPUs = 1000000",
+    "negative": "Cpus = -1\nMemory = -5\nGPUs = -1\nNumDynamicSlots = -3\nJobStarts = -1",
+    "odd": 'Cpus = "many"\nMemory = {1, 2}\nDisk = [a = 1]\nGPUs = error\nChildState = 7\nGPUs_Capability = "x"',
+    "clock": "MyCurrentTime = 1\nDaemonStartTime = 99999999999\nDroneRetiresAt = 1\nEnteredCurrentState = -1",
+    "state": "DroneHealthy = False\nDroneDraining = True\nDraining = True\nDroneReady = False\nStart = False",
+    "long": f'GPUs_DeviceName = "{"x" * 1_000_000}"',
+}
+"""Slot ads, each with the id of a drone that is not the sender."""
+
+
+@dataclass(frozen=True)
+class SmallDisk(LabSite):
+    """The site, with little scratch for each drone."""
+
+    def text(self, controller: LabController) -> str:
+        return super().text(controller).replace("disk: 2 GiB", f"disk: {DISK_MIB} MiB")
+
+
+class OwnTokens(LabController):
+    """A controller that signs a token for each drone."""
+
+    def write(self) -> None:
+        super().write()
+        text = self.config.read_text()
+        mode = f"drone_token_mode: signing-key\n    drone_signing_key: {self.pool.key}"
+        self.config.write_text(text.replace("drone_token: {file: drone.token}", mode))
+
+
+@contextmanager
+def lab_of_two_users(condor: Condor) -> Iterator[tuple[Pool, OwnTokens]]:
+    with lab_directory("hostile") as root:
+        pool = Pool(root, condor, config=POOL, identities={**IDENTITIES, "mallory": ()})
+        site = SmallDisk(**{**vars(BIG), "most": 12})
+        controller = OwnTokens(pool, root / "controller", sites=[site], idle_s=20)
+        try:
+            pool.start()
+            yield pool, controller
+        finally:
+            controller.clean_up()
+            pool.stop(at_once=True)
+
+
+@dataclass
+class Hostile:
+    """A user of the pool, in waves: jobs of each kind, and slot ads with the token of a drone."""
+
+    pool: Pool
+    controller: OwnTokens
+    waves: int = 0
+    token: str = ""
+    stolen: bool = False
+    sent: int = 0
+    _thief: int = 0
+
+    def wave(self, wide: bool) -> None:
+        """``wide``: many of each kind, else one."""
+        n = 5 if wide else 1
+        self.waves += 1
+        if not self._thief:
+            self._thief = self._steal()
+        self._submit(gpu_job(1, gpus=0, cpus=0, memory_mib=0, n=n).replace("request_disk = 1MB", "request_disk = 0"))
+        self._submit(gpu_job(1, cpus=0, memory_mib=0, n=n).replace("request_disk = 1MB", "request_disk = 0"))
+        self._submit(gpu_job(1, more=f'+Blob = "{"x" * 1_000_000}{self.waves}"'))
+        self._submit("universe = parallel\nmachine_count = 2\n" + gpu_job(600, n=n))
+        self._submit(gpu_job(0, n=4 * n).replace("exec sleep 0", "exit 3"))
+        if self.waves <= 2:  # what the host has to bear is not what the test is about
+            fill = f"dd if=/dev/zero of=fill bs=1048576 count={DISK_MIB + 60} 2>/dev/null; exec sleep 600"
+            self._submit(gpu_job().replace("exec sleep 1", fill))
+            eat = "dd if=/dev/zero bs=700M count=1 2>/dev/null | ( sleep 60; cat >/dev/null )"
+            self._submit(gpu_job().replace("exec sleep 1", eat))
+        self.forge(wide)
+
+    def _submit(self, text: str) -> int:
+        return self.pool.submit(text, identity="mallory")
+
+    def _steal(self) -> int:
+        program = self.pool.file("steal.sh")
+        program.write_text(LOOK_FOR_A_TOKEN)
+        program.chmod(0o755)
+        self.pool.account.give(program)
+        lines = gpu_job().replace("/bin/sh", str(program)).splitlines()
+        return self._submit("\n".join(line for line in lines if not line.startswith("arguments")) + "\n")
+
+    def forge(self, wide: bool) -> None:
+        """Advertise slots in the name of each drone that is listed, and of drones that never were."""
+        out = self.pool.dir / "jobs" / f"out.{self._thief}.0"
+        if not self.token and out.exists() and (said := out.read_text()).startswith("drone "):
+            drone_id, *tokens = said.removeprefix("drone ").split()
+            self.stolen = bool(tokens)
+            self.token = tokens[0] if tokens else ""
+            if not self.token:  # it found none: it is given the one of its drone
+                self.token = Signer(self.pool.key, "POOL", self.pool.domain).token(
+                    f"drone-{drone_id}", time.time(), 3600.0
+                )
+            client = self.pool.dir / "clients" / "thief"
+            (client / "tokens").mkdir(parents=True, mode=0o700)
+            (client / "tokens/stolen").touch(mode=0o600)
+            (client / "tokens/stolen").write_text(self.token + "\n")
+            self.pool.client_config("thief", client)
+            self.pool.account.give(client)
+        if not self.token:
+            return
+        slots = [ad for ad in self.pool.slots('DroneId isnt undefined && SlotType == "Partitionable"')]
+        there = {str(ad["DroneId"]): ad for ad in slots if self.controller.name in str(ad["DroneId"])}
+        prefix = next(iter(there), f"{self.controller.name}-x-1").rpartition("-")[0]
+        kinds = list(FORGED.items())
+        ads = []
+        for number, (drone_id, real) in enumerate(sorted(there.items())):
+            kind, text = kinds[(number + self.waves) % len(kinds)]
+            names = [(f"slot1@{kind}{number}", "<127.0.0.1:9>"), (str(real["Name"]), str(real["MyAddress"]))]
+            ads += [self._ad(drone_id, name, address, text) for name, address in names]
+        unknown = [999_999_999, *range(900_000 + 100 * self.waves, 900_000 + 100 * self.waves + (100 if wide else 5))]
+        ads += [self._ad(f"{prefix}-{n}", f"slot1@unknown{n}", "<127.0.0.1:9>", "Cpus = 8") for n in unknown]
+        file = self.pool.file(f"forged-{self.waves}.ads")
+        file.write_text("\n".join(ads))
+        file.chmod(0o644)
+        self._advertise(file)
+        self.sent += len(ads)
+
+    def _advertise(self, file: Path) -> None:
+        self.pool.run("condor_advertise", "-tcp", "-multiple", "UPDATE_STARTD_AD", str(file), identity="thief")
+
+    @staticmethod
+    def _ad(drone_id: str, name: str, address: str, more: str) -> str:
+        told = {
+            "MyType": '"Machine"',
+            "Name": f'"{name}"',
+            "Machine": '"forged.test"',
+            "MyAddress": f'"{address}"',
+            "DroneId": f'"{drone_id}"',
+            "SiteName": '"big"',
+            "DroneType": '"a100"',
+            "SlotType": '"Partitionable"',
+            "PartitionableSlot": "True",
+            "SlotID": "1",
+            "State": '"Unclaimed"',
+            "Activity": '"Idle"',
+            "DroneReady": "True",
+            "Requirements": "True",
+            "Start": "True",
+            "Rank": "0",
+        }
+        lines = {line.partition(" =")[0]: line.partition("= ")[2] for line in more.splitlines()}
+        return "".join(f"{key} = {value}\n" for key, value in {**told, **lines}.items())
+
+
+@dataclass
+class Told:
+    """What a story has shown."""
+
+    waits_s: list[float] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    bans: set[str] = field(default_factory=set)
+    hostile: Hostile | None = None
+
+    def line(self, name: str) -> str:
+        return (
+            f"{name}: {len(self.waits_s)} jobs, wait mean {statistics.fmean(self.waits_s):.1f} s,"
+            f" median {statistics.median(self.waits_s):.1f} s, longest {max(self.waits_s):.1f} s"
+        )
+
+
+def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: float) -> Told:
+    """Run an ordinary user's short jobs, in batches, beside a hostile user or without one; return their waits."""
+    told = Told()
+    with lab_of_two_users(condor) as (pool, controller):
+        controller.start()
+        enemy = told.hostile = Hostile(pool, controller) if hostile else None
+        submitted: dict[int, float] = {}
+        began, next_at = time.monotonic(), 0.0
+        while True:
+            now = time.monotonic() - began
+            if enemy is not None and enemy.waves and not enemy.sent:
+                enemy.forge(wide=batches > 2)
+            forged = enemy is None or enemy.sent or len(submitted) < batches - 1  # none of that after the last batch
+            if len(submitted) < batches and now >= next_at and forged:
+                next_at = now + every_s
+                if enemy is not None:
+                    enemy.wave(wide=batches > 2)
+                before = time.time()
+                job = gpu_job(1, n=each, more="max_retries = 0").replace("env | sort", "date +began:%s.%N")
+                submitted[pool.submit(job)] = before
+            look(pool, controller, told, submitted)
+            queued = {int(str(ad["ClusterId"])) for ad in pool.jobs() if ad["Owner"] == "alice"}
+            if len(submitted) == batches and not queued:
+                break
+            assert now < PATIENT_S, (pool.jobs(), *controller.told())
+            time.sleep(1.0)
+        # a forged ad must have had the time to do its worst
+        controller.ticks(5)
+        look(pool, controller, told, submitted)
+        for cluster, at in submitted.items():
+            for out in sorted((pool.dir / "jobs").glob(f"out.{cluster}.*")):
+                found = re.match(r"began:([0-9.]+)", out.read_text())
+                assert found is not None, out.read_text()
+                told.waits_s.append(float(found[1]) - at)
+            assert {ad["ExitCode"] for ad in pool.history(cluster)} == {0}
+            assert not [ad for ad in pool.history(cluster) if ad.get("NumHolds")]
+        sound(controller)
+        if enemy is not None:
+            ends = Counter(str(ad.get("HoldReason", ad["JobStatus"])) for ad in pool.jobs() if ad["Owner"] == "mallory")
+            print(f"hostile jobs in the queue: {dict(ends)}")
+            print(
+                f"hostile: {enemy.waves} waves, {enemy.sent} forged ads, token {'stolen' if enemy.stolen else 'given'}"
+            )
+    return told
+
+
+def look(pool: Pool, controller: LabController, told: Told, clusters: dict[int, float]) -> None:
+    """Note what must not be: a job of the ordinary user that is held, a ban that concerns them."""
+    told.held += [
+        f"{ad['ClusterId']}.{ad['ProcId']}: {ad.get('HoldReason')}"
+        for ad in pool.jobs()
+        if ad["Owner"] == "alice" and ad["JobStatus"] == 5
+    ]
+    reader = SqlReader(controller.directory / "provisioner.db")
+    views = reader.views()
+    overlay = views.overlay.view if views is not None else None
+    theirs = {c.id for c in overlay.classes if c.owner == "alice"} if overlay is not None else set()
+    for scope, breaker in reader.breakers().items():
+        if breaker.state is not BreakerState.ACTIVE and (not breaker.class_id or breaker.class_id in theirs):
+            told.bans.add(f"{scope}: {breaker.state.value}, {breaker.fault}")
+
+
+def sound(controller: LabController) -> None:
+    """Check that the controller runs, has failed on nothing, and has numbered its drones in order."""
+    assert controller.process is not None and controller.process.poll() is None
+    log = controller.log()
+    assert "Traceback" not in log, log[-5000:]
+    reader = SqlReader(controller.directory / "provisioner.db")
+    events = [event.name for event in reader.events()]
+    assert not {"plan-refused", "planner-failed", "record-not-written"} & set(events), events
+    assert max(int(drone["id"].rpartition("-")[2]) for drone in controller.drones()) < 2_000_000
+
+
+@pytest.mark.timeout(3 * PATIENT_S)
+def test_an_ordinary_users_jobs_start_as_fast_beside_a_hostile_user(condor: Condor) -> None:
+    alone = story(condor, hostile=False, batches=10, each=5, every_s=5.0)
+    beside = story(condor, hostile=True, batches=10, each=5, every_s=5.0)
+    mean = statistics.fmean(beside.waits_s) / statistics.fmean(alone.waits_s)
+    longest = max(beside.waits_s) / max(alone.waits_s)
+    print(f"{condor.version}: {alone.line('without')}; {beside.line('with')}; ratios {mean:.2f} and {longest:.2f}")
+    for told in (alone, beside):
+        assert (len(told.waits_s), told.held, told.bans) == (50, [], set())
+    assert mean < 3.0
+    assert longest < 4.0
+
+
+@pytest.mark.timeout(1.5 * PATIENT_S)
+def test_an_ordinary_users_jobs_are_done_beside_a_hostile_user(condor: Condor) -> None:
+    told = story(condor, hostile=True, batches=2, each=4, every_s=10.0)
+    assert (len(told.waits_s), told.held, told.bans) == (8, [], set())
