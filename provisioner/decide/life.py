@@ -203,7 +203,7 @@ def observe(
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
             priced = _cost(drone, slot, evictions, policy, how.at or now)
             if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
-                priced = replace(priced, jobs=0)  # they were done between two looks
+                priced = changed(priced, jobs=0)  # they were done between two looks
             return _ended(priced, how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
