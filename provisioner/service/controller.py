@@ -62,7 +62,8 @@ PRUNE_EVERY_S = 3600.0
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads."""
+"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads, and
+whoever shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 LEAVE_PATIENCE_S = 60.0
@@ -369,18 +370,17 @@ class Controller:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
 
         A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
-        view shows yet may have later ids still: a margin is left for them. Ids that slots alone show may be forged:
-        they count up to a limit that stays where it was at the start, when the record was read.
+        view shows yet may have later ids still: a margin is left for them. What slots or a listing show may be forged:
+        it counts up to a limit that stays where it was at the start, when the record was read.
         """
         assert self._senses is not None
-        known, on_record = self.store.next_serial, self.store.drones.keys()
+        known = self.store.next_serial
         self._first_serial = self._first_serial or known
-        listed = {i for r in readings if r.view is not None for i in r.view.drones.keys() - on_record}
-        newest = self._newest_serial(listed, known + SERIALS_MISSED)
+        shown = {drone_id for reading in readings if reading.view is not None for drone_id in reading.view.drones}
         pool = self._senses.overlay_reading().view
         if pool is not None:
-            in_pool = {slot.drone_id for slot in pool.slots} - on_record
-            newest = max(newest, self._newest_serial(in_pool, self._first_serial + SERIALS_MISSED))
+            shown |= {slot.drone_id for slot in pool.slots}
+        newest = self._newest_serial(shown - self.store.drones.keys(), self._first_serial + SERIALS_MISSED)
         if newest < known:
             return known
         if not self._outdated:

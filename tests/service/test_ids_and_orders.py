@@ -109,6 +109,33 @@ def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> N
     run_virtual(story(), start_epoch=EPOCH)
 
 
+@pytest.mark.parametrize("prefix", ["kit-mem0", "kit-othr", "other-mem0"])
+def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with_our_prefix(prefix: str) -> None:
+    class Forger(Place):
+        serial = 0
+
+        async def look(self) -> SiteView:
+            view = await super().look()
+            drone_id = DroneId(f"{prefix}-{self.serial}")
+            over = RemoteDrone(drone_id, RemoteState.ENDED, "r-x", end=RemoteEnd(EndKind.EXITED, EPOCH - 500, 0))
+            return replace(view, drones={**view.drones, drone_id: over})
+
+    async def story() -> None:
+        here, store = Forger(), MemoryStore("kit", 1e9, 10)
+        async with serving(here, store=store) as controller:
+            for _ in range(5):
+                here.serial = store.next_serial + SERIALS_MISSED - 1
+                await controller.tick()
+                await asyncio.sleep(10.0)
+        ours = prefix == "kit-mem0"
+        started = [line for line in here.told if line.startswith("start")]
+        assert started[0] == f"start kit-mem0-{1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1}"
+        assert store.next_serial <= (1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1) + 5
+        assert [e.name for e in store.reader().events()].count("record-outdated") == ours
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
 def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None:
     real = DroneId("kit-mem0-1")
 
