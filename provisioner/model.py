@@ -291,7 +291,7 @@ class OverlayView:
     negotiated_at: float = 0.0
     """End of the last negotiation cycle; 0 if there is no such thing here, or none yet."""
     notices: tuple[str, ...] = ()
-    """Oddities worth telling a person (an ad without DroneId, an attribute out of range), a line each."""
+    """Oddities for an operator to look at (an ad without DroneId, a schedd that denies reading), a line each."""
     evictions: tuple[Eviction, ...] | None = None
     """Of the last quarter of an hour or so: each is told in many looks, and counts once. None where the overlay does
     not tell."""
@@ -302,6 +302,9 @@ class OverlayView:
     mishaps: tuple[Mishap, ...] = ()
     """Failed jobs of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job
     of this owner was in this drone."""
+    remarks: tuple[str, ...] = ()
+    """Oddities that users of the pool cause and no operator needs to act on (a request that is no amount), a line
+    each. Unlike notices they do not alarm."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view
@@ -441,6 +444,7 @@ class SiteView:
     downtime_at: float = 0.0
     """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
+    """Oddities for an operator to look at, a line each."""
     quota: Mapping[str, int] | None = None
     """How many more drones of each type (by type name) the site's quota for us allows, whatever is free: alternatives,
     like ``free``. None where there is none, or none is told."""
@@ -451,6 +455,8 @@ class SiteView:
     site does not tell."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """The same for types of which none can ever start there, however empty it is."""
+    remarks: tuple[str, ...] = ()
+    """Oddities that the owner's users cause and no operator needs to act on (a job that fits no node), a line each."""
 
 
 # ----------------------------------------------------------------------------------------------------------- drones

@@ -78,6 +78,8 @@ class Sightings:
     """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
     users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
     """Owners of the claims that the slots of a drone show."""
+    remarks: tuple[str, ...] = ()
+    """Lines that need no operator."""
 
 
 def sightings(
@@ -103,8 +105,6 @@ def sightings(
             notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: drone {sender} sent it, not {drone_id}")
         else:
             found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
-    if strangers:
-        notices.append(f"{strangers} slots belong to drones of other controllers")
     slots, types, device_milli, users = [], [], {}, {}
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
@@ -117,7 +117,8 @@ def sightings(
         users[drone_id] = frozenset[str]().union(*(each.users for each in same))
     if len(notices) > _MOST_NOTICES:
         notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
-    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli, users)
+    remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
+    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
 
 
 _SAME_CLOCK_S = 60.0

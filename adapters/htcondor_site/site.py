@@ -125,6 +125,7 @@ class HTCondorSite:
             claims=theirs.claims,
             owner_runs=theirs.runs,
             notices=(*found.notices, *missed, *theirs.notices, *self._strange_types(), *self._house_trouble()),
+            remarks=theirs.remarks,
         )
         self._keep_house(found)
         return view

@@ -36,6 +36,7 @@ class Owned:
     claims: tuple[Claim, ...] = ()
     runs: OwnerLoad | None = None
     notices: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     held: tuple[tuple[str, Amount], ...] = ()
     """The slots of his running jobs, and what each holds."""
 
@@ -70,7 +71,7 @@ async def owned(cluster: Cluster, settings: OwnerSettings | None, queues: OwnerQ
         claims = (*claims, *owner.submitter_claims(totals, settings, time.time()))
     held = tuple(each for one in told if one.fresh for each in one.queue.running)
     runs = owner.running(held, site.hosts) if any(one.fresh for one in told) else None
-    return Owned(claims, runs, (*notices, *more), held)
+    return Owned(claims, runs, tuple(notices), more, held)
 
 
 def _claims(told: Sequence[Told], hosts: Sequence[matching.Host]) -> tuple[tuple[Claim, ...], tuple[str, ...]]:

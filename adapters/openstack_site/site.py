@@ -112,7 +112,8 @@ class OpenStackSite:
             nodes=here.nodes,
             claims=wanted.claims,
             owner_runs=runs,
-            notices=(*found.notices, *here.notices, *wanted.notices, *self._house_trouble()),
+            notices=(*found.notices, *here.notices, *self._house_trouble()),
+            remarks=wanted.notices,
             quota=allowed(limits, flavors),
         )
         self._keep_house(found, muster)

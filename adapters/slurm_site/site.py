@@ -122,14 +122,14 @@ class SlurmSite:
             downtime_at=down_at,
             users=users,
         )
-        wanted, runs = Wanted(), None
+        wanted, runs, notices = Wanted(), None, [*found.notices, *doubts]
         if self._config.owner is not None:
             theirs = await self._cluster.others(self._config.owner.partitions)
             wanted = claims(theirs, slurm_nodes, here, self._config, is_drone)
             runs = running(theirs, here, self._config, is_drone)
             if hidden(theirs, await self._private_data(), self._user, is_drone):
-                wanted, runs = Wanted(wanted.claims, (*wanted.notices, f"owner: {HIDDEN}")), None
-        view = self._view(taken_at, {**more, **found.drones}, here, wanted, runs, down_at, (*found.notices, *doubts))
+                runs, notices = None, [*notices, f"owner: {HIDDEN}"]
+        view = self._view(taken_at, {**more, **found.drones}, here, wanted, runs, down_at, notices)
         self._keep_house(found)
         return view
 
@@ -152,7 +152,8 @@ class SlurmSite:
             claims=wanted.claims,
             owner_runs=runs,
             downtime_at=down_at,
-            notices=(*notices, *wanted.notices, *self._cluster.notices(), *self._house_trouble()),
+            notices=(*notices, *self._cluster.notices(), *self._house_trouble()),
+            remarks=wanted.notices,
         )
 
     def _listing(self, jobs: Iterable[Job], now: float, keep_s: float = 0.0) -> Listing:

@@ -203,7 +203,7 @@ async def _look_at_overlay(settings: Settings) -> list[Look]:
 def _pool_seen(view: OverlayView) -> str:
     idle = sum(c.waiting + c.fresh for c in view.classes)
     counts = f"{say.count(len(view.classes), 'class', 'classes')}, {say.count(idle, 'idle job')}, "
-    return "; ".join([counts + say.count(len(view.slots), "slot"), *view.notices[:3]])
+    return "; ".join([counts + say.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
 
 
 async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
@@ -242,7 +242,7 @@ def _seen(view: SiteView) -> str:
     if view.free is not None:
         parts.append("free: " + (", ".join(f"{n} {t}" for t, n in view.free.items()) or "nothing"))
     owner = owner_words(view)
-    return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *view.notices[:3]])
+    return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *(*view.notices, *view.remarks)[:3]])
 
 
 def _gaps(name: str, gaps: Sequence[Gap]) -> list[Look]:

@@ -247,7 +247,7 @@ def site_note(row: SiteRow, now: float) -> str:
     view = row.view
     if view and view.downtime_at:
         parts.append(f"downtime from {say.iso(view.downtime_at)}")
-    parts += [say.clean(n, 120) for n in (view.notices if view else ())]
+    parts += [say.clean(n, 120) for n in ((*view.notices, *view.remarks) if view else ())]
     return "; ".join(parts)
 
 

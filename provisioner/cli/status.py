@@ -23,7 +23,7 @@ from provisioner.cli.output import present
 from provisioner.cli.site_rows import DAY_S
 from provisioner.cli.troubles import Facts, Severity, Trouble, check_line, trouble_columns, troubles
 from provisioner.cli.where import open_record
-from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, Plan
+from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, OverlayView, Plan, SiteView
 from provisioner.reasons import LimitReached
 from provisioner.store import Holder, Reader, Views
 
@@ -267,15 +267,18 @@ def _seen(views: Views | None, now: float) -> list[Seen]:
         return []
     overlay = views.overlay
     taken = overlay.view.taken_at if overlay.view else 0.0
-    notices = overlay.view.notices if overlay.view else ()
-    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, notices)]
+    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, _oddities(overlay.view))]
     for name, policy in sorted(views.policy.sites.items()):
         reading = views.sites.get(name)
         view = reading.view if reading else None
         fault = reading.fault if reading else None
-        notices = view.notices if view else ()
-        rows.append(Seen(f"site:{name}", view.taken_at if view else 0.0, policy.view_max_age_s, fault, now, notices))
+        taken = view.taken_at if view else 0.0
+        rows.append(Seen(f"site:{name}", taken, policy.view_max_age_s, fault, now, _oddities(view)))
     return rows
+
+
+def _oddities(view: OverlayView | SiteView | None) -> tuple[str, ...]:
+    return (*view.notices, *view.remarks) if view else ()
 
 
 def _view_columns() -> tuple[Column[Seen], ...]:

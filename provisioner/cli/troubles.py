@@ -181,12 +181,15 @@ def _notices(facts: Facts) -> Iterator[Trouble]:
     seen = [("overlay", facts.views.overlay.view)]
     views = [*seen, *((f"site:{name}", reading.view) for name, reading in sorted(facts.views.sites.items()))]
     for subject, view in views:
-        notices = view.notices if view else ()
-        for notice in notices[:MOST_NOTICES]:
-            yield _warning("notice", subject, say.told(notice))
-        if len(notices) > MOST_NOTICES:
-            more = f"{len(notices) - MOST_NOTICES} more notices: `provisioner status -o json`"
-            yield _warning("notice", subject, more)
+        for kind, severity, lines in (
+            ("notice", Severity.WARNING, view.notices if view else ()),
+            ("remark", Severity.NOTE, view.remarks if view else ()),
+        ):
+            for line in lines[:MOST_NOTICES]:
+                yield Trouble(severity, kind, subject, say.told(line))
+            if len(lines) > MOST_NOTICES:
+                more = f"{len(lines) - MOST_NOTICES} more {kind}s: `provisioner status -o json`"
+                yield Trouble(severity, kind, subject, more)
 
 
 def _negotiator_silent(facts: Facts) -> Iterator[Trouble]:

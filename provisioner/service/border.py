@@ -6,7 +6,7 @@ make the whole tick unrecordable: it is set to what stands for "not told", and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter, eq, is_
 from typing import Any, TypeVar, cast
@@ -298,13 +298,24 @@ class _Crossing:
         return None
 
     def notices(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the adapter's ``own``, and one of the values that had to be mended."""
+        return self._and_mended(own, [each for each in self.mended if not each[0].startswith(_OF_USERS)])
+
+    def remarks(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        """The same of values that come from users' jobs."""
+        return self._and_mended(own, [each for each in self.mended if each[0].startswith(_OF_USERS)])
+
+    @staticmethod
+    def _and_mended(own: tuple[str, ...], mended: Sequence[tuple[str, str]]) -> tuple[str, ...]:
         told = tuple(map(held, own)) if own else own
-        if not self.mended:
+        if not mended:
             return told
-        some = "; ".join(f"{name}: {what}" for name, what in self.mended[:3])
-        return (*told, held(f"{len(self.mended)} values that cannot be: {some}"))
+        some = "; ".join(f"{name}: {what}" for name, what in mended[:3])
+        return (*told, held(f"{len(mended)} values that cannot be: {some}"))
 
 
+_OF_USERS = ("class ", "claim", "end of job ", "eviction ", "failed job ")
+"""Values that jobs determine: what is odd in them needs no operator."""
 _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
 
 
@@ -364,7 +375,7 @@ class Border:
         else:
             parts, sound = crossing.site(view), crossing.value(view, "site")
         self._parts = crossing.parts
-        parts["notices"] = crossing.notices(view.notices)
+        parts["notices"], parts["remarks"] = crossing.notices(view.notices), crossing.remarks(view.remarks)
         if view.taken_at != taken_at:
             parts["taken_at"] = taken_at
         taken = _SHAPES[type(view)].with_parts(sound, parts)

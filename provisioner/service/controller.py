@@ -62,8 +62,8 @@ PRUNE_EVERY_S = 3600.0
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads, and
-whoever shares our account at a site can have entries listed."""
+"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads,
+and whoever shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 LEAVE_PATIENCE_S = 60.0

@@ -145,6 +145,10 @@ CASES = {
         replace(CALM, views=views(OverlayReading(replace(OVERLAY, notices=("schedd b denies",))))),
         "warning", "overlay", "schedd b denies",
     ),
+    "an odd request": (
+        replace(CALM, views=views(OverlayReading(replace(OVERLAY, remarks=("class 7: GpuDuty = 7",))))),
+        "note", "overlay", "class 7: GpuDuty = 7",
+    ),
     "brake": (
         replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("all", 9, TooManyUnhealthy(9, 20, 0.2)),))),
         "warning", "controller", "look unhealthy",

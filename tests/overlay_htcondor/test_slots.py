@@ -122,7 +122,7 @@ def test_an_id_that_is_no_string_is_ignored_too() -> None:
 
 def test_drones_of_other_controllers_are_counted_and_left_alone() -> None:
     found = seen(ad(DroneId='"kitchen-1"'), ad(DroneId='"desy-1"'), ad(DroneId='"kit"'))
-    assert found.slots == () and found.notices == ("3 slots belong to drones of other controllers",)
+    assert found.slots == found.notices == () and found.remarks == ("3 slots belong to drones of other controllers",)
 
 
 def test_of_two_startds_with_one_id_the_newest_counts() -> None:

@@ -84,6 +84,7 @@ overlay_views = of(
     slots=st.lists(slots, max_size=3).map(tuple),
     evictions=st.none() | st.lists(of(Eviction, drone_id=ids), max_size=2).map(tuple),
     notices=st.just(()),
+    remarks=st.lists(texts, max_size=2).map(tuple),
 )
 
 
@@ -132,7 +133,9 @@ def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
     view = taken_over(OverlayView(NOW, completions=(ended,), groups=(group,)), NOW, 0.0)
     assert view.groups == (replace(group, quota_milli=None, priority=0.0),)
     assert view.completions == (replace(ended, ended_at=0.0, drone_id=None),)
-    assert view.notices[0].startswith("4 values that cannot be")
+    assert view.notices == (r"3 values that cannot be: id of a drone: '\udcff'; group physics: quota_milli = -4; "
+                            "group physics: priority = nan",)  # fmt: skip
+    assert view.remarks == ("1 values that cannot be: end of job 7.0: ended_at = nan",), "it needs no operator"
     codec.to_json(view)
 
 
@@ -173,8 +176,9 @@ def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() ->
     assert (site.claims[0].count, site.claims[0].since, site.claims[0].who) == (0, 0.0, "?")
     assert [len(name) for name in site.claims[0].nodes] == [2, LONGEST]
     assert site.owner_runs == OwnerLoad()
-    assert site.notices == ("6 values that cannot be: node w?1: cpus = -1; node w?1: memory_mib = nan; "
+    assert site.notices == ("4 values that cannot be: node w?1: cpus = -1; node w?1: memory_mib = nan; "
                             f"node w?1: free_gpu_milli = {2**70}",)  # fmt: skip
+    assert site.remarks == ("2 values that cannot be: claim: count = -3; claim: since = inf",)
     sound = Eviction(DroneId("kit-ab12-1"), "204.7", NOW, 1000, nan)
     foreign = replace(sound, drone_id=DroneId("\udcff"))
     overlay = taken_over(OverlayView(NOW, evictions=(sound, foreign)), NOW, 0.0)

@@ -321,6 +321,15 @@ async def test_private_data_hides_the_owner_and_that_is_told(cluster: Remembered
         assert not await site.audit(policy)
 
 
+async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
+    huge = Job("7", "train", "PENDING", reason="Resources", user="anna", partition="accelerated", gpus={"a100": 99})
+    cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
+    async with slurm_site(**OWNER) as site:
+        view = await site.look()
+    assert view.notices == ()
+    assert ["find not a node" in each for each in view.remarks] == [True]
+
+
 async def test_without_private_data_an_idle_owner_is_no_hidden_one(cluster: Remembered) -> None:
     cluster.configured, cluster.visible = {"PrivateData": "none"}, []
     async with slurm_site(**OWNER) as site:
