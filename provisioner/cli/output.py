@@ -300,8 +300,10 @@ def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> 
         case Format.JSONL:
             out.write(dumps(document.plain()) + "\n")
         case Format.NAME:
-            names = [clean(document.facts.name(row)) for row in document.facts.rows]
-            out.write("".join(f"{name}\n" for name in names if name))
+            (name,) = [clean(document.facts.name(row)) for row in document.facts.rows]
+            if not name:
+                raise Failure("name is for lists; this answer takes table, wide, json, jsonl, yaml", code=Exit.USAGE)
+            out.write(f"{name}\n")
         case Format.CSV:
             raise Failure("csv is for lists; this answer takes table, wide, json, jsonl, yaml", code=Exit.USAGE)
         case Format.TABLE | Format.WIDE:

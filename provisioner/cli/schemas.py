@@ -41,6 +41,7 @@ def _answers() -> list[Listing[Any] | Document]:
         simulate_rows,
         site_rows,
         site_show,
+        snapshot,
         status,
     )
     from provisioner.cli.explain_class import explained_class
@@ -68,6 +69,7 @@ def _answers() -> list[Listing[Any] | Document]:
         plan_document(Plan(1, 1.0), ""),
         plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
         blank(events.SCHEMA, events.columns()),
+        blank(snapshot.SCHEMA, snapshot.columns()),
         blank(check.SCHEMA, check.columns()),
         blank(check.LIVE_SCHEMA, check.look_columns()),
         blank(queue_rows.SCHEMA, queue_rows.columns(0.0)),

@@ -165,7 +165,7 @@ def status_document(reader: Reader, now: float) -> Document:
         "demand": f"Waiting: {say.count(idle, 'job')} in {say.count(len(waiting), 'class', 'classes')}{more}",
         "limits": "Limits reached", "events": "Last events of the controller",
     }  # fmt: skip
-    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda w: w.controller), parts, titles,
+    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda _: ""), parts, titles,
                     scope=_scope(found))  # fmt: skip
 
 

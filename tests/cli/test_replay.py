@@ -26,7 +26,7 @@ DONE = Completion(
 def saved(on: Cli, tmp_path: Path) -> Path:
     """A snapshot as ``provisioner snapshot`` writes it, with all that a pool may tell."""
     path = tmp_path / "snapshot.json"
-    assert on("snapshot", "-o", path).code == Exit.OK
+    assert on("snapshot", "--to", path).code == Exit.OK
     snapshot = read_snapshot(path)
     view = snapshot.overlay.view
     assert view is not None
@@ -130,7 +130,7 @@ def test_another_policy_is_told_as_what_it_does_instead(on: Cli, saved: Path, co
 
 
 def test_a_site_that_is_gone_is_told_with_reasons(on: Cli, saved: Path) -> None:
-    tick = on("snapshot", "--list").lines[0]
+    tick = on("snapshot", "--list", "-o", "name").lines[0]
     ran = on("replay", "--tick", tick, "--what-if", "topas down", "-o", "json")
     assert ran.code == Exit.OK, ran.err
     told = {(i["action"], i["subject"]): i for i in ran.json["items"]}
@@ -151,7 +151,7 @@ def test_a_question_without_consequence_says_so(on: Cli, saved: Path) -> None:
 
 
 def test_a_recorded_tick_answers_too(on: Cli) -> None:
-    tick = on("snapshot", "--list").lines[0]
+    tick = on("snapshot", "--list", "-o", "name").lines[0]
     ran = on("replay", "--tick", tick, "--what-if", "topas max_drones=1", "-o", "json")
     assert actions(ran.json)["start", "topas/a100"] == (3, 1)
 

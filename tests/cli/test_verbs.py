@@ -163,7 +163,8 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
 
 @pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
 def test_every_verb_gives_names_or_says_why_not(on: Cli, words: list[str]) -> None:
-    assert on(*words, "-o", "name").code == Exit.OK
+    as_name = on(*words, "-o", "name")
+    assert as_name.code == Exit.OK or "name is for lists" in as_name.err
     as_csv = on(*words, "-o", "csv")
     assert as_csv.code in (Exit.OK, Exit.USAGE) and (as_csv.out or "csv is for lists" in as_csv.err)
 
@@ -437,12 +438,44 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
 
 
 def test_same_snapshot_same_plan(on: Cli, tmp_path: Path) -> None:
-    saved = on("snapshot", "-o", tmp_path / "snapshot.json")
+    saved = on("snapshot", "--to", tmp_path / "snapshot.json")
     assert (saved.code, saved.out) == (Exit.OK, "")
     (tmp_path / "plan.json").write_text(on("plan", "--snapshot", tmp_path / "snapshot.json", "-o", "json").out)
     ran = on("replay", tmp_path / "snapshot.json", "--expect", tmp_path / "plan.json")
     assert ran.code == Exit.OK
     assert "the plan is the same" in ran.err
+
+
+def test_kept_snapshots_are_listed_with_time_and_deeds(on: Cli) -> None:
+    """It printed bare numbers of ticks."""
+    head, *rows = on("snapshot", "--list").lines
+    assert head.split() == ["TICK", "AT", "DID"]
+    listed = on("snapshot", "--list", "-o", "json").json
+    assert listed["schema"] == "provisioner.snapshots/1"
+    assert [str(each["tick"]) for each in listed["items"]] == on("snapshot", "--list", "-o", "name").lines
+    assert len(rows) == len(listed["items"]) > 0
+    first = listed["items"][0]
+    recorded = {plan["tick"]: plan for plan in [on("replay", "--tick", first["tick"], "-o", "json").json["plan"]]}
+    assert first["at"] == recorded[first["tick"]]["at"]
+    assert (first["starts"], first["did"].split(",")[0]) == (3, "3 starts")
+    assert "3 starts" in rows[0]
+
+
+def test_a_snapshot_is_json_whatever_form_is_asked_for(
+    on: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-o was the file's name here and the form of the output everywhere else."""
+    for words in (["-o", "yaml"], ["--columns", "tick"], ["--watch"], ["-o", str(tmp_path / "s.json")]):
+        assert on("snapshot", *words).code == Exit.USAGE
+    assert not (tmp_path / "s.json").exists()
+    monkeypatch.setenv("PROVISIONER_OUTPUT", "wide")
+    assert on("snapshot").json == on("snapshot", "-o", "json").json
+
+
+def test_the_status_has_no_name_and_says_which_forms_it_has(on: Cli) -> None:
+    ran = on("status", "-o", "name")
+    assert (ran.code, ran.out) == (Exit.USAGE, "")
+    assert "table, wide, json, jsonl, yaml" in ran.err
 
 
 def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +499,7 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
 
 
 def test_another_plan_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:
-    on("snapshot", "-o", tmp_path / "snapshot.json")
+    on("snapshot", "--to", tmp_path / "snapshot.json")
     plan = on("plan", "--snapshot", tmp_path / "snapshot.json", "-o", "json").json
     plan["plan"]["tick"] += 1
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -476,7 +509,7 @@ def test_another_plan_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:
 
 
 def test_a_recorded_tick_replays_to_its_recorded_plan(on: Cli) -> None:
-    kept = on("snapshot", "--list").lines
+    kept = on("snapshot", "--list", "-o", "name").lines
     assert kept
     for tick in kept:
         assert on("replay", "--tick", tick).code == Exit.OK
