@@ -70,6 +70,12 @@ class Config(BaseModel):
     keep_ended: Duration = Field(
         default=3600.0, description="How long the directory of an ended drone is kept for the operator, then removed."
     )
+    log_limit: Size = Field(
+        default=64,
+        ge=1,
+        description="Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next look.",
+        examples=["64 MiB"],
+    )
     probe_deadline: PositiveDuration = Field(default=20.0, description="Longest wait for `nvidia-smi`.")
     nice: int = Field(default=0, ge=0, le=19, description="Niceness of drones; 0 is that of the controller.")
     env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(

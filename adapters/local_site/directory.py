@@ -18,6 +18,7 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from provisioner.model import Admission
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_KEPT_BYTES = 8 << 20
+"""Of a log that was too long."""
 _TAIL_BYTES = 4096
 _MESSAGE_LIMIT = 300
 UNFINISHED = ".new-"
@@ -148,6 +151,24 @@ class DroneDirectory:
         finally:
             os.unlink(temporary)
         return True
+
+    def shorten_log(self, most_bytes: int) -> None:
+        """Keep only the end of a log of more than ``most_bytes``. The drone appends, so it goes on behind that end.
+
+        Lines that it writes in the same moment may be lost. What fails is tried again at the next look.
+        """
+        with contextlib.suppress(OSError):
+            if self.log.lstat().st_size <= most_bytes:
+                return
+            descriptor = os.open(self.log, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "r+b", buffering=0) as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return
+                kept = min(most_bytes // 2, _KEPT_BYTES)
+                file.seek(-kept, os.SEEK_END)
+                end = file.read(kept)
+                file.truncate(0)
+                file.write(b"[the beginning was cut off: log_limit]\n" + end)
 
     def _last_words(self) -> str:
         """The last line of the drone's ``outcome``, else of its log; untrusted text, made printable."""

@@ -160,7 +160,9 @@ class LocalSite:
             drones[drone.drone_id] = drone
             if drone.end is not None:
                 over.append(seen)
-            elif drone.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
+                continue
+            seen.directory.shorten_log(self._config.log_limit << 20)
+            if drone.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
                 held.append(seen.known.record.allotment)
         room = Room.of(host, held)
         view = SiteView(

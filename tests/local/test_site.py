@@ -323,3 +323,24 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
 
 async def _all_written(paths: list[Path]) -> bool:
     return all(path.exists() and path.read_text().strip() for path in paths)
+
+
+async def test_a_log_that_is_too_long_keeps_its_end_and_goes_on(make_site: MakeSite, order: Order, root: Path) -> None:
+    script = b"#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' x\necho the end\ntouch full\n" \
+        b"while [ ! -e go ]; do sleep 0.05; done\necho more\ntouch said\nexec sleep 1000\n"  # fmt: skip
+    log = root / order(1).drone_id / "log"
+
+    async def made(name: str) -> bool:
+        return (log.parent / "drone" / name).exists()
+
+    async with make_site(log_limit="1 MiB") as site:
+        await site.start([order(1, Admission(script))])
+        await eventually("the log is long", lambda: made("full"), 60)
+        await site.look()
+        assert log.stat().st_size < 600_000
+        assert log.read_bytes().endswith(b"xthe end\n")
+        (log.parent / "drone" / "go").touch()
+        await eventually("it wrote again", lambda: made("said"), 60)
+        assert log.read_bytes().endswith(b"xthe end\nmore\n"), "no hole where the beginning was"
+        assert b"\0" not in log.read_bytes()
+        await site.stop([StopOrder(order(1).drone_id, "", kill=True)])
