@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -289,7 +291,6 @@ def _write(runs: Runs, replays: Sequence[Replay], report: Path | None, json_file
     if report is not None:
         from provisioner.sim.report import html_page
 
-        write_whole(
-            report, html_page(runs, notes=tuple(dict.fromkeys(line for r in replays for line in r.world.notes)))
-        )
+        notes = tuple(dict.fromkeys(line for r in replays for line in r.world.notes))
+        write_whole(report, html_page(runs, notes=notes, command=shlex.join(["provisioner", *sys.argv[1:]])))
         note(f"report: {report}")

@@ -25,7 +25,7 @@ from provisioner.sim.report.figures import FIGURES, paired, spread
 from provisioner.sim.report.page import html_page
 from provisioner.sim.report.tables import MOST_ROWS
 from provisioner.sim.report.timeline import thinned
-from provisioner.sim.report.words import amount
+from provisioner.sim.report.words import amount, span
 from provisioner.sim.results import Decisions, GpuHours, Result, Sample, Waits
 from provisioner.sim.scenario import Scenario, simulate
 from tests.sim.worlds import calm
@@ -349,6 +349,26 @@ def test_only_common_seeds_are_compared() -> None:
     page = Page(html_page({"a": first, "b": second}))
     assert "Seeds that all policies have: 2." in page.text
     assert "-20" in page.table("Difference from a")["Requests (drones)"]["b"]
+
+
+def test_the_page_begins_with_its_subject_command_and_answer() -> None:
+    runs = {"ours": [made(days=8.55), replace(made(), seed=2, days=8.57)], "rival": [made("rival", days=8.56)]}
+    page = Page(html_page(runs, command="provisioner simulate a.csv --what-if 'x < y'"))
+    text = " ".join(page.text.split())
+    assert "Replay of openb: ours against rival" in text
+    assert "8.55 to 8.57 days, 2 policies" in text
+    assert "provisioner simulate a.csv --what-if 'x < y'" in text
+    answer = "98 of 100 jobs done; mean wait 31 s, 95 % of waits within 1 min 30 s; waste 21 % of the good GPU-hours"
+    assert f"ours: {answer}" in text and text.index("ours: 98") < text.index("Figures by policy")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0, "0 s"), (59.6, "1 min"), (90.0, "1 min 30 s"), (9576.0, "2 h 40 min"), (3599.9, "1 h"),
+     (273600.0, "3 d 4 h"), (inf, "∞")],
+)  # fmt: skip
+def test_a_span_is_told_in_its_two_largest_units(seconds: float, told: str) -> None:
+    assert span(seconds) == told
 
 
 def test_many_policies_and_many_classes_make_a_page() -> None:

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from string import Template
 
 from provisioner import __version__
 from provisioner.say import clean, count
-from provisioner.sim.report.figures import common_seeds
+from provisioner.sim.report.figures import common_seeds, spread, waste
 from provisioner.sim.report.sections import Section, differences, headline, sections
 from provisioner.sim.report.tables import html_of
-from provisioner.sim.report.words import amount, name
+from provisioner.sim.report.words import amount, name, span
 from provisioner.sim.results import Result
 
 MOST_VIOLATIONS = 100
@@ -41,13 +42,16 @@ def write_html(
     Path(path).write_text(html_page(runs, title=title, notes=notes), encoding="utf-8")
 
 
-def html_page(runs: Mapping[str, Sequence[Result]], *, title: str = "", notes: Sequence[str] = ()) -> str:
-    """The page's text; the same for the same input."""
+def html_page(
+    runs: Mapping[str, Sequence[Result]], *, title: str = "", notes: Sequence[str] = (), command: str = ""
+) -> str:
+    """Return the page's text; the same for the same input. ``command``: the command line that it was made by."""
     _complain(runs)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        title=escape(clean(title) or "Replay of a job trace"),
+        title=escape(clean(title) or _title(runs)),
         subject=escape(_subject(runs)),
-        verdict=_verdict(runs),
+        command=f'<p class="subject"><code>{escape(clean(command))}</code></p>' if command else "",
+        verdict=_verdict(runs) + _answer(runs),
         notes="".join(f"<p>{escape(clean(note))}</p>\n" for note in notes),
         headline=html_of(headline(runs)),
         comparison=_comparison(runs),
@@ -74,9 +78,32 @@ def _subject(runs: Mapping[str, Sequence[Result]]) -> str:
     results = [result for each in runs.values() for result in each]
     traces = sorted({name(result.trace) for result in results})
     seeds = len({result.seed for result in results})
-    days = sorted({amount(result.days) for result in results})
+    shortest, longest = (amount(of(result.days for result in results)) for of in (min, max))
+    days = shortest if shortest == longest else f"{shortest} to {longest}"
     policies = count(len(runs), "policy", "policies")
-    return f"{', '.join(traces)}: {' or '.join(days)} days, {policies}, {count(seeds, 'seed')}"
+    return f"{', '.join(traces)}: {days} days, {policies}, {count(seeds, 'seed')}"
+
+
+def _title(runs: Mapping[str, Sequence[Result]]) -> str:
+    traces = sorted({name(result.trace) for results in runs.values() for result in results})
+    policies = " against ".join(map(name, runs)) if len(runs) < 4 else count(len(runs), "policy", "policies")
+    return f"Replay of {', '.join(traces)}: {policies}"
+
+
+def _answer(runs: Mapping[str, Sequence[Result]]) -> str:
+    """Return the figures that most readers look for, in a sentence for each policy; means over its seeds."""
+    lines = []
+    for policy, results in runs.items():
+        parts = [f"{amount(fmean(r.jobs_done for r in results))} of {amount(fmean(r.jobs for r in results))} jobs done"]
+        waited = [r.waits for r in results if r.waits.jobs]
+        if waited:
+            mean_s, p95_s = fmean(w.mean_s for w in waited), fmean(w.p95_s for w in waited)
+            parts.append(f"mean wait {span(mean_s)}, 95 % of waits within {span(p95_s)}")
+        wastes = spread(waste(r.gpu_hours) for r in results)
+        if wastes:
+            parts.append(f"waste {amount(wastes.mean)} % of the good GPU-hours")
+        lines.append(f"<li>{escape(name(policy))}: {'; '.join(parts)}</li>")
+    return f'<ul class="answer">{"".join(lines)}</ul>'
 
 
 def _verdict(runs: Mapping[str, Sequence[Result]]) -> str:

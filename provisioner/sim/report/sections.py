@@ -121,7 +121,7 @@ def _waits(runs: Runs) -> Section:
         "Waits by class of job",
         "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
         "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
-        "as wait.",
+        "as wait. Classes with most jobs come first.",
         plots.class_waits(runs),
         Table(
             "Waits by class and policy, means over the seeds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import isfinite
 
 from provisioner.say import clean
@@ -33,6 +34,22 @@ def duration(seconds: float, _position: object = None) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.3g} {unit}"
     return f"{seconds:.3g} s" if seconds else "0"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its two largest units: ``45 s``, ``1 min 30 s``, ``2 h 40 min``, ``3 d 4 h``."""
+    if not isfinite(seconds):
+        return amount(seconds)
+    if seconds < 59.5:
+        return f"{amount(seconds)} s"
+    units = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+    for (large_s, large), (small_s, small) in pairwise(units):
+        rounded = round(seconds / small_s) * small_s
+        if rounded >= large_s:
+            whole, rest = divmod(rounded, large_s)
+            more = f" {rest // small_s} {small}" if rest else ""
+            return f"{whole} {large}{more}"
+    raise AssertionError("unreachable")
 
 
 def name(text: str, most: int = MOST_NAME) -> str:
