@@ -146,6 +146,8 @@ def unknown_in(mention: Mention, root: Any) -> str:
             if found is None:
                 return word
             command = found
+        elif not any(param.param_type_name == "argument" for param in command.params):
+            return word
     return ""
 
 
@@ -166,12 +168,21 @@ def test_the_service_unit_runs_commands_that_exist() -> None:
     assert [f"{m} ({bad})" for m in found if (bad := unknown_in(m, root))] == []
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("*.yaml")), ids=page_id)
+def test_comments_of_shipped_configurations_name_commands_that_exist(path: Path) -> None:
+    """A header said `provisioner run PATH` when `run` took no path."""
+    lines = re.findall(r"^# +(provisioner [^`\n]*)$", path.read_text(), re.MULTILINE)
+    root = command_tree()
+    assert [bad for line in lines if (bad := unknown_in(Mention("x", tuple(shlex.split(line))), root))] == []
+
+
 def test_the_check_would_notice() -> None:
     root = command_tree()
     assert unknown_in(Mention("x", ("provisioner", "stauts")), root) == "stauts"
     assert unknown_in(Mention("x", ("provisioner", "status", "--no-such")), root) == "--no-such"
     assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "show", "shwo")), root) == "shwo"
     assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "x", "show", "ID")), root) == ""
+    assert unknown_in(Mention("x", ("provisioner", "version", "5")), root) == "5"
 
 
 def test_every_verb_is_told_of_somewhere() -> None:

@@ -738,7 +738,7 @@ def test_one_tick_of_the_controller_and_a_look_at_all_it_sees(tmp_path: Path) ->
     tree = json.loads(looks.stdout)
     jsonschema.validate(tree, SCHEMAS[tree["schema"]])
     assert [(x["view"], x["ok"]) for x in tree["items"]] == [("overlay", True), ("site:local", True)]
-    ran = process("run", "-c", path, "--once")
+    ran = process("run", path, "--once")
     assert (ran.returncode, ran.stdout) == (Exit.OK, ""), ran.stderr
     status = json.loads(process("status", "-c", path, "-o", "json").stdout)
     assert (status["tick"], status["running"], status["live_drones"]) == (1, False, 0)
@@ -766,7 +766,7 @@ def test_a_running_controller_is_watched_reloaded_and_told_to_kill(cli: Cli, tmp
         try:
             assert _in_time(lambda: _names(cli("drones", "-c", path, "--state", "busy", "-o", "name")))
             assert cli("status", "-c", path, "-o", "json").json["pid"] == controller.pid
-            assert cli("reload", "-c", path).code == Exit.OK
+            assert cli("reload", path).code == Exit.OK
             good = path.read_text()
             path.write_text(good + "polciy: {}\n")
             refused = cli("reload", "--store", tmp_path / "record.db")
@@ -799,10 +799,11 @@ def _in_time(seen: Callable[[], object], within_s: float = 60.0) -> object:
     return found
 
 
-def test_run_with_a_broken_configuration_tells_every_problem(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [["--config"], []])
+def test_run_with_a_broken_configuration_tells_every_problem(cli: Cli, tmp_path: Path, option: list[str]) -> None:
     path = tmp_path / "provisioner.yaml"
     path.write_text("controller: [1]\nstroe: {}\n")
-    ran = cli("run", "--config", path)
+    ran = cli("run", *option, path)
     assert ran.code == Exit.UNMET
     assert "provisioner.yaml:2:1" in ran.err and "Traceback" not in ran.err
 
