@@ -117,6 +117,18 @@ class ProbedOverlay(Protocol):
 
 
 @runtime_checkable
+class ForgetsDrones(Protocol):
+    """An overlay that can remove the slots of drones that died without leaving it. Optional: without it jobs may be
+    matched to the slot of a dead drone until the pool forgets that by itself."""
+
+    async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[Receipt]:
+        """Remove what the pool still lists of drones that their sites reported as ended, one receipt each.
+        ``ended_at``: time of that report on the host's wall clock, by drone. A slot that the pool has heard from since
+        then belongs to a drone that lives, and stays. The four errors as in ``look``."""
+        ...
+
+
+@runtime_checkable
 class RendersBlocking(Protocol):
     """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.
     Called on an adapter that was built and not entered: it must not call the site."""

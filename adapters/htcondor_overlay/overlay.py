@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from adapters.htcondor_overlay.completions import Completions
@@ -35,6 +35,10 @@ from provisioner.sites import Gap, SiteDenied, SiteDown, SiteError
 
 _ADMITTED_S = 3600.0
 """A drone that has not come by then is not expected any more."""
+_REMOVAL_S = 20.0
+"""Longest time for the removal of ads of dead drones."""
+_REMOVAL_TOKEN_S = 600.0
+"""Lifetime of the token with which they are removed, where tokens are signed here."""
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
@@ -48,17 +52,30 @@ def drone_identities(config: HTCondorConfig) -> str:
     return f"{config.drone_user}@{config.trust_domain}" if own else ""
 
 
-def drone_token(config: HTCondorConfig, order: StartOrder, now: float) -> str:
-    """Return the token for a drone that is ordered now. SecretUnreadable if there is none."""
-    if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
-        assert config.drone_signing_key is not None  # validated
-        signer = Signer(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+@dataclass(frozen=True, slots=True)
+class DroneToken:
+    """A token of a drone: the one of all drones, or one that is signed when it is read."""
+
+    config: HTCondorConfig
+    drone_id: DroneId
+    lifetime_s: float
+
+    @classmethod
+    def of(cls, config: HTCondorConfig, order: StartOrder) -> Self:
+        """Return the token of a drone that is ordered."""
         walltime_s = order.type.walltime_s
         life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
-        lifetime_s = order.comes_within_s + life_s + order.grace_s
-        return signer.token(user_of(config.drone_user, order.drone_id), now, lifetime_s)
-    assert config.drone_token is not None  # validated
-    return config.drone_token.read()
+        return cls(config, order.drone_id, order.comes_within_s + life_s + order.grace_s)
+
+    def read(self) -> str:
+        """Return the token. SecretUnreadable if there is none."""
+        config = self.config
+        if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
+            assert config.drone_signing_key is not None  # validated
+            signer = Signer(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+            return signer.token(user_of(config.drone_user, self.drone_id), time.time(), self.lifetime_s)
+        assert config.drone_token is not None  # validated
+        return config.drone_token.read()
 
 
 class HTCondorOverlay:
@@ -178,10 +195,31 @@ class HTCondorOverlay:
         names = {slot.drone_id: slot.name for slot in self._view.slots}
         return await self._drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
 
+    async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[Receipt]:
+        """Have the collector drop the ads of drones that ended at these times.
+
+        A drone's own token is what may do that. The client with it lives for this call alone.
+        """
+        if not ended_at:
+            return []
+        token = DroneToken(self._config, next(iter(ended_at)), _REMOVAL_TOKEN_S)
+        directory = ClientDirectory("the drones", self._config.collector, token, None, self._config.client_config)
+        child = Child("adapters.htcondor_overlay.dead_ads:DeadAds", self._config.collector, env=directory.env)
+        try:
+            await asyncio.to_thread(directory.refresh)
+            await child.call("remove", dict(ended_at), deadline_s=_REMOVAL_S)
+        except SiteError as error:
+            fault = Fault(error.kind, str(error), time.time())
+            return [Receipt(drone_id, Answer.REFUSED, fault=fault) for drone_id in ended_at]
+        finally:
+            await child.close()
+            directory.close()
+        return [Receipt(drone_id, Answer.DONE) for drone_id in ended_at]
+
     async def admission(self, order: StartOrder) -> Admission:
         """The drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         try:
-            token = await asyncio.to_thread(drone_token, self._config, order, time.time())
+            token = await asyncio.to_thread(DroneToken.of(self._config, order).read)
         except SecretUnreadable as error:
             raise SiteDenied(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}

@@ -37,7 +37,7 @@ LASTING: dict[str, frozenset[str]] = {
 }
 """Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
 
-RECENT = frozenset({"record-outdated", "drone-eats-jobs"})
+RECENT = frozenset({"record-outdated", "drone-eats-jobs", "slots-not-removed"})
 OF_DRONES = frozenset({"drain-refused", "drain-failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
 
@@ -49,6 +49,7 @@ _EVENT_WORDS = {
     "drain-failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
     "clock-doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
     "drone-eats-jobs": "drained, as jobs failed in it one after the other; look at its node",
+    "slots-not-removed": "the pool keeps the slots of drones that died and may match jobs to them",
     "record-outdated": "the record is older than what runs, as after a restored backup",
 }
 _NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})

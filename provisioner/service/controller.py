@@ -38,6 +38,7 @@ from provisioner.model import (
 from provisioner.reasons import DrainRefused, EatsJobs, OrderRefused, OutcomeUnknown, Reason
 from provisioner.service import act
 from provisioner.service.clock import Clock
+from provisioner.service.dead_slots import DeadSlots
 from provisioner.service.history import History
 from provisioner.service.keeping import Keeping
 from provisioner.service.learning import Learning
@@ -175,8 +176,12 @@ class Controller:
     _stepped: bool = False
     _history: History = field(default_factory=History)
     _keeping: Keeping | None = None
+    _dead_slots: DeadSlots = field(init=False)
     _tellers: Mapping[str, TellsLastWords] = field(default_factory=dict)
     """The sites that tell last words: asking a protocol is not for every tick."""
+
+    def __post_init__(self) -> None:
+        self._dead_slots = DeadSlots(self.overlay, self.clock)
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
@@ -196,6 +201,7 @@ class Controller:
         listings will tell the next controller what came of them."""
         assert self._senses is not None and self._keeping is not None
         self._senses.close()
+        self._dead_slots.close()
         try:
             if error is None:
                 await self._keeping.end()
@@ -229,6 +235,7 @@ class Controller:
             if isinstance(drain.reason, EatsJobs):
                 await self.event("drone-eats-jobs", warn=True, drone=drain.drone.id, why=say.say(drain.reason))
         self.learning.note(snapshot, plan)
+        await self._remove_dead_slots(snapshot, plan)
         await self._act(plan)
         await self._settle()
         await self._history.keep(self.store, snapshot.overlay.view)
@@ -456,6 +463,14 @@ class Controller:
             self._acts[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
         if self._acts:
             await asyncio.wait(self._acts, timeout=PATIENCE_S)
+
+    async def _remove_dead_slots(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
+        fault = self._dead_slots.answered()
+        if fault is not None:
+            await self.event("slots-not-removed", warn=True, why=say.told(fault.message))
+        self._dead_slots.note(plan.moves)
+        self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
 
     async def _settle(self) -> None:
         """Record the answers that have come. What cannot be recorded is kept, and tried again at the next tick."""

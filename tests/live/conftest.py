@@ -24,7 +24,7 @@ SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
 NEWEST_ALONE = (
     "test_site_", "test_overlay_work", "test_overlay_history", "test_drone_preempted", "test_groups", "test_shares",
-    "test_strangers", "test_overlay_collectors",
+    "test_strangers", "test_overlay_collectors", "test_dead_slots",
 )  # fmt: skip
 """Tests with the newest HTCondor: sites, shares, groups, and what drones and queues tell of their work. All else of the
 overlay is for all."""

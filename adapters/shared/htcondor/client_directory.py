@@ -11,8 +11,9 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-from provisioner.config.units import Secret, SecretUnreadable
+from provisioner.config.units import SecretUnreadable
 from provisioner.model import FaultKind
 from provisioner.sites import SiteDenied, SiteDown
 
@@ -46,11 +47,17 @@ FILESYSTEM_DOMAIN = client.invalid
 """Nothing is taken from the host: the controller may stand on a machine that belongs to another pool."""
 
 
+class Readable(Protocol):
+    """A token that is read when it is needed. Raises SecretUnreadable."""
+
+    def read(self) -> str: ...
+
+
 class ClientDirectory:
     """Mode 0700, gone at :meth:`close`. Tokens are copied: HTCondor ignores a token file of another user."""
 
     def __init__(
-        self, whose: str, collector: str, token: Secret | None, token_directory: Path | None, more: str = ""
+        self, whose: str, collector: str, token: Readable | None, token_directory: Path | None, more: str = ""
     ) -> None:
         """``whose``: the pool, for messages. ``more``: lines to add to the configuration."""
         self._whose, self._token, self._token_directory = whose, token, token_directory
