@@ -23,6 +23,7 @@ READ_BACK_S = 5.0
 """Longest wait until the collector no longer lists the ads."""
 _SLACK_S = 1.0
 """The collector keeps whole seconds."""
+_ADVICE = "allow the identity of the drones' tokens ADVERTISE_STARTD and ADVERTISE_MASTER at the collector"
 _KINDS = (
     ("Machine", "INVALIDATE_STARTD_ADS", htcondor2.AdType.Startd),
     ("DaemonMaster", "INVALIDATE_MASTER_ADS", htcondor2.AdType.Master),
@@ -48,18 +49,18 @@ class DeadAds:
 
         An ad that was sent after that time stays: its drone lives. SiteDenied if the collector keeps a slot.
         """
-        with self._reasons.told(f"collector {self._address}"):
-            for of, command, _ in _KINDS:
-                query = classad2.ClassAd({"MyType": "Query", "TargetType": of})
-                query["Requirements"] = classad2.ExprTree(_silent_since(ended_at))
-                self._collector.advertise([query], command, True)
+        try:
+            with self._reasons.told(f"collector {self._address}"):
+                for of, command, _ in _KINDS:
+                    query = classad2.ClassAd({"MyType": "Query", "TargetType": of})
+                    query["Requirements"] = classad2.ExprTree(_silent_since(ended_at))
+                    self._collector.advertise([query], command, True)
+        except SiteDenied as error:
+            raise SiteDenied(f"{_ADVICE}: {error}", error.kind) from None
         limit = time.monotonic() + READ_BACK_S
         while left := self._listed(ended_at):
             if time.monotonic() > limit:
-                raise SiteDenied(
-                    f"collector {self._address} still lists {left}: allow the identity of the drones' tokens"
-                    " ADVERTISE_STARTD and ADVERTISE_MASTER there"
-                )
+                raise SiteDenied(f"{_ADVICE}: collector {self._address} still lists {left}")
             time.sleep(0.2)
 
     def _listed(self, ended_at: Mapping[str, float]) -> str:
