@@ -256,23 +256,23 @@ class Controller:
     async def _set_clock(self, *, start: bool = False) -> None:
         """Set the clock if that is due, and tell of one that is doubted."""
         by_s = self.clock.due_s()
-        if by_s:
+        moved = await self._move_times(by_s, start=start) if by_s or start else False
+        if by_s and moved:
             self.clock.settle()
             await self.event("times-moved", by_s=round(by_s, 1), advice=MOVED_ADVICE)
-        if by_s or start:
-            await self._move_times(by_s, start=start)
         if self.clock.doubted() is not self._doubted:
             self._doubted = not self._doubted
             name = "clock-doubted" if self._doubted else "clock-believed"
             advice = {"advice": CLOCK_ADVICE} if self._doubted else {}
             await self.event(name, warn=self._doubted, drift_s=round(self.clock.drift_s(), 1), **advice)
 
-    async def _move_times(self, by_s: float, *, start: bool) -> None:
-        """Move the times on record with the clock, so that no limit passes in one step.
+    async def _move_times(self, by_s: float, *, start: bool) -> bool:
+        """Move the times on record with the clock, so that no limit passes in one step; return whether that is on
+        record. If not, the clock must not be set: limits would pass, now or after a restart.
 
         At the ``start`` an order whose answer was not recorded gets none any more: ``settle`` counts from now.
         """
-        now, moves = self.clock.now(), []
+        now, moves = self.clock.now() + by_s, []
         for drone in self.store.drones.values():
             new = life.on_clock(drone, by_s, now)
             if start and drone.state is DroneState.REQUESTED:
@@ -281,10 +281,14 @@ class Controller:
                 moves.append(Move(new, new.state, OutcomeUnknown("")))
         breakers = [guard.on_clock(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
         try:
-            if moves or breakers:
+            if by_s:
+                await self.store.settle(self.store.tick, moves, breakers, set_to=now)
+            elif moves:
                 await self.store.settle(self.store.tick, moves, breakers)
         except StoreError as error:
             log.error("times-not-recorded", message=str(error))
+            return False
+        return True
 
     async def _sense(self) -> Snapshot:
         assert self._senses is not None

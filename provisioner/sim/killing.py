@@ -209,9 +209,11 @@ class MortalStore:
         self._chronicle.live = self._store.drones
         await self._fuse.after("store.record", act=act)
 
-    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+    async def settle(
+        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
         await self._fuse.before("store.settle", act=True)
-        await self._store.settle(tick, moves, breakers)
+        await self._store.settle(tick, moves, breakers, set_to=set_to)
         self._chronicle.moved(moves)
         self._chronicle.live = self._store.drones
         await self._fuse.after("store.settle", act=True)

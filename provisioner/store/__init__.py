@@ -192,8 +192,11 @@ class Store(Protocol):
         full disk): then nothing of it is recorded and nothing may be acted on."""
         ...
 
-    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
-        """Commit what came of a plan: receipts as moves, breakers changed by them."""
+    async def settle(
+        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
+        """Commit what came of a plan: receipts as moves, breakers changed by them. Or, with ``set_to``, that the
+        controller's clock was set to this time, which the host's wall clock tells as well, and times were moved."""
         ...
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None: ...

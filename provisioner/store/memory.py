@@ -166,8 +166,12 @@ class MemoryStore:
             while len(record.snapshots) > self._snapshots:
                 del record.snapshots[min(record.snapshots)]
 
-    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+    async def settle(
+        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
         self._apply(settled(tick, moves, breakers), self.tick)
+        if set_to is not None:
+            self._record.mirror = replace(self._record.mirror, at=set_to, drift_s=0.0)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._record.last_event += 1

@@ -119,9 +119,11 @@ class SqlStore:
         writer = self._opened
         await self._do(lambda: writer.record(plan, snapshot))
 
-    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+    async def settle(
+        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
         writer = self._opened
-        await self._do(lambda: writer.settle(tick, moves, breakers))
+        await self._do(lambda: writer.settle(tick, moves, breakers, set_to))
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         writer = self._opened

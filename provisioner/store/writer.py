@@ -121,14 +121,20 @@ class Writer:
             )
         self.mirror, self._pieces, self._said = mirror, pieces, said
 
-    def settle(self, tick: int, moves: Sequence[Move], changed: Sequence[Breaker]) -> None:
+    def settle(
+        self, tick: int, moves: Sequence[Move], changed: Sequence[Breaker], set_to: float | None = None
+    ) -> None:
         change = settled(tick, moves, changed)
-        if not (change.drones or change.breakers):
+        if not (change.drones or change.breakers or set_to is not None):
             return
         mirror = after(self.mirror, change, self.mirror.tick)
+        meta = {"next_serial": str(mirror.next_serial)}
+        if set_to is not None:
+            mirror = replace(mirror, at=set_to, drift_s=0.0)
+            meta |= {"at": repr(set_to), "drift_s": repr(0.0)}
         with self._transaction() as sql:
             self._write(sql, change)
-            _write_meta(sql, next_serial=str(mirror.next_serial))
+            _write_meta(sql, **meta)
         self.mirror = mirror
 
     def _write(self, sql: Connection, change: Change) -> None:

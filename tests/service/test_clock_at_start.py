@@ -25,7 +25,7 @@ from provisioner.service.clock import SteadyClock
 from provisioner.service.controller import Controller
 from provisioner.sim.loop import run_virtual
 from provisioner.store.memory import MemoryStore
-from tests.service.world import GPU, JOB, Place, Pool, ahead_s, run_for, wall
+from tests.service.world import GPU, JOB, FullDisk, Place, Pool, ahead_s, run_for, wall
 
 S = DroneState
 EPOCH = 1.7e9
@@ -143,6 +143,33 @@ def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: 
                 assert names(store) == ["times-moved"]
             else:
                 assert names(store) == ["clock-doubted"]
+
+    run_virtual(story(), start_epoch=EPOCH)
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["goes-on", "restarts"])
+def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: bool) -> None:
+    """The clock was set first: with a full disk, or after a crash, two days passed for every limit in one step."""
+
+    async def story() -> None:
+        here, store = Listing(), FullDisk()
+        async with life(store, here) as controller:
+            await run_for(controller, 30)
+        ahead_s.set(2 * DAY_S)
+        store.full = {"settle"}
+        async with life(store, here, ntp=True) as controller:
+            await run_for(controller, 30)
+            assert controller.clock.doubted() and "settle" in store.refused
+            store.full = set()
+            if not restarts:
+                await run_for(controller, 30)
+        if restarts:
+            async with life(store, here, ntp=True) as controller:
+                await run_for(controller, 30)
+        assert store.recorded_at > EPOCH + 2 * DAY_S
+        assert names(store).count("times-moved") == 1
+        assert not any(line.startswith("stop") for line in here.told)
+        assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
 
     run_virtual(story(), start_epoch=EPOCH)
 

@@ -140,9 +140,11 @@ class FullDisk(MemoryStore):
         self._write("record")
         await super().record(plan, snapshot)
 
-    async def settle(self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> None:
+    async def settle(
+        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
         self._write("settle")
-        await super().settle(tick, moves, breakers)
+        await super().settle(tick, moves, breakers, set_to=set_to)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._write("event")

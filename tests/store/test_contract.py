@@ -17,6 +17,7 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
+    Move,
     OverlayReading,
     Patience,
     Plan,
@@ -72,6 +73,23 @@ async def test_an_intent_is_on_record_before_the_site_is_called(ground: Ground) 
     async with ground.store() as store:
         assert dict(store.drones) == {first.id: first, second.id: second}
         assert (store.tick, store.next_serial) == (1, 3)
+
+
+async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(ground: Ground) -> None:
+    """A crash between the two would let two days pass for each limit in one step."""
+    one = drone(1)
+    async with ground.store() as store:
+        await record(store, starts(1, one))
+        assert store.recorded_at == 100.0
+        moved = replace(one, since=one.since + 900.0, requested_at=one.requested_at + 900.0)
+        await store.settle(1, (Move(moved, moved.state, SEEN),), (Breaker("topas", since=900.0),), set_to=1000.0)
+        assert (store.recorded_at, store.recorded_drift_s) == (1000.0, 0.0)
+        await store.settle(1, (), (), set_to=1100.0)
+    async with ground.store() as store:
+        assert (store.recorded_at, store.recorded_drift_s) == (1100.0, 0.0)
+        assert dict(store.drones) == {one.id: moved} and store.breakers["topas"].since == 900.0
+        await store.settle(1, (), ())
+        assert store.recorded_at == 1100.0
 
 
 async def test_the_record_tells_a_drones_whole_life(ground: Ground) -> None:
