@@ -305,6 +305,9 @@ class OverlayView:
     remarks: tuple[str, ...] = ()
     """Oddities that users of the pool cause and no operator needs to act on (a request that is no amount), a line
     each. Unlike notices they do not alarm."""
+    unheard: tuple[str, ...] = ()
+    """Queues that did not answer, by name. The view is partial then: jobs of theirs are as of their last answer, or
+    missing, and a job that is missing may wait or run."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from adapters.htcondor_overlay.history import Told
 from adapters.htcondor_overlay.settings import HTCondorConfig
@@ -34,12 +35,13 @@ class Completions:
         self._again_at = 0.0
         self._told = Told(None)
 
-    async def newest(self, gpus_only: bool) -> Told:
-        """What was told last, asked anew if that is a minute old. Raises nothing: a failure is a notice."""
+    async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> Told:
+        """What was told last, asked anew if that is a minute old. Raises nothing: a failure is a notice. ``silent``:
+        schedds that are not asked."""
         if time.monotonic() < self._again_at:
             return self._told
         try:
-            told = await self._child.call("told", gpus_only, deadline_s=self._deadline_s)
+            told = await self._child.call("told", gpus_only, tuple(silent), deadline_s=self._deadline_s)
             assert isinstance(told, Told)
             self._told, pause_s = told, EVERY_S
         except SiteError as error:

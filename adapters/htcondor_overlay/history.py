@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import htcondor2
 
 from adapters.htcondor_overlay.classes import bounds, request, walltime
 from adapters.htcondor_overlay.mishaps import cause_of_end
-from adapters.htcondor_overlay.pool import Queue, ahead
+from adapters.htcondor_overlay.schedds import Queue, ahead
 from adapters.htcondor_overlay.work import TOLD_S, drone_named
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
@@ -78,10 +78,13 @@ class Histories:
         self._skew_s = 0
         self._known: dict[str, _Known] = {}
 
-    def told(self, gpus_only: bool) -> Told:
-        """Jobs done in the last :data:`TOLD_S`. A schedd that does not tell is told of, and the others' jobs count."""
+    def told(self, gpus_only: bool, silent: Collection[str] = ()) -> Told:
+        """Jobs done in the last :data:`TOLD_S`. A schedd that does not tell is told of, and the others' jobs count.
+        ``silent``: schedds that would keep us waiting."""
         now, notices, answered = time.time(), list[str](), False
         for queue in self._queues():
+            if printable(queue.name, 80) in silent:
+                continue
             known = self._known.setdefault(queue.name, _Known())
             try:
                 cut = self._read(queue, known, now, gpus_only)

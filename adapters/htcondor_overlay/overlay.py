@@ -13,6 +13,7 @@ from adapters.htcondor_overlay.drain import Drainer
 from adapters.htcondor_overlay.mishaps import Witnesses
 from adapters.htcondor_overlay.orders import Orders, read_every_s
 from adapters.htcondor_overlay.probe import explained, no_condor, no_orders, probe
+from adapters.htcondor_overlay.schedds import ANSWER_S, asked
 from adapters.htcondor_overlay.settings import DroneTokenMode, HTCondorConfig
 from adapters.htcondor_overlay.tokens import Signer, user_of
 from adapters.shared.htcondor.client_directory import ClientDirectory
@@ -92,8 +93,6 @@ class HTCondorOverlay:
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
         self._witnesses = Witnesses()
-        self._answered: frozenset[str] = frozenset()
-        """Schedds that have answered. A child that was ended for its silence does not know any more."""
         self._admitted: dict[DroneId, float] = {}
         """Drones that no look has shown yet, and when they were admitted (monotonic)."""
         self._readers = 0
@@ -114,7 +113,8 @@ class HTCondorOverlay:
             config.slot_weight,
             config.drone_config,
             drone_identities(config),
-            str(self._directory.path / "asked"),
+            str(self._directory.path / "schedds"),
+            min(ANSWER_S, config.deadline / 4),
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)
@@ -134,26 +134,28 @@ class HTCondorOverlay:
         self._pool = self._completions = self._directory = self._drainer = self._orders = None
 
     async def look(self, types: Sequence[DroneType]) -> OverlayView:
-        """SiteDown if the collector or any of the schedds did not answer in time: all or nothing. Or SiteDenied."""
+        """SiteDown if the collector or all schedds did not answer in time, or SiteDenied. A schedd that does not answer
+        beside others is left out: see ``unheard`` of the view."""
         if self._pool is None or self._completions is None or self._directory is None:
             raise SiteDown("the overlay is not connected")
         self._directory.refresh()
         gpus_only = all(kind.gpu_milli for kind in types)
+        silent = self._view.unheard if self._view is not None else ()
         looked: OverlayView | SiteError
         async with asyncio.TaskGroup() as group:
-            asked = group.create_task(self._completions.newest(gpus_only))
+            told_of = group.create_task(self._completions.newest(gpus_only, silent))
             try:
                 kinds, deadline_s = tuple(types), self._config.deadline
-                answer = await self._pool.call("look_knowing", kinds, self._answered, deadline_s=deadline_s)
-                looked, self._answered, users = answer
+                looked, users = await self._pool.call("look_with_users", kinds, deadline_s=deadline_s)
                 self._witnesses.note(users, time.time())
             except SiteError as error:
-                looked = error
+                whom = " ".join(asked(self._directory.path / "schedds"))
+                looked = SiteDown(f"{whom}: no answer within {deadline_s:g} s") if whom.strip() else error
         if isinstance(looked, SiteDenied):
             raise await asyncio.to_thread(explained, looked, self._config)
         if isinstance(looked, SiteError):
             raise looked
-        told = asked.result()
+        told = told_of.result()
         there = {slot.drone_id for slot in looked.slots}
         if self._drainer is not None:
             await self._drainer.forget(there)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
-import socket
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import classad2
 import htcondor2
@@ -36,6 +32,7 @@ from adapters.htcondor_overlay.classes import (
     referenced,
     representative,
 )
+from adapters.htcondor_overlay.schedds import ANSWER_S, LastAnswer, Queue, Schedds, ahead, noted, slack
 from adapters.htcondor_overlay.settings import SlotWeight
 from adapters.htcondor_overlay.slots import PROJECTION, Sightings, forged, ours, sightings
 from adapters.shared.htcondor import clock
@@ -62,30 +59,10 @@ _MOST_DOUBTS = 10
 """Classes of which a note says what they say wrongly."""
 _MOST_REFUSED = 1000
 """Jobs of one schedd that the negotiator has refused and that are looked at."""
-_STRANGER_AGAIN_S = 60.0
-"""A schedd that has never answered is asked again after this long."""
-_HUNG_AGAIN_S = 900.0
-"""Longest time between two questions to one that did not answer before the deadline of a look."""
-_STRANGER_WAIT_S = 2.0
-"""Longest wait for a connection to one."""
-_STRANGERS_S = 4.0
-"""Time of one look for asking them. The others are asked at a later look."""
-_ADDRESS = re.compile(r"<(?P<host>\[[0-9a-fA-F:.%]+\]|[^:?>\[\]]+):(?P<port>[0-9]{1,5})")
 _FORGERS_AGAIN_S = 60.0
 """Slots that were sent with stolen tokens are counted anew after this long."""
 _AGAIN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """One schedd: where it is, and how far its clock is ahead of the collector's."""
-
-    name: str
-    schedd: Any
-    ahead_s: float
-    slack: int | None = None
-    """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +90,11 @@ class Pool:
         slot_weight: SlotWeight = SlotWeight.CPUS,
         drone_config: str = "",
         drone_identities: str = "",
-        diary: str = "",
+        memory: str = "",
+        answer_s: float = ANSWER_S,
     ) -> None:
+        """``memory``: directory for what must outlive this process, which ends with a look that somebody keeps waiting.
+        ``answer_s``: longest wait for a schedd's answer to a trivial question."""
         self._drone_identities = drone_identities
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
@@ -126,18 +106,8 @@ class Pool:
         self._reasons = Reasons()
         self._collector = Collectors(collector)
         self._skew_s = 0
-        self._answered: set[str] = set()
-        """Schedds that have ever answered, by name."""
-        self._tried: dict[str, tuple[float, SiteError]] = {}
-        """Schedds that never answered: time of the last question (monotonic) and its result."""
-        self._diary = Path(diary) if diary else None
-        """File for the name of the stranger that is asked: this process ends with the look that it keeps waiting."""
-        self._hung = Counter(_lines(self._diary))
-        """Strangers that processes before this one waited for in vain, and how often."""
-        hung = SiteDown("no answer before the deadline of a look")
-        self._tried |= {name: (time.monotonic(), hung) for name in self._hung}
-        self._had_jobs: dict[str, float] = {}
-        """Schedds with jobs that counted, and when they were listed last."""
+        self._schedds = Schedds(collector_memory_s, Path(memory) if memory else None)
+        self._answer_s = answer_s
         self._waits: dict[tuple[str, str], Waits] = {}
         """By schedd and job id."""
         self._verdicts: dict[tuple[str, TypeKey], Misfit | None] = {}
@@ -159,36 +129,37 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------- the one call
 
-    def look_knowing(
-        self, types: Sequence[DroneType], answered: Collection[str]
-    ) -> tuple[OverlayView, frozenset[str], Mapping[DroneId, frozenset[str]]]:
-        """Look, knowing which schedds have answered a process of this kind before, and return which have now, and whose
-        claims the slots show."""
-        self._answered.update(answered)
-        view = self.look(types)
-        return view, frozenset(self._answered), self._users
+    def look_with_users(
+        self, types: Sequence[DroneType]
+    ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]]]:
+        """Look, and return whose claims the slots show as well."""
+        return self.look(types), self._users
 
     def look(self, types: Sequence[DroneType]) -> OverlayView:
         """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
         taken_at = time.time()
-        with self._reasons.told(f"collector {self._address}"):
+        with self._asked("collector", self._address):
             self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
             slots_of_drones = ours(self._drone_identities)
             ads = self._collector.query(htcondor2.AdType.Startd, constraint=slots_of_drones, projection=PROJECTION)
             seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
             self._users = seen.users
-            queues, strangers = self._queues()
+            listed = self._listed()
             cycle = self._cycle()
             notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
             notices += accounting.doubts(cycle.accounting, self._slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
         device_milli = self._devices_of(seen, taken_at)
-        at_work = work.together(self._at_work(queue, taken_at, device_milli) for queue in queues)
         # jobs that want no GPU are demand only where something could be started for them
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
         constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
-        groups = [each for queue in queues for each in self._groups(queue, constraint)]
-        self._had_jobs |= {each.schedd: taken_at for each in groups}
+        queues = self._answering(self._queues(listed, taken_at), taken_at, constraint, device_milli)
+        kept = self._schedds.kept(taken_at)
+        answers = [self._schedds.last[queue.name] for queue in queues]
+        groups = [each for answer in (*answers, *kept.values()) for each in answer.groups]
+        at_work = work.together(
+            [*(answer.work for answer in answers), *(each.work_now(slots, taken_at) for each in kept.values())]
+        )
         by_class = merged(groups)
         fresh = self._fresh(queues, cycle, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
@@ -200,17 +171,26 @@ class Pool:
             for each, parts in sorted(by_class.items())
         ]
         classes = [behind(each, *limited[each.id]) if each.id in limited else each for each in classes]
+        silent = self._schedds.notices(self._wanted_schedds, taken_at)
         return OverlayView(
             taken_at=taken_at,
             classes=tuple(classes),
             slots=at_work.on(slots),
             negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
-            notices=(*strangers, *notices, *restarted),
+            notices=(*silent, *notices, *restarted),
             remarks=(*seen.remarks, *_doubts(by_class)),
             evictions=at_work.evictions,
             groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
             mishaps=at_work.mishaps,
+            unheard=self._schedds.unheard(self._wanted_schedds),
         )
+
+    @contextmanager
+    def _asked(self, whom: str, name: str) -> Iterator[None]:
+        """Note who is asked; what the bindings raise becomes an error that names them."""
+        shown = f"{whom} {printable(name, 80)}"
+        with noted(self._schedds, whom, name), self._reasons.told(shown):
+            yield
 
     # ---------------------------------------------------------------------------------------------- collector's side
 
@@ -239,80 +219,62 @@ class Pool:
     def _to_our_clock(self, theirs: float) -> float:
         return theirs - self._skew_s
 
-    def _queues(self) -> tuple[list[Queue], list[str]]:
-        """Return the schedds whose jobs count, and notices of those that have never answered and are left out.
-
-        A schedd of the configuration, one that had jobs of ours, or one that has answered before is an error where it
-        is missing or silent, never a smaller demand. Anybody can have a schedd listed: one that flocks here and denies
-        reading, or a machine that is switched off, stops nothing.
-        """
-        ads = {
+    def _listed(self) -> dict[str, Ad]:
+        """Return the ads of the schedds that the collector lists, by name."""
+        return {
             text(ad, "Name", 600): ad
             for ad in self._collector.query(htcondor2.AdType.Schedd)
             if number(ad, "LastHeardFrom") is not None
         }
-        now = time.time()
-        if self._wanted_schedds:
-            missing = [name for name in self._wanted_schedds if name not in ads]
-        else:
-            known = {n: now if n in ads else at for n, at in self._had_jobs.items()}
-            self._had_jobs = {n: at for n, at in known.items() if now - at <= self._collector_memory_s}
-            missing = [name for name in self._had_jobs if name not in ads]
-        if missing or not ads:
-            which = ", ".join(printable(name, 80) for name in missing) or "any schedd"
-            raise SiteDown(f"collector {self._address} does not list {which}")
+
+    def _queues(self, ads: Mapping[str, Ad], now: float) -> list[Queue]:
+        """Return the schedds whose jobs count and that answer a trivial question. SiteDown if there is none.
+
+        The others are left out, and their last answers kept for a while. Anybody can have a schedd listed: one that
+        flocks here and denies reading, or a machine that is switched off, stops nothing.
+        """
+        known, wanted = self._schedds, self._wanted_schedds
+        kept = known.kept(now)
+        for name in {*wanted, *known.answered, *known.silent} - ads.keys():
+            last = known.last.get(name) or kept.get(name)
+            if name in wanted or (last is not None and last.groups and now - last.taken_at <= self._collector_memory_s):
+                known.failed(name, SiteDown("the collector does not list it"), now, unlisted=True)
+            else:
+                known.forget(name)  # it had no jobs that count, or has been gone for long
+        for name in known.silent.keys() - {*wanted} if wanted else ():
+            known.forget(name)
         queues = [
             Queue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
             for name, ad in sorted(ads.items())
-            if not self._wanted_schedds or name in self._wanted_schedds
+            if not wanted or name in wanted
         ]
-        if self._wanted_schedds:
-            return queues, []
-        self._tried = {name: tried for name, tried in self._tried.items() if name in ads}
-        until = time.monotonic() + _STRANGERS_S
-        silent: dict[str, SiteError] = {}
+        if not queues:
+            which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
+            lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MOST_DOUBTS))
+            raise SiteDown(f"collector {self._address} does not list {which}{f'; it lists {lists}' if lists else ''}")
+        if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next look
+            due = known.due(queues, now)
+            known.try_out(due, lambda queue: self._asked("schedd", queue.name), self._answer_s)
+            queues = [queue for queue in due if queue.name not in known.silent]
+        return queues
+
+    def _answering(
+        self, queues: Sequence[Queue], now: float, constraint: str, device_milli: Mapping[DroneId, int]
+    ) -> list[Queue]:
+        """Take the answers of these schedds; return those that gave one. Raises their errors if none did."""
         for queue in queues:
-            if queue.name not in self._answered and (error := self._never_answers(queue, ads[queue.name], until)):
-                silent[queue.name] = error
-        if len(silent) == len(queues):
-            self._tried.clear()  # without any of them nothing is known: all are asked at the next look
-            raise next(iter(silent.values()))
-        notices = [
-            f"schedd {printable(name, 80)} has never answered and is left out ({printable(str(error), 160)}): name the"
-            " schedds that count under `schedds`, or let our identity READ there"
-            for name, error in islice(silent.items(), _MOST_DOUBTS)
-        ]
-        return [queue for queue in queues if queue.name not in silent], notices
-
-    def _never_answers(self, queue: Queue, ad: Ad, until: float) -> SiteError | None:
-        """Ask a schedd that has never answered, now and then; return its error while that is all that it gave."""
-        asked_at, error = self._tried.get(queue.name, (-math.inf, SiteDown("not asked yet")))
-        again_s = min(_STRANGER_AGAIN_S * 2 ** min(self._hung[queue.name], 10), _HUNG_AGAIN_S)
-        if time.monotonic() - asked_at < again_s or time.monotonic() > until:
-            return error
-        self._note(*self._hung.elements(), queue.name)
-        try:
-            reachable(text(ad, "MyAddress", 600), _STRANGER_WAIT_S)
-            with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
-                queue.schedd.query("false", projection=["ClusterId"], limit=1)
-        except SiteError as failed:
-            self._has_said(queue.name)
-            self._tried[queue.name] = time.monotonic(), failed
-            return failed
-        self._has_said(queue.name)
-        self._answered.add(queue.name)
-        self._tried.pop(queue.name, None)
-        return None
-
-    def _has_said(self, name: str) -> None:
-        """Strike out a stranger that did not keep this process waiting."""
-        self._hung.pop(name, None)
-        self._note(*self._hung.elements())
-
-    def _note(self, *names: str) -> None:
-        if self._diary is not None:
-            with suppress(OSError):
-                self._diary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+            try:
+                at_work = self._at_work(queue, now, device_milli)
+                found = LastAnswer(now, tuple(self._groups(queue, constraint)), at_work)
+            except SiteError as error:
+                self._schedds.failed(queue.name, error, now)
+            else:
+                self._schedds.heard(queue.name, found)
+        self._schedds.save()
+        answered = [queue for queue in queues if queue.name not in self._schedds.silent]
+        if not answered:
+            raise self._schedds.error()
+        return answered
 
     def _cycle(self) -> Cycle:
         """When the negotiator last went round.
@@ -387,7 +349,7 @@ class Pool:
     def _at_work(self, queue: Queue, now: float, device_milli: Mapping[DroneId, int]) -> work.Work:
         ahead_s = self._skew_s + queue.ahead_s
         since = now + ahead_s - work.TOLD_S
-        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+        with self._asked("schedd", queue.name):
             ads = queue.schedd.query(work.constraint(self._controller, since), projection=work.PROJECTION)
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
@@ -398,7 +360,7 @@ class Pool:
                 yield found
 
     def _grouped(self, queue: Queue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
-        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+        with self._asked("schedd", queue.name):
             found: list[Ad] = queue.schedd.query(
                 constraint, projection=list(attributes), opts=htcondor2.QueryOpt.GroupBy
             )
@@ -413,7 +375,7 @@ class Pool:
         for queue in queues:
             since = int(cycle.began_at + queue.ahead_s)
             gpus_only = " && RequestGPUs isnt 0" if GPU_JOBS in constraint else ""
-            with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+            with self._asked("schedd", queue.name):
                 any_fresh = queue.schedd.query(
                     f"JobStatus == {IDLE} && QDate >= {since}{gpus_only}",
                     projection=["ClusterId"],
@@ -439,7 +401,7 @@ class Pool:
         refused: list[Ad] = []
         for queue in queues:
             if queue.name in asks:
-                with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+                with self._asked("schedd", queue.name):
                     refused += queue.schedd.query(
                         f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
                         projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
@@ -466,7 +428,8 @@ class Pool:
         by_name = {queue.name: queue for queue in queues}
         idle = [(class_id, g) for class_id, groups in by_class.items() for g in groups if g.status == IDLE]
         wanted = dict.fromkeys([*((g.schedd, g.first) for _, g in idle), *((g.schedd, g.last) for _, g in idle)])
-        for schedd, job_id in islice((key for key in wanted if key not in self._waits), _LOOKED_UP_PER_LOOK):
+        unknown = (key for key in wanted if key not in self._waits and key[0] in by_name)
+        for schedd, job_id in islice(unknown, _LOOKED_UP_PER_LOOK):
             waits = self._waiting(by_name[schedd], job_id)
             if waits is not None:
                 self._waits[schedd, job_id] = waits
@@ -481,7 +444,7 @@ class Pool:
         cluster, _, proc = job_id.partition(".")
         if not (cluster.isdigit() and proc.isdigit()):
             return None
-        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+        with self._asked("schedd", queue.name):
             ads = queue.schedd.query(
                 f"ClusterId == {cluster} && ProcId == {proc}", projection=list(Waits.PROJECTION), limit=1
             )
@@ -564,41 +527,6 @@ def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
     return list(islice(found, _MOST_DOUBTS))
 
 
-def reachable(address: str, wait_s: float) -> None:
-    """Raise SiteDown if nobody accepts a connection at a daemon's address within a short time.
-
-    The bindings would wait for as long as a look may take. An address behind a broker (CCB), or in a private network,
-    is not tried.
-    """
-    found = _ADDRESS.match(address)
-    if found is None or "ccbid=" in address.lower() or "priv" in address.lower():
-        return
-    try:
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), wait_s).close()
-    except (OSError, OverflowError, ValueError) as error:  # a port or a host that cannot be one
-        raise SiteDown(f"no connection to {printable(found[0].lstrip('<'), 80)}: {error}") from None
-
-
-def _lines(file: Path | None) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines() if file is not None else []
-    except OSError:  # nobody was asked yet
-        return []
-
-
-def slack(ad: Ad) -> int | None:
-    """Return how many more jobs a schedd may run, by its own ad; None where it does not say."""
-    most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
-    return None if most is None or runs is None else max(0, int(most - runs))
-
-
 def behind(jobs: JobClass, count: int, limit: str) -> JobClass:
     """Return a class of which so many waiting jobs are behind a limit. Fresh ones are not judged yet."""
     return replace(jobs, limited=min(jobs.waiting, count), limit=limit) if jobs.waiting else jobs
-
-
-def ahead(ad: Ad) -> float:
-    """How far the clock of the daemon that sent an ad is ahead of the collector's."""
-    theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
-    ahead = theirs - heard if theirs and heard else 0.0
-    return ahead if abs(ahead) > clock.SAME_S else 0.0

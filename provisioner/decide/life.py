@@ -151,6 +151,7 @@ EXIT_NEVER_JOINED = 73
 def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
     """What fresh views tell of every drone on record: only what is new. Of settled ones nothing is."""
     lost = _lost(snapshot) if trust.overlay is None else None
+    partial = lost is not None and snapshot.overlay.view is not None and bool(snapshot.overlay.view.unheard)
     views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
     for drone in trust.sifted.others.values():
@@ -161,7 +162,8 @@ def observe_all(snapshot: Snapshot, trust: Trust) -> list[Move]:
             views.get(site),
             trust.slots.get(drone.id),
             pool_fresh=trust.overlay is None,
-            evictions=lost.get(drone.id, ()) if lost is not None else None,
+            # in a partial view a drone without evictions may have had jobs of a queue that does not answer
+            evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
             policy=site_policy,
             doubted=site in trust.vanished,
             now=snapshot.now,

@@ -35,8 +35,8 @@ def judged(snapshot: Snapshot, moves: Sequence[Move], known: Mapping[str, Breake
     view, now = snapshot.overlay.view, snapshot.now
     tried = [move.drone for move in moves if move.drone.for_class and move.drone.joined_at]
     ours = [breaker for breaker in known.values() if breaker.class_id]
-    if view is None or snapshot.overlay.fault is not None or not (tried or ours):
-        return known
+    if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
+        return known  # jobs of a queue that does not answer get no drone, whatever they ask for
     after = dict(known)
     classes = {job.id: job for job in view.classes}
     types = {str(kind.key) for kind in snapshot.types}

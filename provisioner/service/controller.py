@@ -369,7 +369,8 @@ class Controller:
         """When a GPU job was last seen to wait. What cannot be seen may be one."""
         assert self._senses is not None
         overlay = self._senses.overlay_reading()
-        classes = overlay.view.classes if overlay.view is not None and overlay.fault is None else None
+        view = overlay.view
+        classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
         wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
         # Jobs that nothing here could ever run want no GPU of ours.
         wanted = any(fit.misfit(job, kind) is None for job in wait for kind in self.types)

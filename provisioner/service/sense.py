@@ -47,6 +47,8 @@ class Watch(Generic[View]):
     at_hand: Callable[[], View | None] | None = None
     """What ``look`` would return, where that takes no waiting."""
     border: Border = field(default_factory=Border)
+    _first: SiteDown | None = None
+    """Error of the first attempt of the look that goes on."""
 
     def glance(self, clock: Clock) -> bool:
         """Look without waiting; False if that takes a real look, as after an error, which that one will tell."""
@@ -69,7 +71,9 @@ class Watch(Generic[View]):
         try:
             view = self.border.taken_over(await within(self.deadline_s, self._looked()), began, clock.drift_s())
         except Exception as error:
-            before, self.fault = self.fault, fault_of(error, began)
+            # the deadline of both attempts says less than what the first one failed for
+            told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
+            before, self.fault = self.fault, fault_of(told, began)
             if before is None or before.message != self.fault.message:
                 log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
         else:
@@ -81,6 +85,7 @@ class Watch(Generic[View]):
             log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
 
     async def _looked(self) -> View:
+        self._first = None
         try:
             return await self.look()
         except SiteDown as error:
@@ -89,6 +94,7 @@ class Watch(Generic[View]):
     async def _again(self, error: SiteDown) -> View:
         """Look again after one that failed, which is the first attempt of those that are retried."""
         failed = [error]
+        self._first = error
 
         async def attempt() -> View:
             if failed:

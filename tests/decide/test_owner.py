@@ -297,6 +297,17 @@ def test_where_the_queue_tells_nothing_or_still_believes_the_job_to_run_its_work
         assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (299.0, 1)
 
 
+def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_for_done() -> None:
+    here = on("kit-ab12-1", "n1", worked_s=300)
+    end = RemoteEnd(EndKind.PREEMPTED, NOW - 1, None, "evicted")
+    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+    whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
+    assert whole.overlay.view is not None
+    partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+    found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
+    assert found == [0.0, 299.0]
+
+
 def test_the_sites_own_notice_is_news_once_and_such_a_drone_is_no_supply() -> None:
     here = on("kit-ab12-1", "n1", S.IDLE)
     listed = replace(remote_of(here), notice_at=NOW - 4, node="n1")

@@ -85,6 +85,17 @@ def test_parallel_jobs_that_match_no_drone_do_not_ban_the_type_for_plain_jobs() 
     assert not check(seen, plan)
 
 
+def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() -> None:
+    """Jobs of a schedd that hangs get no drone, whatever they ask for."""
+    blamed, _ = after(idled())
+    cleared, _ = after(breakers=[banned(NOW - 1, state=B.DEGRADED)], classes=(PLAIN,))
+    for whole in (blamed, cleared):
+        assert whole.overlay.view is not None
+        partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+        assert SCOPE in {b.scope for b in plan_of(whole).breakers}
+        assert SCOPE not in {b.scope for b in plan_of(partial).breakers}
+
+
 def test_three_failures_of_one_class_at_different_times_do_not_ban_the_type_either() -> None:
     known: dict[str, Breaker] = {}
     for tick in range(3):

@@ -12,6 +12,7 @@ import pytest
 
 from adapters.htcondor_overlay import pool
 from adapters.htcondor_overlay.classes import NO_WAITS, group, job_class, merged
+from adapters.htcondor_overlay.schedds import Schedds
 from adapters.shared.htcondor.ads import Ad
 from provisioner.model import JobClass
 from tests.overlay_htcondor.jobs import job
@@ -22,6 +23,7 @@ class Judge(pool.Pool):
 
     def __init__(self) -> None:
         self._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
+        self._schedds = Schedds(900.0)
 
     def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]

@@ -1,11 +1,11 @@
-"""A schedd that has nothing to do with us stops nothing; one that had answered is missed."""
+"""A schedd that does not answer stops nothing: one of others is left out, of one of ours the last answer is kept."""
 
 from __future__ import annotations
 
-import socket
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,134 +13,248 @@ from typing import Any
 import classad2
 import pytest
 
-from adapters.htcondor_overlay import pool
+from adapters.htcondor_overlay import pool, schedds
+from adapters.htcondor_overlay.work import Run, Work
 from adapters.shared.htcondor.ads import Ad
-from provisioner.model import DroneId, Slot, SlotState
+from provisioner.model import DroneId, Eviction, OverlayView, Slot, SlotState
 from provisioner.sites import SiteDenied, SiteDown
+from tests.overlay_htcondor.jobs import job
+from tests.overlay_htcondor.live import A100
+
+
+class Fake:
+    """A schedd by name, with what its pool says of it."""
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        self.lab, self.name = lab, name
+
+    def query(self, constraint: str, *, opts: object = None, **_: object) -> list[Ad]:
+        """Only the question of this process itself is noted: others are asked in processes of their own."""
+        if self.name in self.lab.hangs:
+            time.sleep(60)
+        error = self.lab.errors.get(self.name)
+        if error is not None:
+            raise error
+        if opts is None:
+            return []
+        return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)))]
 
 
 class Lab(pool.Pool):
-    """A pool whose daemons are dictionaries: schedds by name, with what they raise, and the collector's own ad."""
+    """A pool whose daemons are dictionaries: schedds by name, what they raise, and the collector's own ad."""
 
-    def __init__(self, diary: str = "", **schedds: BaseException | None) -> None:
-        super().__init__("c:9618", "kit", (), "true", "AcctGroup", 300.0, 900.0, diary=diary)
-        self.schedds = schedds
-        self.asked: list[str] = []
+    def __init__(
+        self, *names: str, schedds: tuple[str, ...] = (), memory: Path | None = None, memory_s: float = 900.0
+    ) -> None:
+        super().__init__(
+            "c:9618", "kit", schedds, "true", "AcctGroup", 300.0, memory_s,
+            memory=str(memory) if memory else "", answer_s=1.0,
+        )  # fmt: skip
+        self.names = list(names)
+        self.errors: dict[str, BaseException] = {}
+        self.hangs: set[str] = set()
+        self.jobs: dict[str, int] = {}
         self.started: float | None = 1000.0
-        self._collector = SimpleNamespace(query=self._listed, address="pool:9618")
+        self._collector: Any = SimpleNamespace(query=self._ads, address="pool:9618")
 
-    def _listed(self, kind: Any, **_: Any) -> list[Ad]:
+    def _ads(self, kind: Any, constraint: str = "", **_: Any) -> list[Ad]:
         if kind == pool.htcondor2.AdType.Collector:
             return [] if self.started is None else [classad2.ClassAd({"MonitorSelfTime": self.started})]
-        return [classad2.ClassAd({"Name": name, "LastHeardFrom": int(time.time())}) for name in self.schedds]
+        if kind != pool.htcondor2.AdType.Schedd or "time()" in constraint:
+            return [classad2.ClassAd({"Name": "x"})] if "time()" in constraint else []
+        return [classad2.ClassAd({"Name": name, "LastHeardFrom": int(time.time())}) for name in self.names]
 
-    def schedd(self, ad: Ad) -> Any:
-        return SimpleNamespace(query=lambda *_, **__: self._answer(str(ad["Name"])))
+    def schedd(self, ad: Ad) -> Fake:
+        return Fake(self, str(ad["Name"]))
 
-    def _answer(self, name: str) -> list[Ad]:
-        self.asked.append(name)
-        error = self.schedds[name]
-        if error is not None:
-            raise error
-        return []
+    def seen(self) -> OverlayView:
+        return self.look([A100])
 
-    def queues(self) -> tuple[list[str], list[str]]:
-        found, notices = self._queues()
-        return [queue.name for queue in found], notices
+    def waiting(self) -> int:
+        return sum(each.waiting + each.fresh for each in self.seen().classes)
 
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch) -> Lab:
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
     monkeypatch.setattr(pool, "Reasons", lambda: SimpleNamespace(told=lambda _: nullcontext()))
     monkeypatch.setattr(pool.htcondor2, "Collector", lambda _: None)
-    made = Lab(ours=None, stranger=SiteDenied("schedd stranger: READ denied"))
-    monkeypatch.setattr(pool.htcondor2, "Schedd", made.schedd)
+
+    def made(*names: str, **more: Any) -> Lab:
+        lab = Lab(*names, **more)
+        monkeypatch.setattr(pool.htcondor2, "Schedd", lab.schedd)
+        return lab
+
+    return made
+
+
+@pytest.fixture
+def lab(make: Callable[..., Lab]) -> Lab:
+    made = make("ours", "stranger")
+    made.errors["stranger"] = SiteDenied("schedd stranger: READ denied")
+    made.jobs = {"ours": 2, "stranger": 5}
     return made
 
 
 def test_a_schedd_that_denies_reading_is_left_out_with_a_notice_that_names_it(lab: Lab) -> None:
-    names, (notice,) = lab.queues()
-    assert names == ["ours"]
+    view = lab.seen()
+    (notice,) = view.notices
     assert notice.startswith("schedd stranger has never answered and is left out (schedd stranger: READ denied)")
     assert "`schedds`" in notice
-    assert lab.queues() == (["ours"], [notice]) and lab.asked == ["ours", "stranger"], "and it is asked now and then"
-    del lab.schedds["stranger"]
-    assert lab.queues() == (["ours"], []), "once it has gone it is forgotten"
+    assert lab.waiting() == 2
+    assert view.unheard == (), "its jobs never counted, so nothing is missing"
+    lab.names.remove("stranger")
+    assert lab.seen().notices == (), "once it has gone it is forgotten"
 
 
-def test_once_it_answers_its_jobs_count(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.queues()
-    lab.schedds["stranger"] = None
-    monkeypatch.setattr(pool, "_STRANGER_AGAIN_S", 0.0)
-    assert lab.queues() == (["ours", "stranger"], [])
+def later(lab: Lab, by_s: float) -> None:
+    """Let time pass for what is known of the schedds."""
+    known = lab._schedds
+    for name, silence in known.silent.items():
+        known.silent[name] = replace(silence, since=silence.since - by_s, tried_at=silence.tried_at - by_s)
+    for name, last in known.last.items():
+        known.last[name] = replace(last, taken_at=last.taken_at - by_s)
 
 
-def test_where_no_schedd_answers_nobody_knows_what_waits(lab: Lab) -> None:
-    lab.schedds = {"stranger": SiteDenied("READ denied")}
-    with pytest.raises(SiteDenied, match="READ denied"):
-        lab.queues()
+def test_once_it_answers_its_jobs_count(lab: Lab) -> None:
+    assert lab.waiting() == 2
+    lab.errors.clear()
+    assert lab.waiting() == 2, "not asked again at once"
+    later(lab, schedds.AGAIN_S)
+    assert lab.waiting() == 7
 
 
-def test_a_schedd_that_had_answered_another_process_is_no_stranger(lab: Lab) -> None:
-    lab._answered.update(["stranger"])
-    assert lab.queues() == (["ours", "stranger"], []), "it is asked for its jobs, and that fails the look"
+@pytest.mark.parametrize("named", [(), ("stranger",)], ids=["any", "named"])
+def test_where_no_schedd_answers_nobody_knows_what_waits(make: Callable[..., Lab], named: tuple[str, ...]) -> None:
+    lab = make("stranger", schedds=named)
+    lab.errors["stranger"] = SiteDenied("READ denied")
+    for _ in range(2):
+        with pytest.raises(SiteDenied, match="schedd stranger: READ denied"):
+            lab.seen()
+    lab.errors.clear()
+    assert lab.seen().unheard == (), "and it is asked at each look"
 
 
-def test_a_schedd_that_had_jobs_and_is_gone_is_an_outage(lab: Lab) -> None:
-    lab.queues()
-    lab._had_jobs["ours"] = time.time()
-    del lab.schedds["ours"]
-    with pytest.raises(SiteDown, match="does not list ours"):
-        lab.queues()
-
-
-def test_no_connection_is_waited_for_behind_a_broker_and_little_elsewhere() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        pool.reachable(f"<127.0.0.1:{port}?addrs=127.0.0.1-{port}&alias=a>", 2.0)
-    with pytest.raises(SiteDown, match=f"no connection to 127.0.0.1:{port}"):
-        pool.reachable(f"<127.0.0.1:{port}?alias=a>", 2.0)
-    pool.reachable(f"<127.0.0.1:{port}?CCBID=10.0.0.1:9618%3faddrs#7&alias=a>", 2.0)
-    pool.reachable("", 2.0)
-
-
-@pytest.mark.parametrize("address", ["<127.0.0.1:99999>", "<a..b:9618>", f"<{'x' * 300}:9618>"])
-def test_an_address_that_cannot_be_one_is_no_connection(address: str) -> None:
-    with pytest.raises(SiteDown, match="no connection"):
-        pool.reachable(address, 2.0)
-
-
-class Killed(BaseException):
-    """The end of a process at the deadline of a look."""
-
-
-def test_a_stranger_that_accepts_calls_and_never_answers_ends_one_look_and_is_asked_ever_more_rarely(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("named", [(), ("a", "b")], ids=["any", "named"])
+@pytest.mark.parametrize("how", ["hangs", "fails", "unlisted"])
+def test_a_schedd_that_falls_silent_is_left_out_and_its_last_answer_kept_for_a_while(
+    make: Callable[..., Lab], how: str, named: tuple[str, ...]
 ) -> None:
-    """A stopped schedd of others: each look waited for it until the deadline, so the pool could never be seen."""
-    now = [1000.0]
-    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+    lab = make("a", "b", schedds=named)
+    lab.jobs = {"a": 2, "b": 5}
+    assert lab.waiting() == 7
+    if how == "hangs":
+        lab.hangs.add("b")
+    elif how == "fails":
+        lab.errors["b"] = SiteDown("no connection")
+    else:
+        lab.names.remove("b")
+    why = {"hangs": "no answer within 1 s", "fails": "no connection", "unlisted": "the collector does not list it"}[how]
+    view = lab.seen()
+    (notice,) = view.notices
+    assert notice == f"schedd b does not answer ({why}): its jobs count as they were less than a minute ago"
+    assert view.unheard == ("b",)
+    lab.jobs["a"] = 1
+    assert lab.waiting() == 6, "of b what it said last, of a what it says now"
+    later(lab, 600.0)
+    assert "as they were 10 min ago" in lab.seen().notices[0] and lab.waiting() == 6
+    later(lab, 600.0)
+    assert lab.waiting() == 1, "nobody knows any more"
+    if how == "unlisted" and not named:
+        assert lab.seen().unheard == (), "it has gone for good"
+    else:
+        assert lab.seen().unheard == ("b",)
+        assert lab.seen().notices == (f"schedd b has not answered for 20 min ({why}): its jobs are left out",)
 
-    def process() -> Lab:
-        made = Lab(str(tmp_path / "asked"), ours=None, stranger=Killed())
-        monkeypatch.setattr(pool.htcondor2, "Schedd", made.schedd)
-        return made
 
-    asked_at = []
-    looking = process()
-    for _ in range(400):
-        now[0] += 10
-        try:
-            names, (notice,) = looking.queues()
-            assert names == ["ours"] and "no answer before the deadline" in notice
-        except Killed:
-            asked_at.append(now[0])
-            looking = process()
-    assert [later - at for at, later in pairwise(asked_at)] == [120, 240, 480, 900, 900, 900]
-    looking.schedds["stranger"] = None
-    now[0] += 900
-    assert looking.queues() == (["ours", "stranger"], [])
-    assert process()._tried == {}, "it has answered"
+def test_a_schedd_that_is_back_counts_again(make: Callable[..., Lab]) -> None:
+    lab = make("a", "b")
+    lab.jobs = {"a": 2, "b": 5}
+    lab.seen()
+    lab.names.remove("b")
+    assert lab.seen().unheard == ("b",)
+    lab.names.append("b")
+    lab.jobs["b"] = 4
+    assert lab.waiting() == 6 and lab.seen().unheard == (), "at once: it was not asked while it was not listed"
+
+
+def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely(make: Callable[..., Lab]) -> None:
+    lab = make("a", "b")
+    lab.seen()
+    lab.hangs.add("b")
+    tried = []
+    for _ in range(80):
+        lab.seen()
+        tried.append(lab._schedds.silent["b"].hung)
+        later(lab, 15.0)
+    assert tried[0] == 1 and 5 <= tried[-1] <= 8, tried
+
+
+def test_names_that_are_not_listed_are_told_with_those_that_are(make: Callable[..., Lab]) -> None:
+    with pytest.raises(SiteDown, match=r"does not list sub1, sub2; it lists submit1, submit2"):
+        make("submit1", "submit2", schedds=("sub1", "sub2")).seen()
+    with pytest.raises(SiteDown, match=r"does not list any schedd$"):
+        make().seen()
+
+
+def test_a_named_schedd_that_was_never_seen_makes_the_view_partial(make: Callable[..., Lab]) -> None:
+    view = make("submit1", schedds=("submit1", "sub2")).seen()
+    assert view.unheard == ("sub2",)
+    assert view.notices[0].startswith("schedd sub2 has not answered for less than a minute (the collector does not")
+
+
+def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[..., Lab], tmp_path: Path) -> None:
+    """A schedd may fall silent between the trivial question and the real ones: then the process that looks is ended."""
+    first = make("a", "b", memory=tmp_path)
+    first.jobs = {"a": 2, "b": 5}
+    assert first.waiting() == 7
+    first._schedds.asking("schedd", "b")  # and was ended
+    assert schedds.asked(tmp_path) == ("schedd", "b")
+    second = make("a", "b", memory=tmp_path)
+    second.jobs = {"a": 2}
+    second.hangs.add("b")
+    assert schedds.asked(tmp_path) == ("", "")
+    assert second.waiting() == 7
+    view = second.seen()
+    assert view.unheard == ("b",) and "no answer before the deadline of a look" in view.notices[0]
+    later(second, 1000.0)
+    assert second.waiting() == 2
+    third = make("a", memory=tmp_path)
+    third.jobs = {"a": 2}
+    assert third.waiting() == 2
+
+
+def test_the_age_of_a_kept_answer_survives_the_process(make: Callable[..., Lab], tmp_path: Path) -> None:
+    first = make("a", "b", memory=tmp_path)
+    first.jobs = {"a": 2, "b": 5}
+    first.seen()
+    first.names.remove("b")
+    later(first, 850.0)
+    first.seen()
+    second = make("a", memory=tmp_path)
+    second.jobs = {"a": 2}
+    assert second.waiting() == 7
+    later(second, 100.0)
+    assert second.waiting() == 2
+
+
+def test_work_of_a_silent_schedd_is_told_while_its_drone_is_busy() -> None:
+    run = Run(DroneId("kit-1"), 1000, 50.0)
+    ended = replace(run, drone_id=DroneId("kit-2"))
+    evictions = tuple(Eviction(DroneId("kit-3"), f"{n}.0", at, 1000, 1.0) for n, at in enumerate((1000.0, 50.0)))
+    answer = schedds.LastAnswer(1000.0, (), Work((run, ended), evictions))
+    slots = [replace(slot("kit-1"), state=SlotState.BUSY, jobs=1), slot("kit-2")]
+    assert answer.work_now(slots, 1000.0) == Work((run,), evictions[:1])
+
+
+def test_each_is_asked_in_a_process_of_its_own() -> None:
+    def fails() -> None:
+        raise OSError
+
+    began = time.monotonic()
+    found = schedds.answers({"good": time.time, "bad": fails, "slow": lambda: time.sleep(60)}, 2.0)
+    assert found == {"good": True, "bad": False, "slow": None}
+    assert time.monotonic() - began < 30
+    assert schedds.answers({}, 1.0) == {}
 
 
 def slot(name: str) -> Slot:

@@ -12,6 +12,7 @@ import pytest
 
 from adapters.htcondor_overlay import matching, pool
 from adapters.htcondor_overlay.classes import NO_WAITS, Group, Waits, group, job_class, representative
+from adapters.htcondor_overlay.schedds import Schedds
 from adapters.shared.htcondor.ads import Ad, number
 from provisioner.model import DroneType, JobClass, Misfit
 from tests.overlay_htcondor.jobs import job
@@ -107,6 +108,7 @@ class Schedd:
 def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
     judge, schedd = Judge(), Schedd()
     judge._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
+    judge._schedds = Schedds(900.0)
     queue = pool.Queue("s1", schedd, 0.0)  # type: ignore[arg-type]
     now = time.time()
 

@@ -244,12 +244,12 @@ def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
         seen: list[Snapshot] = []
 
         class Away(Pool):
-            away = False
+            away, unheard = False, ()
 
             async def look(self, types: object) -> OverlayView:
                 if self.away:
                     raise SiteDown("no route")
-                return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),))
+                return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
 
         def planner(snapshot: Snapshot) -> Plan:
             seen.append(snapshot)
@@ -258,11 +258,12 @@ def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
         pool = Away()
         async with serving(Place(), pool=pool) as controller:
             controller.planner = planner
-            for pool.away in (False, False, True):
+            for pool.away, pool.unheard in ((False, ()), (False, ()), (False, ("b",)), (False, ()), (True, ())):
                 await controller.tick()
                 await asyncio.sleep(60)
-        first, second, third = seen
+        first, second, partial, fourth, away = seen
         assert second.gpu_wanted_at == first.gpu_wanted_at
-        assert third.gpu_wanted_at == third.now
+        assert fourth.gpu_wanted_at == partial.gpu_wanted_at == partial.now
+        assert away.gpu_wanted_at == away.now
 
     run_virtual(story(), start_epoch=EPOCH)

@@ -64,6 +64,19 @@ def test_a_site_that_stays_down_is_a_fault_and_what_was_seen_stays() -> None:
     assert watch.view == SiteView("kit", AT)
 
 
+def test_a_second_attempt_without_an_answer_leaves_the_error_of_the_first() -> None:
+    """The deadline of both attempts does not say who was silent."""
+
+    class Hanging(Eyes):
+        async def look(self) -> SiteView:
+            if self.asked_s:
+                await asyncio.sleep(60)
+            return await super().look()
+
+    watch = watched(Hanging(SiteDown("schedd b: no answer within 4 s"), SiteView("kit", AT)))
+    assert watch.fault is not None and watch.fault.message == "schedd b: no answer within 4 s"
+
+
 def test_any_other_error_is_not_tried_again() -> None:
     eyes = Eyes(KeyError("kit"))
     watch = watched(eyes)
