@@ -119,8 +119,8 @@ class HTCondorConfig(BaseModel):
     )
     collector_memory: PositiveDuration = Field(
         default=900.0,
-        description="What the collector forgets in a restart is remembered for this long: a schedd that it no longer"
-        " lists counts as down, not as empty; slots keep their last state. Longer than UPDATE_INTERVAL of the pool.",
+        description="What the collector forgets in a restart is remembered for this long: slots keep their last state."
+        " So are the jobs of a schedd that does not answer. Longer than UPDATE_INTERVAL of the pool.",
     )
     drain_tool: str = Field(default="condor_drain", min_length=1, description="The tool that drains; found on PATH.")
     client_config: str = Field(default="", description="Lines to add to the controller's own HTCondor configuration.")
