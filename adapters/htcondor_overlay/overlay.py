@@ -114,7 +114,7 @@ class HTCondorOverlay:
             config.drone_config,
             drone_identities(config),
             str(self._directory.path / "schedds"),
-            min(ANSWER_S, config.deadline / 4),
+            min(ANSWER_S, config.deadline / 2),
             env=self._directory.env,
         )
         self._completions = Completions(config, self._controller, self._directory)
