@@ -61,6 +61,8 @@ SLOW = {"test_scale.py", "test_fuzz.py", "test_same_record.py", "test_kill.py", 
 """Files of tests that measure, search at random or start many processes: too slow to be run for each mutant."""
 LONG_S = 0.5
 """A test that takes longer runs after the others."""
+TOO_LONG_S = 5.0
+"""A test that takes longer, with all its parameters, is not run at all: mostly they draw their examples at random."""
 
 UNLIKELY = re.compile(r"_Is(Not)?_(Lt|Gt)")
 """Operators whose mistakes nobody makes: ``x is None`` as ``x < None``."""
@@ -265,7 +267,8 @@ class Touched:
         """Return the tests that run the statement of a line: all of them if the first import runs it."""
         here, lines = self.lines.get(module, {}), _statement(text, line)
         names = {name for each in lines for name in here.get(str(each), ())} if lines else {""}
-        return [test for test in self.seconds if names & {test, test.partition("::")[0], ""}]
+        quick = (test for test, seconds in self.seconds.items() if seconds <= TOO_LONG_S)
+        return [test for test in quick if names & {test, test.partition("::")[0], ""}]
 
 
 def _statement(text: str, line: int) -> range:

@@ -326,6 +326,49 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, monkeypatch: p
     ]
 
 
+@pytest.mark.parametrize(
+    ("hook", "severity"),
+    [("doubts(self)", "warning: "), ("failures(self)", "warning: "), ("unfit(self, types)", "warning: ")],
+)
+def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, severity: str
+) -> None:
+    """The other problems of the file are told all the same."""
+    name = f"failing_{hook.partition('(')[0]}"
+    failing = CLOUD.replace(
+        "class Cloud:", f"    def {hook}:\n        yield from ()\n        raise RuntimeError('not so')\nclass Cloud:"
+    )
+    (tmp_path / f"{name}.py").write_text(failing)
+    egg = tmp_path / f"{name}-1.0.dist-info"
+    egg.mkdir()
+    (egg / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (egg / "entry_points.txt").write_text(f"[provisioner.sites]\n{name} = {name}:Cloud\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    site = SITE.partition("options:")[0].replace("adapter: local", f"adapter: {name}")
+    file = written(tmp_path, big=site + "options: {project: x}\n")
+    told = [(p.line, p.message) for p in (*check(file), *warnings(file)) if "adapter" in p.message]
+    assert told == [(25, f"{severity}the adapter failed on its options: RuntimeError: not so")]
+
+
+def test_an_adapter_that_cannot_be_imported_is_a_problem_of_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cloud_of_nothing.py").write_text("import no_such_library\n")
+    egg = tmp_path / "nothing-1.0.dist-info"
+    egg.mkdir()
+    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n")
+    (egg / "entry_points.txt").write_text("[provisioner.sites]\nnothing = cloud_of_nothing:Cloud\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (problem,) = check(written(tmp_path, big=SITE.replace("adapter: local", "adapter: nothing")))
+    assert problem.line == 2 and "Python module `no_such_library` is missing" in problem.message
+
+
+@pytest.mark.parametrize(("walltime", "margin_s"), [("24h", 160.0), ("20min", 160.0), ("10min", 100.0), ("1min", 46.0)])
+def test_of_a_short_walltime_a_tenth_is_kept_for_the_start(tmp_path: Path, walltime: str, margin_s: float) -> None:
+    settings = load(written(tmp_path, big=SITE.replace("walltime: 24h", f"walltime: {walltime}")))
+    assert settings.sites[0].types[0].margin_s == margin_s
+
+
 def test_a_literal_secret_is_never_repeated() -> None:
     broken = Path(__file__).parent / "broken"
     for case in broken.glob("literal-secret*.yaml"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.config import strict_yaml
+from provisioner.config import Problem, strict_yaml
 from provisioner.config.strict_yaml import Document, Spot
 
 
@@ -103,6 +103,13 @@ def test_deep_nesting_is_refused_and_never_overflows_the_stack(levels: int, open
     assert "nested too deeply" in parsed(before + opens * levels + "1" + closes * levels).problems[0].message
 
 
+@pytest.mark.parametrize(("levels", "refused"), [(48, False), (49, True)])
+def test_nesting_is_refused_beyond_fifty_levels_with_the_file_and_the_value(levels: int, refused: bool) -> None:
+    assert bool(parsed("a: " + "[" * levels + "1" + "]" * levels).problems) is refused
+    chain = "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else 'x'}]\n" for n in range(levels + 1))
+    assert bool(parsed(chain).problems) is refused
+
+
 def test_a_chain_of_aliases_is_nested_as_deeply_as_it_is_long() -> None:
     chain = "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else 'x'}]\n" for n in range(2000))
     assert "nested too deeply" in parsed(chain).problems[0].message
@@ -121,6 +128,10 @@ def test_merges_of_merges_are_counted_and_refused() -> None:
 
 def test_a_file_has_a_bounded_number_of_values_and_of_problems() -> None:
     assert "too large" in parsed("".join(f"k{n}: 1\n" for n in range(350_000))).problems[0].message
+    thousand, rest = f"a: &a [{', '.join('1' * 999)}]\nb: [{'*a, ' * 48}", ", ".join("1" * 998)
+    assert parsed(f"{thousand}{rest}]").problems == [], "50,000 with the lists and the file"
+    (problem,) = parsed(f"{thousand}1, {rest}]").problems
+    assert (problem.line, problem.col) == (1, 1) and "more than 50000 values" in problem.message
     many = parsed("".join(f"k{n}: yes\n" for n in range(500))).problems
     assert len(many) == 101 and "more than 100 problems" in many[-1].message
 
@@ -142,11 +153,21 @@ def test_no_text_makes_it_raise(text: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert strict_yaml.read(tmp_path / "none.yaml").problems[0].message == "no such file"
-    assert strict_yaml.read(tmp_path).problems[0].message == "is a directory: name the file in it"
+    for path, words in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a directory: name the file in it")):
+        assert strict_yaml.read(path).problems == [Problem(str(path), 1, 1, words)]
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    told = "cannot be read: Too many levels of symbolic links"
+    assert strict_yaml.read(loop).problems == [Problem(str(loop), 1, 1, told)]
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("a: 1\nb: schön\n".encode("latin-1"))
+    told = "byte 0xf6 is not UTF-8: save the file as UTF-8"
+    assert strict_yaml.read(latin).problems == [Problem(str(latin), 2, 7, told)]
     big = tmp_path / "big.yaml"
     big.write_bytes(b"#" * (4 * 1024 * 1024 + 1))
     assert "larger than 4 MiB" in strict_yaml.read(big).problems[0].message
+    big.write_bytes(b"a: 1\n" + b"#" * (4 * 1024 * 1024 - 5))
+    assert strict_yaml.text_of(big, Document("big")) is not None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -161,3 +182,39 @@ def test_a_byte_order_mark_and_windows_line_ends_are_harmless(tmp_path: Path) ->
     file = tmp_path / "windows.yaml"
     file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: two\r\n")
     assert strict_yaml.read(file).tree == {"a": 1, "b": "two"}
+
+
+@pytest.mark.parametrize(
+    ("text", "spot", "words"),
+    [
+        ("", (1, 1), "is empty"),
+        ("- a\n", (1, 1), "is wanted at the top"),
+        ("a: 1\nb: [1, 2\n", (2, 4), "`[` is opened here"),
+        ("a: 1\nb: {c: 2\n", (2, 4), "`{` is opened here"),
+        ("a: 1\nb: 'x\n", (2, 4), "a quote is opened here"),
+        ("a: 1\n\tb: 2\n", (2, 1), "a tab cannot indent"),
+        ("a: 1\n\nb: c: d\n", (3, 5), "unexpected `:`"),
+        ("a: 1\nb: *none\n", (2, 4), "the alias has no anchor"),
+        ("a: 1\nb: \x07\n", (2, 4), "character U+0007 is not allowed"),
+        ("a: 1\nbb: 2\nbb: 3\n", (3, 1), "in line 2"),
+        ("a: 1\n? [b]\n: 1\n", (2, 3), "a key is wanted here"),
+        ("a:\n  12: 1\n", (2, 3), 'write `"12"`'),
+        ("a: 1\nb: !x 2\n", (2, 4), "the tag `!x`"),
+        ("a: 1\nb:\n  <<: 3\n", (3, 7), "takes in another mapping"),
+        ("a: 1\nb: [0, 12:30]\n", (2, 8), "write `12h30m`"),
+        ("a: -0017\n", (1, 4), "write `17`"),
+        ("a: 0x1F\n", (1, 4), "write `31`"),
+        ("a: 1_000\n", (1, 4), "write `1000`"),
+        ("a: .5\n", (1, 4), "write `0.5`"),
+        ("a: 1234567890123456789\n", (1, 4), "digits too many"),
+        ("a: 1e999\n", (1, 4), "write a smaller number"),
+    ],
+)
+def test_a_mistake_is_told_at_its_line_and_column(text: str, spot: tuple[int, int], words: str) -> None:
+    (problem,) = parsed(text).problems
+    assert (problem.line, problem.col) == spot, problem
+    assert words in problem.message
+
+
+def test_numbers_of_eighteen_digits_are_read() -> None:
+    assert parsed("a: 123456789012345678").tree == {"a": 123456789012345678}

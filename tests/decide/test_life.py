@@ -388,3 +388,12 @@ def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
     later = on_clock(there, 105.0, NOW)
     assert [getattr(later, name) for name in names] == [min(NOW, NOW + 5 - i) for i in range(len(names))]
     assert on_clock(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
+
+
+def test_only_a_refused_drain_of_one_that_drains_counts_as_asked_again() -> None:
+    refused = Receipt(DroneId("kit-ab12-1"), Answer.REFUSED)
+    for state, asked in ((S.DRAINING, 3), (S.BUSY, 2)):
+        move = settle_drain(drone("kit-ab12-1", state, asked=2), refused)
+        assert move is not None and move.reason == DrainRefused("unknown", "")
+        assert (move.drone.asked, move.drone.drain_refusal) == (asked, "no reason given")
+    assert settle_drain(drone("kit-ab12-1", S.STOPPING), refused) is None
