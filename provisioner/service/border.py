@@ -205,7 +205,8 @@ class _Crossing:
         if len(first) == len(classes):
             return classes
         again = [job for job in classes if first[job.id] is not job]
-        self.mended += [(f"class {job.id}", "a second one of this id") for job in again]
+        # the adapter makes the ids: this one is for operators
+        self.mended += [("overlay", f"class {job.id}: a second one of this id") for job in again]
         return tuple(job for job in classes if first[job.id] is job)
 
     def value(self, value: T, name: str) -> T:

@@ -279,5 +279,5 @@ def test_a_second_class_of_one_id_is_left_out_and_told() -> None:
     border = Border()
     taken = border.taken_over(OverlayView(NOW, (first, other, second)), NOW, 0.0)
     assert taken.classes == (first, other)
-    assert "class jobs: a second one of this id" in taken.notices[0]
+    assert "class jobs: a second one of this id" in taken.notices[0] and not taken.remarks
     assert border.taken_over(OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()
