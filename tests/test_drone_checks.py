@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -155,10 +156,19 @@ def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
     assert not (tmp_path / "forged").exists()
 
 
-@pytest.mark.parametrize("identity", ["", "drone-kit-1@pool.example.org"])
-def test_a_drone_with_a_token_of_its_own_asks_only_for_ads_that_it_has_sent(tmp_path: Path, identity: str) -> None:
+SENDERS = ("drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org", "drone@pool.example.org", None)
+"""Its own token, that of another drone, a name to which the pool maps all of them, and none."""
+
+
+@pytest.mark.parametrize(
+    ("identity", "believed"), [("", SENDERS), (SENDERS[0], (SENDERS[0], *SENDERS[2:]))], ids=["shared", "own"]
+)
+def test_a_drone_with_a_token_of_its_own_believes_no_ad_that_another_drone_has_sent(
+    tmp_path: Path, identity: str, believed: tuple[str | None, ...]
+) -> None:
     """An ad about it that another drone's token had sent set its clock, or kept it from noticing that its own had gone:
-    a drone whose clock is hours off ends itself."""
+    a drone whose clock is hours off ends itself. So does one that does not find its own ad."""
+    classad2 = pytest.importorskip("classad2", reason="the bindings evaluate the constraint")
     whole = script("condor_drone.sh").decode()
     start = whole.index("\nask_pool() {")
     function = whole[start : whole.index("\n}\n", start) + 3]
@@ -171,5 +181,14 @@ def test_a_drone_with_a_token_of_its_own_asks_only_for_ads_that_it_has_sent(tmp_
         timeout=60,
     )
     (constraint,) = [line for line in (tmp_path / "listed.out").read_text().splitlines() if "DroneId" in line]
-    own = f' && AuthenticatedIdentity =?= "{identity}"' if identity else ""
-    assert constraint == f'DroneId == "kit-1"{own} && time() - LastHeardFrom <= 300'
+
+    def lists(**told: object) -> bool:
+        ad = classad2.ClassAd({name: value for name, value in told.items() if value is not None})
+        return classad2.ExprTree(constraint).eval(ad) is True
+
+    now = int(time.time())
+    assert tuple(each for each in SENDERS if lists(DroneId="kit-1", AuthenticatedIdentity=each, LastHeardFrom=now)) == (
+        believed
+    )
+    assert not lists(DroneId="kit-1", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now - 400)
+    assert not lists(DroneId="kit-2", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now)

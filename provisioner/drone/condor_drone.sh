@@ -584,12 +584,16 @@ as_drone() (
 
 # ----------------------------------------------------------------------------------------------------- watching the pool
 # Does the pool list us, and has it heard of us lately, by its own clock? Asked in the background, answered by a file,
-# given up after 20 s. The collector writes AuthenticatedIdentity into each ad: what others advertise about us counts
-# for nothing where our token is ours alone.
+# given up after 20 s. The collector writes AuthenticatedIdentity into each ad: what other drones' tokens advertise about
+# us counts for nothing where our token is ours alone. A pool may map our identity to a name that is no drone's.
 ask_pool() {
     rm -f "$D/listed"
     ours="DroneId == \"$DRONE_ID\""
-    [ -z "${DRONE_IDENTITY:-}" ] || ours="$ours && AuthenticatedIdentity =?= \"$DRONE_IDENTITY\""
+    if [ -n "${DRONE_IDENTITY:-}" ]; then
+        others=$(echo "${DRONE_IDENTITY%%"$DRONE_ID"*}[a-z0-9-]+${DRONE_IDENTITY#*"$DRONE_ID"}" | sed 's/[.]/[.]/g')
+        ours="$ours && (AuthenticatedIdentity =?= \"$DRONE_IDENTITY\""
+        ours="$ours || regexp(\"^$others\$\", AuthenticatedIdentity) =!= true)"
+    fi
     fresh_s=$DRONE_FRESH_S
     [ -z "$placed_at" ] || [ $((now - placed_at)) -ge "$fresh_s" ] || fresh_s=$((now - placed_at))
     ( as_drone "$prefix/bin/condor_status" -any -af MyType LastHeardFrom MyCurrentTime \
