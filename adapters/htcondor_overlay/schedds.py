@@ -261,11 +261,14 @@ def asked(directory: Path) -> tuple[str, str]:
 
 
 def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
-    """Call each in a process of its own, all at once: whether it returned, or None if it did not within ``wait_s``."""
-    running = {_started(ask): name for name, ask in asks.items()}
+    """Call each in a process of its own, all at once: whether it returned, or None if it did not within ``wait_s``.
+    OSError if there can be no more processes."""
+    running: dict[int, str] = {}
     found: dict[str, bool | None] = dict.fromkeys(asks)
-    limit = time.monotonic() + wait_s
     try:
+        for name, ask in asks.items():
+            running[_started(ask)] = name
+        limit = time.monotonic() + wait_s
         while running and time.monotonic() < limit:
             for pid in list(running):
                 ended, status = os.waitpid(pid, os.WNOHANG)

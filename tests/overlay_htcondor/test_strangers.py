@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -255,6 +256,24 @@ def test_each_is_asked_in_a_process_of_its_own() -> None:
     assert found == {"good": True, "bad": False, "slow": None}
     assert time.monotonic() - began < 30
     assert schedds.answers({}, 1.0) == {}
+
+
+def test_where_no_more_processes_can_be_started_none_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that had been started were neither ended nor collected, at each look once more."""
+    started: list[int] = []
+
+    def start(ask: Callable[[], object]) -> int:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(schedds_started(ask))
+        return started[0]
+
+    schedds_started = schedds._started
+    monkeypatch.setattr(schedds, "_started", start)
+    with pytest.raises(BlockingIOError):
+        schedds.answers({"one": lambda: time.sleep(60), "two": time.time}, 5.0)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
 
 
 def slot(name: str) -> Slot:
