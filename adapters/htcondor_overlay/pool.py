@@ -39,7 +39,7 @@ from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number, source, text
 from adapters.shared.htcondor.blame import Reasons
 from adapters.shared.htcondor.collectors import Collectors
-from adapters.shared.htcondor.limits import LIMITS_PROJECTION, used_up
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, Refusal, refusals, used_up
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, DroneType, JobClass, Misfit, OverlayView, Slot, TypeKey
 from provisioner.sites import SiteDown, SiteError
@@ -155,15 +155,15 @@ class Pool:
         constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
         queues = self._answering(self._queues(listed, taken_at), taken_at, constraint, device_milli)
         kept = self._schedds.kept(taken_at)
-        answers = [self._schedds.last[queue.name] for queue in queues]
-        groups = [each for answer in (*answers, *kept.values()) for each in answer.groups]
+        answers = {queue.name: self._schedds.last[queue.name] for queue in queues}
+        groups = [each for answer in (*answers.values(), *kept.values()) for each in answer.groups]
         at_work = work.together(
-            [*(answer.work for answer in answers), *(each.work_now(slots, taken_at) for each in kept.values())]
+            [*(each.work for each in answers.values()), *(each.work_now(slots, taken_at) for each in kept.values())]
         )
         by_class = merged(groups)
         fresh = self._fresh(queues, cycle, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
-        limited = self._limited(by_class, queues, taken_at)
+        limited = limits_of(by_class, {**answers, **kept})
         self._forget(by_class, types)
         until = time.monotonic() + _JUDGING_S
         classes = [
@@ -265,7 +265,8 @@ class Pool:
         for queue in queues:
             try:
                 at_work = self._at_work(queue, now, device_milli)
-                found = LastAnswer(now, tuple(self._groups(queue, constraint)), at_work)
+                groups = tuple(self._groups(queue, constraint))
+                found = LastAnswer(now, groups, at_work, queue.slack, self._refusals(queue, groups, now))
             except SiteError as error:
                 self._schedds.failed(queue.name, error, now)
             else:
@@ -390,36 +391,17 @@ class Pool:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
-    def _limited(
-        self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float
-    ) -> dict[str, tuple[int, str]]:
-        """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
-        schedd runs as many jobs as it may."""
-        idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
-        found: dict[str, tuple[int, str]] = {}
-        asks = {g.schedd for _, g in idle if source(g.ad, "ConcurrencyLimits") not in ("", "undefined")}
-        refused: list[Ad] = []
-        for queue in queues:
-            if queue.name in asks:
-                with self._asked("schedd", queue.name):
-                    refused += queue.schedd.query(
-                        f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
-                        projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
-                        limit=_MOST_REFUSED,
-                    )
-        reached = used_up(refused, now)
-        left = {queue.name: queue.slack for queue in queues}
-        for class_id, g in idle:
-            limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)
-            known, why = found.get(class_id, (0, ""))
-            if limits in reached:
-                found[class_id] = known + g.count, f"concurrency limit {limits} is used up"
-            elif more is not None:
-                left[g.schedd] = max(0, more - g.count)
-                if g.count > more:
-                    why = why or f"schedd {printable(g.schedd, 80)} has reached its MAX_JOBS_RUNNING"
-                    found[class_id] = known + g.count - more, why
-        return found
+    def _refusals(self, queue: Queue, groups: Sequence[Group], now: float) -> dict[str, Refusal]:
+        """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
+        if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
+            return {}
+        with self._asked("schedd", queue.name):
+            refused = queue.schedd.query(
+                f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
+                projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
+                limit=_MOST_REFUSED,
+            )
+        return refusals(refused, now)
 
     def _waits_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, Waits]:
         """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
@@ -525,6 +507,26 @@ def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
     """A few of them: each comes from a submit file, and there may be thousands of the same."""
     found = (line for class_id, groups in sorted(by_class.items()) for line in doubts(class_id, representative(groups)))
     return list(islice(found, _MOST_DOUBTS))
+
+
+def limits_of(by_class: dict[str, list[Group]], answers: Mapping[str, LastAnswer]) -> dict[str, tuple[int, str]]:
+    """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
+    schedd runs as many jobs as it may. ``answers``: by schedd."""
+    idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
+    found: dict[str, tuple[int, str]] = {}
+    reached = used_up(*(answer.refusals for answer in answers.values()))
+    left = {name: answer.slack for name, answer in answers.items()}
+    for class_id, g in idle:
+        limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)
+        known, why = found.get(class_id, (0, ""))
+        if limits in reached:
+            found[class_id] = known + g.count, f"concurrency limit {limits} is used up"
+        elif more is not None:
+            left[g.schedd] = max(0, more - g.count)
+            if g.count > more:
+                why = why or f"schedd {printable(g.schedd, 80)} has reached its MAX_JOBS_RUNNING"
+                found[class_id] = known + g.count - more, why
+    return found
 
 
 def behind(jobs: JobClass, count: int, limit: str) -> JobClass:

@@ -23,6 +23,7 @@ from adapters.htcondor_overlay.classes import Group
 from adapters.htcondor_overlay.work import TOLD_S, Work
 from adapters.shared.htcondor import clock
 from adapters.shared.htcondor.ads import Ad, moment, number
+from adapters.shared.htcondor.limits import Refusal
 from adapters.shared.printing import printable
 from provisioner.model import Slot
 from provisioner.sites import SiteDown, SiteError
@@ -58,6 +59,10 @@ class LastAnswer:
     taken_at: float
     groups: tuple[Group, ...]
     work: Work
+    slack: int | None = None
+    """Number of further jobs that it might run (MAX_JOBS_RUNNING); None where it did not say."""
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """Newest refusal of a waiting job by its concurrency limits."""
 
     def work_now(self, slots: Sequence[Slot], now: float) -> Work:
         """Return the work of it that may still go on in ``slots``, and what is told for a while."""

@@ -17,7 +17,7 @@ import classad2
 
 from adapters.htcondor_site.matching import Amount, Host, start_of
 from adapters.shared.htcondor.ads import Ad, expression, moment, source, text, value, whole
-from adapters.shared.htcondor.limits import LIMITS_PROJECTION, used_up
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, refusals, used_up
 
 IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
@@ -89,7 +89,7 @@ def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | Non
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
     running: list[tuple[str, Amount]] = []
     job_ads = list(job_ads)
-    reached = used_up(job_ads, now)
+    reached = used_up(refusals(job_ads, now))
     for ad in job_ads:
         if whole(ad, "JobUniverse") in ELSEWHERE:
             continue

@@ -12,7 +12,8 @@ import pytest
 
 from adapters.htcondor_overlay import pool
 from adapters.htcondor_overlay.classes import NO_WAITS, group, job_class, merged
-from adapters.htcondor_overlay.schedds import Schedds
+from adapters.htcondor_overlay.schedds import LastAnswer, Schedds
+from adapters.htcondor_overlay.work import Work
 from adapters.shared.htcondor.ads import Ad
 from provisioner.model import JobClass
 from tests.overlay_htcondor.jobs import job
@@ -29,7 +30,8 @@ class Judge(pool.Pool):
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
         queue = pool.Queue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
         by_class = merged(groups)
-        found = self._limited(by_class, [queue], time.time())
+        answer = LastAnswer(0.0, tuple(groups), Work(), slack, self._refusals(queue, groups, time.time()))
+        found = pool.limits_of(by_class, {"s1": answer})
         made = [job_class(key, parts, 0, NO_WAITS) for key, parts in sorted(by_class.items())]
         return [pool.behind(each, *found[each.id]) if each.id in found else each for each in made]
 

@@ -37,8 +37,9 @@ class Fake:
         if error is not None:
             raise error
         if opts is None:
-            return []
-        return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)))]
+            return self.lab.refused if "LastRejMatchTime" in constraint else []
+        more = {"ConcurrencyLimits": f'"{self.lab.limits}"'} if self.lab.limits else {}
+        return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)), **more)]
 
 
 class Lab(pool.Pool):
@@ -55,6 +56,10 @@ class Lab(pool.Pool):
         self.errors: dict[str, BaseException] = {}
         self.hangs: set[str] = set()
         self.jobs: dict[str, int] = {}
+        self.limits = ""
+        self.refused: list[Ad] = []
+        self.more: dict[str, dict[str, int]] = {}
+        """More that schedds say in the collector."""
         self.started: float | None = 1000.0
         self._collector: Any = SimpleNamespace(query=self._ads, address="pool:9618")
 
@@ -63,7 +68,8 @@ class Lab(pool.Pool):
             return [] if self.started is None else [classad2.ClassAd({"MonitorSelfTime": self.started})]
         if kind != pool.htcondor2.AdType.Schedd or "time()" in constraint:
             return [classad2.ClassAd({"Name": "x"})] if "time()" in constraint else []
-        return [classad2.ClassAd({"Name": name, "LastHeardFrom": int(time.time())}) for name in self.names]
+        now = int(time.time())
+        return [classad2.ClassAd({"Name": n, "LastHeardFrom": now, **self.more.get(n, {})}) for n in self.names]
 
     def schedd(self, ad: Ad) -> Fake:
         return Fake(self, str(ad["Name"]))
@@ -165,6 +171,35 @@ def test_a_schedd_that_falls_silent_is_left_out_and_its_last_answer_kept_for_a_w
     else:
         assert lab.seen().unheard == ("b",)
         assert lab.seen().notices == (f"schedd b has not answered for 20 min ({why}): its jobs are left out",)
+
+
+@pytest.mark.parametrize("limit", ["most-running", "concurrency"])
+def test_jobs_of_a_silent_schedd_that_no_slot_would_help_stay_behind_their_limit(
+    make: Callable[..., Lab], limit: str
+) -> None:
+    """A schedd that runs all it can is busy, and may be too slow to answer: its queue was demand as long as it was."""
+    lab = make("a", "b")
+    lab.jobs = {"b": 5}
+    if limit == "concurrency":
+        lab.limits = "licence"
+        told = {"ConcurrencyLimits": "licence", "LastRejMatchReason": "concurrency limit licence reached"}
+        lab.refused = [classad2.ClassAd({"JobStatus": 1, "LastRejMatchTime": int(time.time()), **told})]
+    else:
+        lab.more["b"] = {"MaxJobsRunning": 10, "TotalRunningJobs": 8}
+    kept_back = 5 if limit == "concurrency" else 3
+
+    def limited() -> int:
+        return sum(each.limited for each in lab.seen().classes)
+
+    lab.seen()  # jobs are fresh until a cycle has passed them by, and fresh ones are not judged
+    assert {name: answer.slack for name, answer in lab._schedds.last.items()}["b"] == (
+        2 if limit == "most-running" else None
+    )
+    before = limited()
+    lab.names.remove("b")
+    lab.refused = []
+    assert (before, limited()) == (kept_back, kept_back)
+    assert lab.seen().unheard == ("b",)
 
 
 def test_a_schedd_that_is_back_counts_again(make: Callable[..., Lab]) -> None:
