@@ -364,13 +364,14 @@ Activity = "Idle"
 
 
 async def test_hostile_ads_are_notices_at_most(overlay_pool: Pool, tmp_path: Path) -> None:
-    """Whoever has a drone's token can advertise whatever he likes."""
+    """Whoever has a drone's token can advertise anything."""
     ads = {
         "injected": 'DroneId = "x; rm -rf /"\n',
         "stranger": 'DroneId = "desy-1"\n',
         "ours": 'DroneId = "kit-evil"\nCpus = real("NaN")\nMemory = -7\nGPUs = 1e400\nJobStarts = error\n'
         'MyCurrentTime = "x"\nChildState = {1, undefined, error}\nStart = ((((true))))\nDisk = undefined\n'
-        f'GPUs_DeviceName = "{"y" * 1_000_000}"\nSiteName = "lab"\nDroneType = "a100"\n',
+        f'GPUs_DeviceName = "{"y" * 1000}"\nSiteName = "lab"\nDroneType = "a100"\n',
+        "huge": f'DroneId = "kit-huge"\nGPUs_DeviceName = "{"y" * 1_000_000}"\n',
         "latin": 'DroneId = "kit-latin"\nSiteName = "K\udcf6ln"\nGPUs_DeviceName = "\udcff\udcfe"\n',
     }
     for at, (name, text) in enumerate(ads.items()):
@@ -387,8 +388,9 @@ async def test_hostile_ads_are_notices_at_most(overlay_pool: Pool, tmp_path: Pat
             assert evil is not None and (evil.free_cpus, evil.free_memory_mib, evil.free_gpu_milli) == (0, 0, 0)
             assert len(evil.gpu_model) <= 80
             assert any("'x; rm -rf /' is not a drone id" in line for line in view.notices)
-            assert any("other controllers" in line for line in view.notices)
-            assert all(len(line) < 400 and line.isprintable() for line in view.notices)
+            assert any("other controllers" in line for line in view.remarks)
+            assert all(len(line) < 400 and line.isprintable() for line in (*view.notices, *view.remarks))
+            assert slot_of(view, "kit-huge") is None, "it stays in the collector"
             (receipt,) = await overlay.drain([DroneId("kit-evil")], DrainMode.FAST, "out")
             assert receipt.answer is Answer.REFUSED and receipt.fault and "no slot of it" in receipt.fault.message
     finally:
