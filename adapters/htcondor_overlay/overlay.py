@@ -92,6 +92,8 @@ class HTCondorOverlay:
         self._orders: Orders | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
+        self._silent: tuple[str, ...] = ()
+        """Schedds that did not answer at the newest look, those that never have as well."""
         self._witnesses = Witnesses()
         self._admitted: dict[DroneId, float] = {}
         """Drones that no look has shown yet, and when they were admitted (monotonic)."""
@@ -140,13 +142,13 @@ class HTCondorOverlay:
             raise SiteDown("the overlay is not connected")
         self._directory.refresh()
         gpus_only = all(kind.gpu_milli for kind in types)
-        silent = self._view.unheard if self._view is not None else ()
         looked: OverlayView | SiteError
         async with asyncio.TaskGroup() as group:
-            told_of = group.create_task(self._completions.newest(gpus_only, silent))
+            told_of = group.create_task(self._completions.newest(gpus_only, self._silent))
             try:
                 kinds, deadline_s = tuple(types), self._config.deadline
-                looked, users = await self._pool.call("look_with_users", kinds, deadline_s=deadline_s)
+                answer = await self._pool.call("look_with_users", kinds, deadline_s=deadline_s)
+                looked, users, self._silent = answer
                 self._witnesses.note(users, time.time())
             except SiteError as error:
                 whom = " ".join(asked(self._directory.path / "schedds"))

@@ -131,9 +131,9 @@ class Pool:
 
     def look_with_users(
         self, types: Sequence[DroneType]
-    ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]]]:
-        """Look, and return whose claims the slots show as well."""
-        return self.look(types), self._users
+    ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]], tuple[str, ...]]:
+        """Look, and return as well whose claims the slots show, and the schedds that do not answer."""
+        return self.look(types), self._users, tuple(printable(name, 80) for name in self._schedds.silent)
 
     def look(self, types: Sequence[DroneType]) -> OverlayView:
         """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""

@@ -109,6 +109,7 @@ def test_a_schedd_that_denies_reading_is_left_out_with_a_notice_that_names_it(la
     assert "`schedds`" in notice
     assert lab.waiting() == 2
     assert view.unheard == (), "its jobs never counted, so nothing is missing"
+    assert lab.look_with_users([A100])[2] == ("stranger",), "nobody waits for its history"
     lab.names.remove("stranger")
     assert lab.seen().notices == (), "once it has gone it is forgotten"
 
