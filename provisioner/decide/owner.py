@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from provisioner.decide.floor import Floor, Spot, space_of
 from provisioner.decide.patience import after, offer
@@ -203,21 +204,33 @@ def _holes(claim: Claim, most: int, floor: Floor, crowd: Crowd, *, ask: bool) ->
                 most -= jobs
                 crowd.takes(spot, need, jobs)
                 yield Hole(spot, jobs, free_now=free_now)
-    sets: dict[str, tuple[Candidate, ...] | None] = {}
+    offers: dict[str, _Offer] = {}
+    unknown = dict.fromkeys(spot.name for spot in spots)
     while ask and most > 0:
-        for spot in spots:
-            if spot.name not in sets:
-                mine = crowd.of_node(spot.name)
-                sets[spot.name] = cheapest_set(need, crowd.room(spot), spot.claimable, mine, crowd.effort)
-        found = [(spot, victims) for spot in spots if (victims := sets[spot.name])]
-        if not found:
+        for name in unknown:
+            spot = floor.spots[name]
+            victims = cheapest_set(need, crowd.room(spot), spot.claimable, crowd.of_node(name), crowd.effort)
+            if victims:
+                offers[name] = _Offer(sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims)
+        if not offers:
             return
-        spot, victims = min(found, key=lambda f: (sum(v.lost_gpu_s for v in f[1]), len(f[1]), f[0].name))
+        best = min(offers.values())
+        spot = floor.spots[best.node]
         most -= 1
-        crowd.gone(spot.name, victims)
+        crowd.gone(best.node, best.victims)
         crowd.takes(spot, need)
-        del sets[spot.name]
-        yield Hole(spot, 1, victims)
+        del offers[best.node]
+        unknown = {best.node: None}
+        yield Hole(spot, 1, best.victims)
+
+
+class _Offer(NamedTuple):
+    """The cheapest set of drones on one node, in the order of preference between nodes."""
+
+    lost_gpu_s: float
+    drones: int
+    node: str
+    victims: tuple[Candidate, ...]
 
 
 def _by_site(scene: Scene) -> dict[str, list[Drone]]:

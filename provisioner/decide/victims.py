@@ -42,10 +42,17 @@ class Candidate:
 
 @dataclass(slots=True)
 class Residents:
-    """The candidates of one node by shape, the cheapest first. Mutable, local to one decision: many holes may be looked
-    for on one node."""
+    """The candidates of one node by shape, the cheapest first, and first the shape that has the cheapest. Mutable,
+    local to one decision: many holes may be looked for on one node."""
 
     by_shape: dict[Space, list[Candidate]] = field(default_factory=dict)
+    held: Space = field(init=False)
+    """What they hold together."""
+
+    def __post_init__(self) -> None:
+        self.held = NOTHING
+        for space, group in self.by_shape.items():
+            self.held = self.held.plus(space, len(group))
 
     @classmethod
     def of(cls, candidates: Iterable[Candidate]) -> Residents:
@@ -68,20 +75,26 @@ class Residents:
                 self.by_shape[space] = left
             else:
                 del self.by_shape[space]
-
-    def held(self) -> Space:
-        """Return what they hold together."""
-        held = NOTHING
-        for space, group in self.by_shape.items():
-            held = held.plus(space, len(group))
-        return held
+        for victim in victims:
+            self.held = self.held.plus(victim.space, -1)
+        self.by_shape = dict(sorted(self.by_shape.items(), key=lambda each: each[1][0].order()))
 
 
 @dataclass(slots=True)
 class Effort:
-    """Steps of search that a decision may still take. Mutable, local to one decision."""
+    """Effort of all searches together. Mutable, local to one decision."""
 
     left: int = STEPS_OF_DECISION
+    """Steps of search that may still be taken."""
+    rules: dict[tuple[Space, Space], _Rules] = field(default_factory=dict)
+    """By need and by what is kept: the same on most nodes."""
+
+    def rules_for(self, need: Space, kept: Space) -> _Rules:
+        """Return the rules for such room; they are worked out once."""
+        found = self.rules.get((need, kept))
+        if found is None:
+            found = self.rules[need, kept] = _Rules(_linear(need, kept))
+        return found
 
 
 def cheapest_set(
@@ -94,23 +107,24 @@ def cheapest_set(
     """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
     then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
     residents = candidates if isinstance(candidates, Residents) else Residents.of(candidates)
-    if times(need, free.plus(residents.held()), kept) < 1:
+    if times(need, free.plus(residents.held), kept) < 1:
         return None
     if times(need, free, kept) >= 1:
         return ()
-    rules = _rules(need, kept)
-    lacks = [rule.least - rule.of(free) for rule in rules]
+    effort = effort or Effort()
+    rules = effort.rules_for(need, kept)
+    lacks = rules.lacks(free)
     groups = []
     for space, group in residents.by_shape.items():
-        gains = [rule.of(space) for rule in rules]
+        gains = rules.gains(space)
         if some := tuple(group[: _most(lacks, gains)]):
             groups.append(_Group(space.gpu_milli, gains, some))
-    groups.sort(key=lambda group: group.drones[0].order())
-    effort = effort or Effort()
-    search = _Search(groups, lacks, _spared(groups, lacks), min(MOST_STEPS, effort.left))
-    given = search.steps
-    counts = search.best()
-    effort.left -= given - search.steps
+    counts = _spared(groups, lacks)
+    if effort.left > 0:
+        search = _Search(groups, lacks, counts, min(MOST_STEPS, effort.left))
+        given = search.steps
+        counts = search.best()
+        effort.left -= given - search.steps
     return tuple(c for n, group in zip(counts, groups, strict=True) for c in group.drones[:n])
 
 
@@ -126,9 +140,13 @@ class _Group(NamedTuple):
 
 def _most(lacks: Sequence[int], gains: Sequence[int]) -> int | None:
     """Return how many drones of a shape are enough for all that it can give; None if that cannot be said."""
-    if min(gains, default=0) < 0:
-        return None
-    return max((-(-lack // gain) for lack, gain in zip(lacks, gains, strict=True) if gain and lack > 0), default=0)
+    most = 0
+    for lack, gain in zip(lacks, gains, strict=True):
+        if gain < 0:
+            return None
+        if gain and lack > most * gain:
+            most = -(-lack // gain)
+    return most
 
 
 def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
@@ -172,7 +190,27 @@ class _Rule:
         return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
 
 
-def _rules(need: Space, kept: Space) -> list[_Rule]:
+@dataclass(slots=True)
+class _Rules:
+    """All rules for one need, and what was worked out by them. Mutable, local to one decision."""
+
+    rules: Sequence[_Rule]
+    known: dict[Space, list[int]] = field(default_factory=dict)
+    """By shape: contribution of the end of one drone to each rule."""
+
+    def lacks(self, free: Space) -> list[int]:
+        """Return the shortage of each rule where so much is free."""
+        return [rule.least - rule.of(free) for rule in self.rules]
+
+    def gains(self, space: Space) -> list[int]:
+        """Return the contribution of the end of one drone of a shape to each rule."""
+        found = self.known.get(space)
+        if found is None:
+            found = self.known[space] = [rule.of(space) for rule in self.rules]
+        return found
+
+
+def _linear(need: Space, kept: Space) -> list[_Rule]:
     """Return when :func:`times` says that ``need`` goes into some room once: linear in the room."""
     rules = []
     for place, amount in enumerate(need):
@@ -220,8 +258,7 @@ class _Search:
 
     def best(self) -> list[int]:
         """Return how many of each shape leave, the best that was found."""
-        if self.steps > 0:
-            self._go(0, self.lacks, 0.0, 0, 0, [])
+        self._go(0, self.lacks, 0.0, 0, 0, [])
         return self.cost[3]
 
     def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
