@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from provisioner.decide.guard import VANISH_FACTOR, Trust
-from provisioner.decide.records import changed
+from provisioner.decide.records import amended, changed
 from provisioner.decide.settled import HEARD_EVERY_S
 from provisioner.model import (
     WHOLE_GPU,
@@ -214,7 +214,7 @@ def observe(
         seen, reason = drone, None
     if not seen.state.ended:
         if slot is not None:
-            seen, reason = _in_pool(seen, slot, reason, now)
+            seen, reason = _in_pool(seen, slot, reason, now, changed if seen is drone else amended)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = changed(seen, unslotted_at=now)
     if seen.state.ended:
@@ -335,7 +335,10 @@ def _missing_with_many(drone: Drone, view: SiteView) -> bool:
     return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
 
 
-def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
+def _in_pool(
+    drone: Drone, slot: Slot, reason: Reason | None, now: float, change: Callable[..., Drone]
+) -> tuple[Drone, Reason | None]:
+    """Return the drone as its slot shows it. ``change`` sets fields of the drone or of a copy of it."""
     state = _BY_SLOT[slot.state]
     returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
     if drone.state is S.STOPPING or (drone.state is S.DRAINING and not returned):
@@ -377,7 +380,9 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
     )
     if not is_new:
         return drone, reason
-    seen = changed(
+    if state is not drone.state or reason is None:
+        reason = SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+    seen = change(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -397,9 +402,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         work_at=slot.work_at,
         drain_refusal=refusal,
     )
-    if state is drone.state and reason is not None:
-        return seen, reason
-    return seen, SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+    return seen, reason
 
 
 def _cost(
