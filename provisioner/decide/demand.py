@@ -137,10 +137,11 @@ class Ledger:
         jobs = {job.id: job for job in scene.classes if job.id in wanted}
         left: dict[tuple[TypeKey, _Key], int] = {}
         for (for_class, kind, key), count in groups.items():
-            stock = [_bin(scene.types[kind], key, count)]
-            if for_class:
-                stock = ledger._book_own(jobs[for_class], scene.suited[for_class], wanted, stock[0])
-            for part in stock:
+            if not for_class:
+                left[kind, key] = left.get((kind, key), 0) + count
+                continue
+            stock = _bin(scene.types[kind], key, count)
+            for part in ledger._book_own(jobs[for_class], scene.suited[for_class], wanted, stock):
                 merged = (kind, part.key)
                 left[merged] = left.get(merged, 0) + part.count
         for (kind, key), count in left.items():

@@ -159,12 +159,15 @@ def _on_avoided_nodes(scene: Scene, nodes: Mapping[str, Breaker]) -> Iterator[tu
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
     if not banned:
         return
-    others = {d.site for d in scene.drones.values() if d.node and node_scope(d.site, d.node) not in banned}
+    places = {(drone.site, drone.node) for drone in scene.drones.values() if drone.node}
+    others = {site for site, node in places if node_scope(site, node) not in banned}
     for drone in scene.unsettled.values():
-        breaker = banned.get(node_scope(drone.site, drone.node))
-        if breaker is None or drone.site not in others or drone.goes or not scene.touchable(drone):
+        if drone.state not in _TAKES_NO_JOB_YET or drone.jobs or drone.goes:
             continue
-        slot = scene.slots.get(drone.id)
-        if drone.state in _TAKES_NO_JOB_YET and not drone.jobs and not (slot is not None and slot.jobs):
+        site, slot = drone.site, scene.slots.get(drone.id)
+        breaker = banned.get(node_scope(site, drone.node))
+        if breaker is None or site not in others or not scene.touchable(drone):
+            continue
+        if slot is None or not slot.jobs:
             message = breaker.fault.message if breaker.fault else ""
             yield drone, NodeEatsJobs(drone.node, breaker.until, breaker.failures, message)

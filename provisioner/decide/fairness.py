@@ -39,19 +39,15 @@ class Shares:
         """Of how many waiting jobs the negotiator would match no more than so many, and the quota that says so.
         A job without a GPU counts nothing, and waits where the quota is used up."""
         found: tuple[int, GroupQuota | None] = (job.waiting, None)
-        for name in self._chain(job.group):
-            group = self.groups[name]
-            if group.quota_milli is None or group.surplus:
-                continue
-            count = _times(job, group.quota_milli - self._used(name))
+        for group, quota, used in self._limits(job):
+            count = _times(job, quota - used, job.waiting)
             if count < found[0]:
-                used, quota = self._used(name) / WHOLE_GPU, group.quota_milli / WHOLE_GPU
-                found = count, GroupQuota(group.name, used, quota)
+                found = count, GroupQuota(group.name, used / WHOLE_GPU, quota / WHOLE_GPU)
         return found
 
     def used_up(self, job: JobClass) -> bool:
         """Whether the negotiator would match none of the class."""
-        return bool(self.groups) and self.entitled(replace(job, waiting=1))[0] < 1
+        return any(_times(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
 
     def book(self, job: JobClass, jobs: int) -> None:
         """``jobs`` of a class have their drones."""
@@ -86,8 +82,8 @@ class Shares:
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """A class, whether it is surplus; or what of it is within its group's quotas, and the rest."""
         quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
-        within = min((_times(job, quota - self._used(name)) for quota, name in quotas), default=job.waiting)
-        within = min(within, job.waiting)
+        fitting = (_times(job, quota - self._used(name), job.waiting) for quota, name in quotas)
+        within = min([job.waiting, *fitting])
         self.book(job, within)
         if within >= job.waiting or not within or not divides:
             yield job, within < job.waiting and not within
@@ -106,6 +102,13 @@ class Shares:
             return 0, (group.used_milli + coming.get(names[0], 0)) / group.quota_milli
         return 1, group.priority or _LAST
 
+    def _limits(self, job: JobClass) -> Iterator[tuple[Group, int, int]]:
+        """Yield the groups that give a job nothing beyond their quota, with milli-GPU of the quota and used."""
+        for name in self._chain(job.group):
+            group = self.groups[name]
+            if group.quota_milli is not None and not group.surplus:
+                yield group, group.quota_milli, self._used(name)
+
     def _used(self, name: str) -> int:
         return self.groups[name].used_milli + self.granted.get(name, 0)
 
@@ -121,8 +124,8 @@ class Shares:
         return tuple(names)
 
 
-def _times(job: JobClass, milli: int) -> int:
-    """How many jobs of a class go into so much of a quota."""
+def _times(job: JobClass, milli: int, most: int) -> int:
+    """How many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
     if milli <= 0:
         return 0
-    return milli // job.gpu_milli if job.gpu_milli else job.waiting
+    return milli // job.gpu_milli if job.gpu_milli else most

@@ -232,7 +232,9 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
         taken = move.was is DroneState.REQUESTED and not move.drone.state.ended  # whatever the answer was
         if taken and site in known and _by_order(known[site]):
             known[site] = recovered(known[site], now)
-        known |= {s: recovered(known[s], now) for s in (key, site) if s in known and _cures(snapshot, move, known[s])}
+        for scope in (key, site):
+            if scope in known and _cures(snapshot, move, known[scope]):
+                known[scope] = recovered(known[scope], now)
         if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
             known[key] = recovered(known[key], now)
     return known
@@ -282,6 +284,8 @@ def _young_deaths(snapshot: Snapshot, moves: Sequence[Move]) -> Mapping[str, Fau
     found: dict[str, Fault] = {}
     for move in moves:
         drone = move.drone
+        if not drone.state.ended:
+            continue
         worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two looks
         bad = {
             DroneState.FAILED: bool(drone.started_at) and not worked,

@@ -33,12 +33,13 @@ def idle_limit(drone: Drone, policy: Policy, learned: Learned = NOTHING_LEARNED)
     """Return what would have cost least so far at its site (as soon as a drone of it was seen to come); at most its
     time-out, or what the drone took from its start at the site to the pool, if that is longer. A fixed time-out holds
     as it is."""
-    timeout_s = policy.idle_timeout_at(drone.site)
-    if policy.idle_fixed_at(drone.site):
+    site = drone.site
+    timeout_s = policy.idle_timeout_at(site)
+    if policy.idle_fixed_at(site):
         return IdleLimit(timeout_s, "fixed")
     came_s = drone.joined_at - drone.started_at if drone.joined_at and drone.started_at else 0.0
     most_s = max(timeout_s, min(came_s, STRETCH * timeout_s))
-    best_s = learned.idle_s.get(drone.site)
+    best_s = learned.idle_s.get(site)
     if best_s is not None and best_s < most_s:
-        return IdleLimit(best_s, "gaps" if learned.gaps.get(drone.site, 0) >= GAPS_NEEDED else "start-cost")
+        return IdleLimit(best_s, "gaps" if learned.gaps.get(site, 0) >= GAPS_NEEDED else "start-cost")
     return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")

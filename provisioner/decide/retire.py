@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from provisioner.decide import warm
+from provisioner.decide import fit, warm
 from provisioner.decide.demand import Ledger
 from provisioner.decide.eaters import NO_EATERS, Eaters
 from provisioner.decide.fairness import Shares
-from provisioner.decide.fit import jobs_in_slot
 from provisioner.decide.guard import OVERLAY
 from provisioner.decide.headroom import is_virtual
 from provisioner.decide.idle import idle_limit
@@ -22,6 +22,7 @@ from provisioner.model import (
     DrainMode,
     Drone,
     DroneState,
+    JobClass,
     Move,
     OperatorRequest,
     Refusal,
@@ -84,10 +85,10 @@ def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed, eaters: Eate
             if not drone.goes and drone.id not in asked.named and scene.touchable(drone):
                 asked.drain(drone, DrainMode.PEACEFUL, reason, _worked(drone))
         surplus = _surplus(scene, asked, placed.pressed)
-        kept = warm.kept(scene, placed.pressed)
+        kept, matched = warm.kept(scene, placed.pressed), _Matched(scene)
         for drone in scene.unsettled.values():
             if drone.id not in asked.named and scene.touchable(drone):
-                _one(scene, asked, drone, surplus, kept)
+                _one(scene, asked, drone, surplus, kept, matched)
         orphans = _orphans(scene)
     return Leaving(
         tuple(asked.drains), tuple(asked.stops), orphans, tuple(asked.refusals), done, moves=tuple(asked.moves)
@@ -201,7 +202,9 @@ def _resume(asked: _Asked, drone: Drone, reason: Reason) -> None:
         asked.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
 
 
-def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kept: Collection[str]) -> None:
+def _one(
+    scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kept: Collection[str], matched: _Matched
+) -> None:
     policy = scene.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
     now = scene.now
     worked = _worked(drone)
@@ -224,7 +227,7 @@ def _one(scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kep
     if drone.state is DroneState.IDLE and drone.id in kept:
         return None
     if drone.state is DroneState.IDLE:
-        return _idle(scene, asked, drone, worked)
+        return _idle(scene, asked, drone, worked, matched)
     return _overdue(scene, asked, drone, policy)
 
 
@@ -232,28 +235,37 @@ def _worked(drone: Drone) -> DroneState:
     return DroneState.DONE if drone.busy_at else DroneState.MATCHED_NOTHING
 
 
-def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState) -> None:
+def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState, matched: _Matched) -> None:
     policy = scene.snapshot.policy
     limit, by = idle_limit(drone, policy, scene.snapshot.learned)
     slot = scene.slots.get(drone.id)
     if slot is None or scene.trust.overlay is not None or drone.jobs or slot.jobs:
         return  # an ad that says idle and names jobs is not believed
     idle = scene.now - (drone.idle_at or drone.since)
-    if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and _wanted(scene, drone)):
+    if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and matched.want(drone)):
         return
     asked.drain(drone, DrainMode.PEACEFUL, IdleTooLong(idle, limit, by), worked)
 
 
-def _wanted(scene: Scene, drone: Drone) -> bool:
-    """Whether jobs wait that fit it, and that the negotiator would match: then it, not we, should act."""
-    slot, shares = scene.slots[drone.id], Shares.of(scene)
-    return any(
-        jobs_in_slot(job, slot, scene.types[drone.type])
-        for job in scene.classes
-        if drone.type in scene.suited[job.id].jobs
-        and not scene.trials.doubted(job.id, drone.type)
-        and not shares.used_up(job)
-    )
+@dataclass
+class _Matched:
+    """Classes whose jobs the negotiator would match. Local to one decision."""
+
+    scene: Scene
+
+    def want(self, drone: Drone) -> bool:
+        """Return True if jobs wait that fit a drone: then the negotiator, not the planner, should act."""
+        scene, room = self.scene, fit.left(self.scene.slots[drone.id])
+        return any(
+            fit.jobs_in(job, room, scene.types[drone.type])
+            for job in self._classes
+            if drone.type in scene.suited[job.id].jobs and not scene.trials.doubted(job.id, drone.type)
+        )
+
+    @cached_property
+    def _classes(self) -> list[JobClass]:
+        shares = Shares.of(self.scene)
+        return [job for job in self.scene.classes if not shares.used_up(job)]
 
 
 def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -93,11 +94,13 @@ class Room:
 
     def _count_unsettled(self) -> None:
         probing = {b.scope: b.since for b in self.scene.breakers.values() if b.state is BreakerState.PROBING}
+        sizes = Counter((drone.type, drone.gpu_milli) for drone in self.scene.unsettled.values())
+        for (key, gpu_milli), count in sizes.items():
+            self._count(key, key.partition("/")[0], count, count * gpu_milli)
         for drone in self.scene.unsettled.values():
-            key, site = drone.type, drone.site
-            self._count(key, site, 1, drone.gpu_milli)
             if drone.state not in PENDING:
                 continue
+            key, site = drone.type, drone.site
             remote = self.scene.remote(drone)
             if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
                 self.blocked[key] = SiteBlocks(key, remote.blocked.value, remote.reason)

@@ -34,26 +34,32 @@ def judged(snapshot: Snapshot, moves: Sequence[Move], known: Mapping[str, Breake
     """Return all breakers after the trials that ended in this snapshot."""
     view, now = snapshot.overlay.view, snapshot.now
     tried = [move.drone for move in moves if move.drone.for_class and move.drone.joined_at]
-    ours = [breaker for breaker in known.values() if breaker.class_id]
+    ours = _of_classes(known)
     if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
         return known  # jobs of a queue that does not answer get no drone, whatever they ask for
     after = dict(known)
     classes = {job.id: job for job in view.classes}
     types = {str(kind.key) for kind in snapshot.types}
-    for breaker in ours:
-        gone = breaker.class_id not in classes or breaker.scope.partition("#")[0] not in types
+    for key, class_id, breaker in ours:
+        gone = class_id not in classes or key not in types
         if gone and breaker.state is not BreakerState.BANNED:
             after[breaker.scope] = recovered(breaker, now)
     for drone in tried:
         scope, job = class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
-        breaker = after.get(scope) or Breaker(scope, since=now)
         if drone.state is DroneState.MATCHED_NOTHING:
+            breaker = after.get(scope) or Breaker(scope, since=now)
             if job is not None and _in_vain(drone, job, view) and not _counted(breaker, drone):
                 text = f"{drone.id} idled until it left, and no job of the class came"
                 after[scope] = failed(breaker, Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True), now)
         elif scope in after and drone.busy_at and job is not None and job.running:
-            after[scope] = recovered(breaker, now)
+            after[scope] = recovered(after[scope], now)
     return after
+
+
+def _of_classes(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
+    """Return the breakers of classes on drone types, with type and class id."""
+    parts = ((*breaker.scope.partition("#"), breaker) for breaker in breakers.values() if "#" in breaker.scope)
+    return [(TypeKey(key), class_id, breaker) for key, _, class_id, breaker in parts if class_id]
 
 
 def _in_vain(drone: Drone, job: JobClass, view: OverlayView) -> bool:
@@ -80,17 +86,16 @@ class Trials:
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> Trials:
         """Sort the breakers of classes. ``drones``: live ones that are not settled."""
-        ours = [breaker for breaker in breakers.values() if breaker.class_id]
+        ours = _of_classes(breakers)
         if not ours:
             return NO_TRIALS
         closed: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}
-        for breaker in ours:
-            key = TypeKey(breaker.scope.partition("#")[0])
+        for key, class_id, breaker in ours:
             if breaker.state is BreakerState.BANNED:
-                closed.setdefault(breaker.class_id, {})[key] = breaker
+                closed.setdefault(class_id, {})[key] = breaker
             elif breaker.state is BreakerState.PROBING:
-                probing.setdefault(breaker.class_id, {})[key] = 0
+                probing.setdefault(class_id, {})[key] = 0
         for drone in drones if probing else ():
             probed = probing.get(drone.for_class, {})
             idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)

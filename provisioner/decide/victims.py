@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from provisioner.decide.space import NOTHING, Space, times
@@ -164,7 +165,7 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
     for _, _, number in dearest:
         if number in bound:
             continue
-        less = [o - gain for o, gain in zip(over, groups[number].gains, strict=True)]
+        less = list(map(sub, over, groups[number].gains))
         least = min(less, default=0)
         if least < 0:
             bound[number] = less.index(least)
@@ -290,7 +291,7 @@ class _Search:
             if now_lost > self.cost[0] or (now_lost == self.cost[0] and now_drones > self.cost[1]):
                 return
             if count:
-                after = [lack - gain for lack, gain in zip(after, group.gains, strict=True)]
+                after = list(map(sub, after, group.gains))
             freed = milli + count * group.gpu_milli
             self._go(at + 1, after, now_lost, now_drones, freed, [*counts, count])
 
