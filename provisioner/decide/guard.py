@@ -235,7 +235,7 @@ def breakers(snapshot: Snapshot, moves: Sequence[Move], others: Iterable[Drone])
         for scope in (key, site):
             if scope in known and _cures(snapshot, move, known[scope]):
                 known[scope] = recovered(known[scope], now)
-        if move.drone.busy_at and not _had_work(snapshot, move) and key in known:
+        if key in known and move.drone.busy_at and not _had_work(snapshot, move):
             known[key] = recovered(known[key], now)
     return known
 

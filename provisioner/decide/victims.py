@@ -115,10 +115,11 @@ def cheapest_set(
     effort = effort or Effort()
     rules = effort.rules_for(need, kept)
     lacks = rules.lacks(free)
+    short = [(rule, lack) for rule, lack in enumerate(lacks) if lack > 0]
     groups = []
     for space, group in residents.by_shape.items():
         gains = rules.gains(space)
-        if some := tuple(group[: _most(lacks, gains)]):
+        if some := tuple(group[: _most(short, gains)]):
             groups.append(_Group(space.gpu_milli, gains, some))
     counts = _spared(groups, lacks)
     if effort.left > 0:
@@ -139,12 +140,14 @@ class _Group(NamedTuple):
     """The cheapest first."""
 
 
-def _most(lacks: Sequence[int], gains: Sequence[int]) -> int | None:
-    """Return how many drones of a shape are enough for all that it can give; None if that cannot be said."""
+def _most(short: Sequence[tuple[int, int]], gains: Sequence[int]) -> int | None:
+    """Return how many drones of a shape are enough for all that it can give; None if that cannot be said. ``short``:
+    the rules that are not met, and by how much."""
+    if min(gains, default=0) < 0:
+        return None
     most = 0
-    for lack, gain in zip(lacks, gains, strict=True):
-        if gain < 0:
-            return None
+    for rule, lack in short:
+        gain = gains[rule]
         if gain and lack > most * gain:
             most = -(-lack // gain)
     return most
@@ -160,7 +163,11 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
         ((c.lost_gpu_s, n, number) for number, group in enumerate(groups) for n, c in enumerate(group.drones)),
         reverse=True,
     )
-    more_of = [[rule for rule, gain in enumerate(group.gains) if gain < 0] for group in groups]
+    more_of = {  # rules that are met the better the more of a shape are spared: few shapes have any
+        number: [rule for rule, gain in enumerate(group.gains) if gain < 0]
+        for number, group in enumerate(groups)
+        if min(group.gains, default=0) < 0
+    }
     bound: dict[int, int] = {}  # shapes of which no more can be spared, and the rule that forbids it
     for _, _, number in dearest:
         if number in bound:
@@ -174,7 +181,7 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
             continue
         over = less
         counts[number] -= 1
-        if more_of[number]:
+        if number in more_of:
             bound = {other: rule for other, rule in bound.items() if rule not in more_of[number]}
     return counts
 
