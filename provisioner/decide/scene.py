@@ -25,6 +25,7 @@ from provisioner.model import (
     Refusal,
     RemoteDrone,
     RemoteState,
+    RequestKind,
     Slot,
     Snapshot,
     Start,
@@ -176,7 +177,10 @@ def _matchable(job: JobClass) -> JobClass:
 
 
 def _strays(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
-    """From the newest good view, however old: too many counted is safer than too few."""
+    """From the newest good view, however old: too many counted is safer than too few. Drones whose records this plan
+    ends for an operator count already, where a site lists them that is not their own."""
+    if written_off := _written_off(snapshot, live):
+        live = {drone_id: drone for drone_id, drone in live.items() if drone_id not in written_off}
     count: dict[str, int] = {}
     for name, reading in snapshot.sites.items():
         if reading.view is not None:
@@ -184,6 +188,12 @@ def _strays(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, i
             unknown = filterfalse(live.__contains__, listed)
             count[name] = sum(1 for i in unknown if listed[i].state is not RemoteState.ENDED)
     return count
+
+
+def _written_off(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> frozenset[DroneId]:
+    """Return the drones that an operator kills and whose own site is not configured (:mod:`retire`)."""
+    kills = (i for request in snapshot.requests if request.kind is RequestKind.KILL for i in request.drone_ids)
+    return frozenset(i for i in kills if i in live and live[i].site not in snapshot.policy.sites)
 
 
 def _brake(policy: Policy, unsettled: Iterable[Drone], live: int) -> Reason | None:

@@ -18,9 +18,11 @@ from provisioner.model import (
     Fault,
     FaultKind,
     Node,
+    OperatorRequest,
     Policy,
     RemoteDrone,
     RemoteState,
+    RequestKind,
     Reserve,
     Snapshot,
 )
@@ -55,6 +57,19 @@ def test_strays_count_with_the_gpus_of_their_sites_largest_type() -> None:
         snap = snapshot(classes=[MANY], types=(A100, quad), remotes=[stray], limits=ROOMY | limits, policy=policy)
         gpus = sum(start.drone.gpu_milli for start in plan_of(snap).starts)
         assert gpus == 2000, "six allowed, four of them taken"
+
+
+def test_a_drone_that_is_written_off_counts_as_a_stray_where_another_site_lists_it() -> None:
+    old = drone("kit-ab12-1", DroneState.BUSY, kind=replace(A100, site="old", name="v100"))
+    quad = replace(A100, name="quad", gpu_milli=4000)
+    kill = OperatorRequest(1, NOW - 5, RequestKind.KILL, (old.id,), "its site was renamed", "anna")
+    stray = RemoteDrone(old.id, RemoteState.RUNNING, "r1")
+    policy = Policy(max_gpu_milli=6000)
+    snap = snapshot(classes=[MANY], types=(A100, quad), remotes=[stray], requests=[kill], limits=ROOMY, policy=policy)
+    plan = plan_of(replace(snap, drones={old.id: old}))  # the judge has nothing against it
+    assert [move.drone.state for move in plan.moves if move.drone.id == old.id] == [DroneState.LOST]
+    gpus = sum(start.drone.gpu_milli for start in plan.starts)
+    assert gpus == 1000, "six allowed, four of them those of a stray, and one on record until the plan is carried out"
 
 
 def test_a_degraded_breaker_lets_one_drone_start_at_a_time() -> None:
