@@ -54,7 +54,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """What a schedd answered last."""
+    """Keep the last answer of a schedd."""
 
     taken_at: float
     groups: tuple[Group, ...]
@@ -82,12 +82,12 @@ class Silence:
     tried_at: float
     why: str
     hung: int = 0
-    """How often in a row it accepted a question and did not answer in time."""
+    """Questions in a row that it accepted and did not answer in time."""
 
 
 @dataclass(slots=True)
 class Schedds:
-    """What is known of the schedds, over the ends of the child. ``directory``: private to us; None: nothing is kept."""
+    """Keep what is known of schedds beyond the end of the child. ``directory``: private; None: nothing is kept."""
 
     memory_s: float
     directory: Path | None = None
@@ -326,7 +326,7 @@ def slack(ad: Ad) -> int | None:
 
 
 def ahead(ad: Ad) -> float:
-    """How far the clock of the daemon that sent an ad is ahead of the collector's."""
+    """Return by how many seconds the clock of the daemon that sent an ad is ahead of the collector's."""
     theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
     ahead = theirs - heard if theirs and heard else 0.0
     return ahead if abs(ahead) > clock.SAME_S else 0.0

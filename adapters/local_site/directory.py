@@ -32,7 +32,7 @@ from provisioner.model import Admission
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _KEPT_BYTES = 8 << 20
-"""Of a log that was too long."""
+"""Bytes that are kept of the end of a log that was too long."""
 _TAIL_BYTES = 4096
 _MESSAGE_LIMIT = 300
 UNFINISHED = ".new-"

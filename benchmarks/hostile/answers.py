@@ -50,13 +50,13 @@ from provisioner.store.memory import MemoryStore
 
 LIVES = 2
 TICKS = 4
-"""Of each life of the controller."""
+"""Steps in each life of the controller."""
 ERRORS = (SiteDown, SiteDenied, SiteRefused, Unsure, ValueError, KeyError, TimeoutError, asyncio.CancelledError)
 
 
 @dataclass(slots=True)
 class Liar:
-    """What a lying site and a lying pool have in common."""
+    """Share the faults of a lying site and a lying pool."""
 
     rng: Random
     types: Sequence[DroneType]

@@ -26,7 +26,7 @@ LINE_EVERY_S = 30.0
 def progress(
     turns: int, span_s: float, *, color: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Tell]:
-    """What is to be told how far each of ``turns`` replays of ``span_s`` is, by simulated time.
+    """Yield a listener that reports how far each of ``turns`` replays of ``span_s`` is, by simulated time.
 
     A bar on a terminal, elsewhere a line now and then.
     """
