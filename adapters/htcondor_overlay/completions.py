@@ -36,7 +36,7 @@ class Completions:
         self._told = Told(None)
 
     async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> Told:
-        """What was told last, asked anew if that is a minute old. Raises nothing: a failure is a notice. ``silent``:
+        """Return the last answer, renewed if it is a minute old. Raise nothing: a failure is a notice. ``silent``:
         schedds that are not asked."""
         if time.monotonic() < self._again_at:
             return self._told

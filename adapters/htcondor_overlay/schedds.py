@@ -65,7 +65,7 @@ class LastAnswer:
     """Newest refusal of a waiting job by its concurrency limits."""
 
     def work_now(self, slots: Sequence[Slot], now: float) -> Work:
-        """Return the work of it that may still go on in ``slots``, and what is told for a while."""
+        """Return its work that may still go on in ``slots``, and its recent ends."""
         busy = {slot.drone_id for slot in slots if slot.jobs}
         return Work(
             tuple(run for run in self.work.runs if run.drone_id in busy),

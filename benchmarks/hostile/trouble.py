@@ -46,7 +46,7 @@ def odd_time(rng: Random) -> float:
 
 
 def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Mishap, ...]:
-    """Return up to ``most`` failed jobs. A few drones have nearly all of them; some are told twice."""
+    """Return up to ``most`` failed jobs. A few drones have nearly all of them; some come twice."""
     count = rng.randint(0, most) if drones else 0
     eaters = rng.sample(list(drones), min(len(drones), one(rng, 1, 3, 10, 200)))
     found = [

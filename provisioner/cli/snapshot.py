@@ -86,7 +86,7 @@ def _repeated(reader: Reader, tick: int) -> Plan:
 
 
 def columns() -> tuple[Column[Plan], ...]:
-    """Of a kept snapshot, by the plan that was made from it."""
+    """Values of a kept snapshot, by the plan that was made from it."""
     return (
         whole("tick", lambda p: p.tick, "Number of the tick.", level=0),
         time_at("at", lambda p: p.at, "When it was.", level=0),

@@ -125,7 +125,7 @@ class Shares:
 
 
 def _times(job: JobClass, milli: int, most: int) -> int:
-    """How many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
+    """Return how many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
     if milli <= 0:
         return 0
     return milli // job.gpu_milli if job.gpu_milli else most

@@ -48,7 +48,7 @@ class Residents:
 
     by_shape: dict[Space, list[Candidate]] = field(default_factory=dict)
     held: Space = field(init=False)
-    """What they hold together."""
+    """Sum of their resources."""
 
     def __post_init__(self) -> None:
         self.held = NOTHING

@@ -333,7 +333,7 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, monkeypatch: p
 def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, severity: str
 ) -> None:
-    """The other problems of the file are told all the same."""
+    """Report the other problems of the file all the same."""
     name = f"failing_{hook.partition('(')[0]}"
     failing = CLOUD.replace(
         "class Cloud:", f"    def {hook}:\n        yield from ()\n        raise RuntimeError('not so')\nclass Cloud:"

@@ -259,7 +259,7 @@ def test_the_table_lets_nothing_live_for_ever() -> None:
 
 
 def seen(before: Drone, remote: RemoteDrone | None = None, slot: Slot | None = None, at: float = NOW) -> Move | None:
-    """What a listing with (or without) it and a slot make of a drone."""
+    """Return the drone after a listing with (or without) it and a slot."""
     view = SiteView("topas", at - 1, {before.id: remote} if remote else {DroneId("kit-ab12-9"): remote_of(before)})
     return observe(before, view, slot, pool_fresh=True, policy=LIMITS, doubted=False, now=at)
 

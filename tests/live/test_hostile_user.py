@@ -185,7 +185,7 @@ class Hostile:
 
 @dataclass
 class Told:
-    """What a story has shown."""
+    """Results of a story."""
 
     waits_s: list[float] = field(default_factory=list)
     held: list[str] = field(default_factory=list)

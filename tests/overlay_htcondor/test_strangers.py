@@ -298,7 +298,7 @@ def test_each_is_asked_in_a_process_of_its_own() -> None:
 
 
 def test_where_no_more_processes_can_be_started_none_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that had been started were neither ended nor collected, at each look once more."""
+    """End and collect those that had been started: else each look left more of them."""
     started: list[int] = []
 
     def start(ask: Callable[[], object]) -> int:

@@ -35,7 +35,7 @@ DENIED = Fault(FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
 
 @dataclass
 class Board(Pool):
-    """A pool that lists a drone's slot, as it was last heard, until it is told to forget it."""
+    """A pool that lists a drone's slot, as it was last heard, until it is asked to forget it."""
 
     classes: tuple = ()  # type: ignore[type-arg]
     place: Place = field(default_factory=Place)
