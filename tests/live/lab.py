@@ -228,6 +228,13 @@ def host_lag() -> Iterator[list[int]]:
 # ------------------------------------------------------------------------------------------------------- daemons
 
 
+ADS_OF_ONES_OWN = """
+COLLECTOR_REQUIREMENTS = !regexp("^drone-", TARGET.AuthenticatedIdentity ?: "") || \\
+  TARGET.AuthenticatedIdentity is strcat("drone-", TARGET.DroneId ?: "", "@$(TRUST_DOMAIN)")
+"""
+"""The collector refuses what the token of one drone says of another one; from docs/reference/overlay-htcondor.md."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condor:
     """Unpacked HTCondor programs of one version."""

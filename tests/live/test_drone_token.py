@@ -11,7 +11,7 @@ import pytest
 
 from adapters.htcondor_overlay.tokens import Signer
 from provisioner.drone import script
-from tests.live.lab import IDENTITIES, DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
+from tests.live.lab import ADS_OF_ONES_OWN, IDENTITIES, DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 SEARCH = """#!/bin/sh
@@ -72,11 +72,6 @@ OWN_TOKENS = """
 ALLOW_ADVERTISE_STARTD = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 """
-ADS_OF_ONES_OWN = """
-COLLECTOR_REQUIREMENTS = !regexp("^drone-", TARGET.AuthenticatedIdentity ?: "") || \\
-  TARGET.AuthenticatedIdentity is strcat("drone-", TARGET.DroneId ?: "", "@$(TRUST_DOMAIN)")
-"""
-"""From docs/reference/overlay-htcondor.md."""
 
 
 def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Callable[[str], Pool]) -> None:

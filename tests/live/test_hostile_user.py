@@ -18,7 +18,7 @@ from adapters.htcondor_overlay.tokens import Signer
 from provisioner.model import BreakerState
 from provisioner.store.sql import SqlReader
 from tests.live.controller import BIG, LabController, LabSite
-from tests.live.lab import IDENTITIES, Condor, Pool, gpu_job, lab_directory
+from tests.live.lab import ADS_OF_ONES_OWN, IDENTITIES, Condor, Pool, gpu_job, lab_directory
 
 pytestmark = pytest.mark.matrix
 
@@ -66,9 +66,9 @@ class OwnTokens(LabController):
 
 
 @contextmanager
-def lab_of_two_users(condor: Condor) -> Iterator[tuple[Pool, OwnTokens]]:
+def lab_of_two_users(condor: Condor, more: str) -> Iterator[tuple[Pool, OwnTokens]]:
     with lab_directory("hostile") as root:
-        pool = Pool(root, condor, config=POOL, identities={**IDENTITIES, "mallory": ()})
+        pool = Pool(root, condor, config=POOL + more, identities={**IDENTITIES, "mallory": ()})
         site = SmallDisk(**{**vars(BIG), "most": 12})
         controller = OwnTokens(pool, root / "controller", sites=[site], idle_s=20)
         try:
@@ -199,10 +199,11 @@ class Told:
         )
 
 
-def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: float) -> Told:
-    """Run an ordinary user's short jobs, in batches, beside a hostile user or without one; return their waits."""
+def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: float, more: str = "") -> Told:
+    """Run an ordinary user's short jobs, in batches, beside a hostile user or without one; return their waits.
+    ``more``: further configuration of the pool."""
     told = Told()
-    with lab_of_two_users(condor) as (pool, controller):
+    with lab_of_two_users(condor, more) as (pool, controller):
         controller.start()
         enemy = told.hostile = Hostile(pool, controller) if hostile else None
         submitted: dict[int, float] = {}
@@ -273,9 +274,10 @@ def sound(controller: LabController) -> None:
 
 
 @pytest.mark.timeout(3 * PATIENT_S)
-def test_an_ordinary_users_jobs_start_as_fast_beside_a_hostile_user(condor: Condor) -> None:
-    alone = story(condor, hostile=False, batches=10, each=5, every_s=5.0)
-    beside = story(condor, hostile=True, batches=10, each=5, every_s=5.0)
+@pytest.mark.parametrize("more", [ADS_OF_ONES_OWN, ""], ids=["refused-ads", "accepted-ads"])
+def test_an_ordinary_users_jobs_start_as_fast_beside_a_hostile_user(condor: Condor, more: str) -> None:
+    alone = story(condor, hostile=False, batches=10, each=5, every_s=5.0, more=more)
+    beside = story(condor, hostile=True, batches=10, each=5, every_s=5.0, more=more)
     mean = statistics.fmean(beside.waits_s) / statistics.fmean(alone.waits_s)
     longest = max(beside.waits_s) / max(alone.waits_s)
     print(f"{condor.version}: {alone.line('without')}; {beside.line('with')}; ratios {mean:.2f} and {longest:.2f}")
