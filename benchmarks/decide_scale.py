@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, peak_mib, tell
 from benchmarks.ticks import World
-from provisioner.decide import check, decide
 from provisioner.model import Plan, Snapshot
+from provisioner.planner import check, decide
 
 WARM_UP = 6
 """Ticks until the first drones that boot have joined."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, cpu_s, tell, timed
 from benchmarks.world import NOW, drone_types, drones, snapshot
-from provisioner.model import Move, Plan
+from provisioner.model import Plan, StateChange
 from provisioner.reasons import SeenInPool
 from provisioner.store.sql import SqlStore
 
@@ -23,7 +23,7 @@ TIMES = 5
 async def fill(path: Path) -> None:
     """A record with live drones, as a controller leaves it when it is killed."""
     alive = drones(DRONES, drone_types(200))
-    moves = tuple(Move(drone, None, SeenInPool("busy", 1, 60.0)) for drone in alive.values())
+    moves = tuple(StateChange(drone, None, SeenInPool("busy", 1, 60.0)) for drone in alive.values())
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=1) as store:
         await store.record(Plan(1, NOW, moves=moves), snapshot(jobs=1000, classes=10, types=200, drones_alive=0))
 

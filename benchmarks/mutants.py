@@ -46,15 +46,15 @@ class Part:
     tests: tuple[str, ...]
 
 
-LIFECYCLE = ("decide/life.py", "decide/guard.py", "decide/late.py", "decide/stranded.py")
-LIMITS = ("decide/room.py", "decide/floor.py", "decide/lifetime.py", "decide/headroom.py", "decide/space.py")
-VALIDATION = ("decide/check.py", "config/reading.py", "config/together.py", "config/strict_yaml.py", "config/units.py")
+LIFECYCLE = ("planner/life.py", "planner/guard.py", "planner/late.py", "planner/stranded.py")
+LIMITS = ("planner/room.py", "planner/floor.py", "planner/lifetime.py", "planner/headroom.py", "planner/space.py")
+VALIDATION = ("planner/check.py", "config/reading.py", "config/together.py", "config/strict_yaml.py", "config/units.py")
 PARTS = {
-    "planner": Part(("decide/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))), ("tests/decide",)),
-    "lifecycle": Part(LIFECYCLE, ("tests/decide",)),
-    "limits": Part(LIMITS, ("tests/decide",)),
-    "validation": Part(VALIDATION, ("tests/decide", "tests/config")),
-    "controller": Part(("service/*.py",), ("tests/service",)),
+    "planner": Part(("decide/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))), ("tests/planner",)),
+    "lifecycle": Part(LIFECYCLE, ("tests/planner",)),
+    "limits": Part(LIMITS, ("tests/planner",)),
+    "validation": Part(VALIDATION, ("tests/planner", "tests/config")),
+    "controller": Part(("service/*.py",), ("tests/controller",)),
     "store": Part(("store/*.py",), ("tests/store",)),
 }
 SLOW = {"test_scale.py", "test_fuzz.py", "test_same_record.py", "test_kill.py", "test_crash.py", "test_process.py"}
@@ -237,9 +237,14 @@ class Copy:
         command = [sys.executable, *interpreter, "-m", "pytest", *quiet, "-m", "not slow and not live", *arguments]
         env = {**os.environ, "PYTHONPATH": str(self.place), "CI": "true"}  # before the checkout that is installed
         with subprocess.Popen(
-            ["nice", "-n", "19", *command], cwd=self.place, env=env, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        ) as running:  # fmt: skip
+            ["nice", "-n", "19", *command],
+            cwd=self.place,
+            env=env,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as running:
             # Processor time: how long a run takes says more of who else uses the host.
             resource.prlimit(running.pid, resource.RLIMIT_CPU, (int(limit_s), int(limit_s) + 1))
             try:

@@ -1,6 +1,6 @@
 """One look at an OpenStack site with 50 and with 500 drones' servers: calls, processor time, and how they grow.
 
-The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack_site/clouded.py); only the
+The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/clouded.py); only the
 adapter's own thread is measured. Servers have come up a minute apart: an ordinary look is told those of the last
 minutes, a full one all.
 
@@ -19,20 +19,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from adapters.openstack_site import OpenStackSite
-from adapters.openstack_site.names import metadata, tags
-from adapters.openstack_site.settings import OpenStackSiteConfig
+from adapters.openstack import OpenStackSite
+from adapters.openstack.names import metadata, tags
+from adapters.openstack.settings import OpenStackSiteConfig
 from benchmarks.cost import Figure, tell
 from provisioner.model import DroneId, DroneType
-from tests.openstack_site.clouded import Clouded, running
+from tests.openstack.clouded import Clouded, running
 
 FEW, MANY = 50, 500
 LOOKS = 20
 US, HERE = "bench", "cloud"
 GPU = DroneType(
-    HERE, "h100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, vram_mib=81920, gpu_model="H100",
-    capability=90, walltime_s=3600.0,
-)  # fmt: skip
+    HERE,
+    "h100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=16384,
+    disk_mib=10240,
+    vram_mib=81920,
+    gpu_model="H100",
+    capability=90,
+    walltime_s=3600.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +138,11 @@ async def looks(cloud: Clouded, servers: int, *, full: bool) -> Look:
     )
     seconds = []
     async with OpenStackSite(HERE, config, [GPU], US) as site:
-        await site.look()
+        await site.poll()
         asked = len(cloud.asked)
         for _ in range(LOOKS):
             begin = time.thread_time()
-            view = await site.look()
+            view = await site.poll()
             seconds.append(time.thread_time() - begin)
             assert len(view.drones) == servers, f"{len(view.drones)} of {servers} drones seen"
         return Look((len(cloud.asked) - asked) / LOOKS, statistics.median(seconds))

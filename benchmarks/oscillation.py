@@ -1,5 +1,6 @@
 """What is started, withdrawn and let go for nothing, by job, over random worlds in which much goes wrong at once; and
-whether any of them has broken a promise (``tests/sim/wild.py`` makes them, ``tests/sim/witness.py`` watches).
+whether any of them has broken a promise (``tests/simulator/wild.py`` makes them, ``tests/simulator/witness.py``
+watches).
 
     python -m benchmarks.oscillation [--seeds N] [--first SEED] [--jobs N] [--markdown]
 """
@@ -18,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.sim.wild import wild
-from tests.sim.witness import WORLDS_DOING, Course, watched
+from tests.simulator.wild import wild
+from tests.simulator.witness import WORLDS_DOING, Course, watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def play(seed: int) -> Row:
 FIGURES: dict[str, Callable[[Row], float]] = {
     "drones asked for, per job": lambda row: row.asked / row.jobs,
     "of them met a fault of the world, per job": lambda row: sum(row.courses[c] for c in WORLDS_DOING) / row.jobs,
-    "withdrawn before they had a place, per job": lambda row: row.courses[Course.WITHDRAWN] / row.jobs,
+    "withdrawn before they had a place, per job": lambda row: row.courses[Course.CANCELLED] / row.jobs,
     "had a place, never a job, and left, per job": lambda row: row.courses[Course.VAIN] / row.jobs,
     "attempts, per job": lambda row: row.attempts / row.jobs,
     "starts that met no fault, per attempt (bound: 1)": lambda row: row.ours / row.most,

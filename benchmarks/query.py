@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, peak_mib, tell
 from benchmarks.world import drone_types
+from tests.htcondor_overlay.live import overlay_on
 from tests.live.lab import Condor, Pool, children_of, gpu_job, running_pool
-from tests.overlay_htcondor.live import overlay_on
 
 SUITE = "trixie"
 CLASSES = 100
@@ -43,13 +43,13 @@ def memory_mib(pid: int, line: str) -> float:
     return int(found[1]) / 1024 if found else 0.0
 
 
-async def look(pool: Pool, jobs: int) -> list[Figure]:
+async def poll(pool: Pool, jobs: int) -> list[Figure]:
     types = drone_types(20)
     seconds = []
     async with overlay_on(pool, deadline="10min") as overlay:
         for _ in range(LOOKS):
             begin = time.perf_counter()
-            view = await overlay.look(types)
+            view = await overlay.poll(types)
             seconds.append(time.perf_counter() - begin)
         child = max(children_of(os.getpid()), key=lambda pid: memory_mib(pid, "VmHWM"))
         peak = memory_mib(child, "VmHWM")
@@ -69,7 +69,7 @@ def main() -> None:
     with running_pool(Condor.fetched(SUITE), "bench", ROOMY) as pool:
         took = fill(pool, jobs)
         print(f"{jobs} jobs submitted in {took:.0f} s", file=sys.stderr)
-        figures = asyncio.run(look(pool, jobs))
+        figures = asyncio.run(poll(pool, jobs))
     tell(*figures)
 
 

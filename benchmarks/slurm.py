@@ -31,24 +31,24 @@ from typing import Self
 
 import structlog
 
-from adapters.slurm_site import SlurmSite
-from adapters.slurm_site.settings import SlurmSiteConfig
+from adapters.slurm import SlurmSite
+from adapters.slurm.settings import SlurmSiteConfig
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
+from provisioner.controller.clock import SteadyClock
+from provisioner.controller.controller import Controller
 from provisioner.model import (
-    Admission,
+    Bootstrap,
     DrainMode,
     DroneId,
     DroneState,
     DroneType,
     JobClass,
+    OrderResult,
     OverlayView,
     Policy,
-    Receipt,
     SitePolicy,
     StartOrder,
 )
-from provisioner.service.clock import SteadyClock
-from provisioner.service.controller import Controller
 from provisioner.store.sql import SqlStore
 from tests.live.slurm_calls import Call, CountedTools
 from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
@@ -65,9 +65,17 @@ PartitionName=large Nodes=ALL MaxTime=2-00:00:00 State=UP
 TICKS = 10
 ONE_BY_ONE = 100
 GPU = DroneType(
-    "horeka", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=1024, vram_mib=40960, gpu_model="A100",
-    capability=80, walltime_s=3600.0,
-)  # fmt: skip
+    "horeka",
+    "a100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=20480,
+    disk_mib=1024,
+    vram_mib=40960,
+    gpu_model="A100",
+    capability=80,
+    walltime_s=3600.0,
+)
 
 
 @dataclass
@@ -82,16 +90,16 @@ class Jobs:
     async def __aexit__(self, *exc: object) -> None:
         pass
 
-    async def look(self, types: Sequence[DroneType]) -> OverlayView:
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         now = time.time()
         found = (JobClass("1", 1000, 1, 1024, waiting=self.waiting, oldest_at=now - 60, job_ids="1.0"),)
         return OverlayView(now, found if self.waiting else (), negotiated_at=now)
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         return []
 
-    async def admission(self, order: StartOrder) -> Admission:
-        return Admission(b"#!/bin/sh\nexec sleep 1000\n", {"POOL": "pool.example.org"}, {"token": b"secret"})
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+        return Bootstrap(b"#!/bin/sh\nexec sleep 1000\n", {"POOL": "pool.example.org"}, {"token": b"secret"})
 
 
 @dataclass
@@ -148,9 +156,15 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         }
     )
     limits = SitePolicy(
-        "horeka", max_drones=2 * drones, max_pending=2 * drones, max_starts_per_tick=2 * drones, queue_when_full=True,
-        look_deadline_s=90.0, act_deadline_s=180.0, gone_after_s=1.0,
-    )  # fmt: skip
+        "horeka",
+        max_drones=2 * drones,
+        max_pending=2 * drones,
+        max_starts_per_tick=2 * drones,
+        queue_when_full=True,
+        look_deadline_s=90.0,
+        act_deadline_s=180.0,
+        gone_after_s=1.0,
+    )
     policy = Policy(idle_timeout_s=600.0, max_drones=2 * drones, sites={"horeka": limits})
     async with (
         SlurmSite("horeka", config, [GPU], "bench") as site,
@@ -168,7 +182,7 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         assert bench.queued() == drones, "not a steady state"
         with bench.part() as looks:
             for _ in range(TICKS):
-                await site.look()
+                await site.poll()
         peak = peak_mib()
         json_cpu_s, json_bytes = as_json(lab)
         pool.waiting = 0
@@ -182,8 +196,11 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         Figure(f"{drones:,} drones asked for at a Slurm site: until all are seen in its queue", asked.wall_s, "s"),
         Figure("  processor time", asked.cpu_s, "s"),
         Figure("  calls of sbatch", asked.count("sbatch"), ""),
-        Figure("  `sbatch` for each drone, the calls alone: processor time, to ours of everything",
-               each_cpu_s * drones / asked.cpu_s, "times"),
+        Figure(
+            "  `sbatch` for each drone, the calls alone: processor time, to ours of everything",
+            each_cpu_s * drones / asked.cpu_s,
+            "times",
+        ),
         Figure(f"one tick with {drones:,} own jobs there: processor time of all", steady.cpu_s / TICKS, "s", "< 2"),
         Figure("  of which the site's look", looks.cpu_s / TICKS, "s"),
         Figure("  calls of squeue", steady.count("squeue") / TICKS, "", "<= 1"),
@@ -198,7 +215,7 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         Figure(f"{drones:,} withdrawn: until none is at the site", withdrawn.wall_s, "s"),
         Figure("  processor time", withdrawn.cpu_s, "s"),
         Figure("  calls of scancel", withdrawn.count("scancel"), ""),
-    ]  # fmt: skip
+    ]
 
 
 def take_apart(lab: SlurmLab) -> None:

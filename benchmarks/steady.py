@@ -18,16 +18,16 @@ from pathlib import Path
 import structlog
 
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
+from provisioner.controller.controller import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
-from provisioner.service.controller import Controller
-from provisioner.sim.body import Habits
-from provisioner.sim.draws import Fixed
-from provisioner.sim.facilities import drone_type
-from provisioner.sim.jobs import SimJob, Wants
-from provisioner.sim.loop import VirtualClock, run_virtual
-from provisioner.sim.overlay import PoolHabits
-from provisioner.sim.site import Facility, GpuPool
-from provisioner.sim.world import World
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import Fixed
+from provisioner.simulator.facilities import drone_type
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.world import World
 from provisioner.store.sql import SqlStore
 
 START = 1_750_000_000.0

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, cpu_s, tell
 from provisioner.model import EndKind
-from provisioner.sim.owned import Chooser, load_of, owned
-from provisioner.sim.owner_load import read_loads, trace_file
-from provisioner.sim.scenario import simulate
-from provisioner.sim.tally import Tally
+from provisioner.simulator.owned import Chooser, load_of, owned
+from provisioner.simulator.owner_load import read_loads, trace_file
+from provisioner.simulator.scenario import simulate
+from provisioner.simulator.tally import Tally
 
 ROOT = Path(__file__).parents[1]
 NAMES = {

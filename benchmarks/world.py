@@ -8,18 +8,18 @@ from provisioner.model import (
     DroneState,
     DroneType,
     JobClass,
-    Misfit,
-    OverlayReading,
     OverlayView,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
     RemoteState,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
+    UnmetRequirement,
 )
 
 NOW = 1_795_000_000.0
@@ -74,7 +74,7 @@ def job_classes(count: int, jobs: int, types: tuple[DroneType, ...]) -> tuple[Jo
                 oldest_at=NOW - 60.0 * (number % 500),
                 owner=f"group{number % 40}",
                 priority=number % 5,
-                refuses={t.key: Misfit("HasCVMFS", "true", "undefined") for t in picky},
+                refuses={t.key: UnmetRequirement("HasCVMFS", "true", "undefined") for t in picky},
                 job_ids=f"{number}.0-{number}.{jobs // count - 1}",
             )
         )
@@ -164,9 +164,9 @@ def snapshot(jobs: int, classes: int, types: int, drones_alive: int) -> Snapshot
             },
         ),
         types=kinds,
-        overlay=OverlayReading(view),
+        overlay=PolledOverlay(view),
         sites={
-            name: SiteReading(name, SiteView(name, NOW - 3, seen[name], {k.name: 20 for k in kinds if k.site == name}))
+            name: PolledSite(name, SiteView(name, NOW - 3, seen[name], {k.name: 20 for k in kinds if k.site == name}))
             for name in names
         },
         drones=alive,

@@ -17,12 +17,12 @@ from provisioner import loader
 from provisioner.config import ConfigErrors, Settings, SiteSpec
 from provisioner.config.reading import load
 from provisioner.config.reload import Change, changes
-from provisioner.service.calls import fault_of, within
-from provisioner.service.clock import SteadyClock
-from provisioner.service.controller import Controller
-from provisioner.service.door import Door
-from provisioner.service.lag import LagProbe
-from provisioner.sites import SiteDown
+from provisioner.controller.calls import fault_of, within
+from provisioner.controller.clock import SteadyClock
+from provisioner.controller.controller import Controller
+from provisioner.controller.door import Door
+from provisioner.controller.lag import LagProbe
+from provisioner.interfaces import UnavailableError
 from provisioner.store.sql import SqlStore
 
 log = structlog.get_logger()
@@ -95,7 +95,7 @@ async def _serve(
         try:
             await within(CONNECT_S, stack.enter_async_context(overlay))
         except TimeoutError:
-            raise SiteDown(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
+            raise UnavailableError(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
         controller = Controller(
             name=settings.controller,
             policy=settings.policy,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from provisioner.sites import OverlayFactory, SiteFactory
+from provisioner.interfaces import OverlayFactory, SiteFactory
 
 SITES = "provisioner.sites"
 OVERLAYS = "provisioner.overlays"

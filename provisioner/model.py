@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from provisioner.learned import NOTHING_LEARNED, Learned
+from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.reasons import Reason
 
 DroneId = NewType("DroneId", str)
@@ -93,7 +93,7 @@ class DroneType:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class UnmetRequirement:
     """Why a job class cannot run on a drone type: the first dimension that fails, what is wanted and what is there."""
 
     dimension: str
@@ -132,7 +132,7 @@ class JobClass:
     """What the job says that it needs (AllowedJobDuration, AllowedExecuteDuration, ...); 0 if it does not say."""
     invalid: str = ""
     """Set when the request itself can never be met by any slot: what is wrong and what to write instead."""
-    refuses: Mapping[TypeKey, Misfit] = field(default_factory=dict)
+    refuses: Mapping[TypeKey, UnmetRequirement] = field(default_factory=dict)
     """Drone types that the jobs' own requirements refuse, or whose START would refuse them, as the overlay's own
     matchmaker judges. Types not named here are judged by the numbers above alone."""
     job_ids: str = ""
@@ -217,7 +217,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletedJob:
     """A job that has left the queue because it was done, as its queue has it."""
 
     job_id: str
@@ -268,13 +268,13 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Mishap:
+class JobFailure:
     """A job that failed in a drone within seconds, or was held by it: the job's own fault, or that of the drone's
     node."""
 
     drone_id: DroneId
     job_id: str
-    """As in ``Completion``, where the job has left the queue."""
+    """As in ``CompletedJob``, where the job has left the queue."""
     at: float
     owner: str
     cause: str = ""
@@ -295,11 +295,11 @@ class OverlayView:
     evictions: tuple[Eviction, ...] | None = None
     """Of the last quarter of an hour or so: each is told in many looks, and counts once. None where the overlay does
     not tell."""
-    completions: tuple[Completion, ...] | None = None
+    completions: tuple[CompletedJob, ...] | None = None
     """The same for jobs that are done."""
     groups: tuple[Group, ...] = ()
     """Accounting groups, where the overlay has any."""
-    mishaps: tuple[Mishap, ...] = ()
+    mishaps: tuple[JobFailure, ...] = ()
     """Failed jobs of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job
     of this owner was in this drone."""
     remarks: tuple[str, ...] = ()
@@ -319,7 +319,7 @@ class RemoteState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     UNKNOWN = "unknown"
-    OVER = "over"
+    STOPPED = "stopped"
     """Its run is over, and what it held is not given back yet: it counts against limits, and is no supply. Its site
     clears it away; it is asked to, if that takes long."""
     ENDED = "ended"
@@ -384,7 +384,7 @@ class RemoteDrone:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class OwnerDemand:
     """Owner jobs of one shape that wait for resources which our drones may hold. Sizes are of one job."""
 
     count: int
@@ -441,7 +441,7 @@ class SiteView:
     nodes: tuple[Node, ...] = ()
     """All nodes that drones can run on, where the site tells node by node. Taken before ``claims``: a job that starts
     meanwhile is then missed as a claim rather than counted twice."""
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[OwnerDemand, ...] = ()
     owner_runs: OwnerLoad | None = None
     """None where the site does not tell."""
     downtime_at: float = 0.0
@@ -466,7 +466,7 @@ class SiteView:
 
 
 class DroneState(StrEnum):
-    """States of a drone's life; ``decide/life.py`` holds the table."""
+    """States of a drone's life; ``planner/life.py`` holds the table."""
 
     REQUESTED = "requested"
     SUBMITTED = "submitted"
@@ -479,12 +479,12 @@ class DroneState(StrEnum):
     STOPPING = "stopping"
     # ends
     DONE = "done"
-    WITHDRAWN = "withdrawn"
+    CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     FAILED = "failed"
     LOST = "lost"
-    NEVER_JOINED = "never-joined"
-    MATCHED_NOTHING = "matched-nothing"
+    JOIN_TIMEOUT = "join-timeout"
+    UNUSED = "unused"
 
     @property
     def ended(self) -> bool:
@@ -494,12 +494,12 @@ class DroneState(StrEnum):
 ENDS = frozenset(
     {
         DroneState.DONE,
-        DroneState.WITHDRAWN,
+        DroneState.CANCELLED,
         DroneState.PREEMPTED,
         DroneState.FAILED,
         DroneState.LOST,
-        DroneState.NEVER_JOINED,
-        DroneState.MATCHED_NOTHING,
+        DroneState.JOIN_TIMEOUT,
+        DroneState.UNUSED,
     }
 )
 
@@ -581,7 +581,7 @@ class Drone:
     lost_jobs: int = 0
     avoids: str = ""
     """Users whose jobs it does not take, with commas between: they would lose too much before an owner
-    (:mod:`provisioner.decide.avoids`)."""
+    (:mod:`provisioner.planner.avoids`)."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain request; a repeated request uses the same."""
     drain_refusal: str = ""
@@ -606,7 +606,7 @@ class Drone:
 
 
 class FaultKind(StrEnum):
-    """What kind of thing went wrong; each backs off differently (``decide/guard.py``)."""
+    """What kind of thing went wrong; each backs off differently (``planner/guard.py``)."""
 
     DOWN = "down"
     """The service does not answer."""
@@ -623,7 +623,7 @@ class FaultKind(StrEnum):
     """Drones of this type die young or never join."""
     JOBS = "jobs"
     """The pool gives none of the waiting jobs of one class to drones of this type that were started for them."""
-    EATER = "eats-jobs"
+    BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that run well elsewhere."""
     UNKNOWN = "unknown"
 
@@ -692,7 +692,7 @@ def node_scope(site: str, node: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class OwnerClaimBackoff:
     """What is remembered from tick to tick of a site whose owner's jobs wait."""
 
     site: str
@@ -705,7 +705,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteReading:
+class PolledSite:
     """The newest good view of a site, and what went wrong since."""
 
     site: str
@@ -717,7 +717,7 @@ class SiteReading:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlayReading:
+class PolledOverlay:
     view: OverlayView | None = None
     fault: Fault | None = None
 
@@ -889,8 +889,8 @@ class Snapshot:
     next_serial: int
     policy: Policy
     types: tuple[DroneType, ...]
-    overlay: OverlayReading
-    sites: Mapping[str, SiteReading]
+    overlay: PolledOverlay
+    sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
     """Recorded and not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
@@ -899,9 +899,9 @@ class Snapshot:
     """How those ended on record that a site lists all the same."""
     gpu_wanted_at: float = 0.0
     """When a GPU job was last seen to wait, or when the controller started if that was later."""
-    patience: Mapping[str, Patience] = field(default_factory=dict)
+    patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
     """By site, as the plan before left it."""
-    learned: Learned = NOTHING_LEARNED
+    estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""
 
@@ -910,7 +910,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class StateChange:
     """What is now known of a drone: its new record, and why if its state changed."""
 
     drone: Drone
@@ -980,7 +980,7 @@ class Plan:
 
     tick: int
     at: float
-    moves: tuple[Move, ...] = ()
+    moves: tuple[StateChange, ...] = ()
     starts: tuple[Start, ...] = ()
     drains: tuple[Drain, ...] = ()
     stops: tuple[Stop, ...] = ()
@@ -989,7 +989,7 @@ class Plan:
     breakers: tuple[Breaker, ...] = ()
     """Breakers that changed because of what was seen."""
     requests_done: tuple[int, ...] = ()
-    patience: tuple[Patience, ...] = ()
+    patience: tuple[OwnerClaimBackoff, ...] = ()
     """For the next tick to remember."""
 
     @property
@@ -1011,7 +1011,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Bootstrap:
     """What a drone needs to join the overlay: a start script, secret files, environment.
 
     The script runs on a bare worker node with a POSIX shell. ``files`` are written, mode 0600, into the drone's own
@@ -1032,7 +1032,7 @@ class StartOrder:
     idle_timeout_s: float
     """When the drone leaves by itself without the controller: later than the controller would ask it to."""
     grace_s: float
-    admission: Admission | None = None
+    bootstrap: Bootstrap | None = None
     """None when the overlay is asked; set when the site is."""
     kept_vram_mib: int = 0
     """For its first ``kept_s`` in the pool it takes only jobs that need at least this much VRAM per GPU: those it was
@@ -1056,19 +1056,19 @@ class StopOrder:
     kill: bool = False
 
 
-class Answer(StrEnum):
+class OrderOutcome(StrEnum):
     """What became of an order."""
 
-    DONE = "done"
-    REFUSED = "refused"
+    OK = "ok"
+    REJECTED = "rejected"
     """Certainly not carried out."""
-    UNSURE = "unsure"
+    UNKNOWN = "unknown"
     """May have happened: only a later listing settles it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class OrderResult:
     drone_id: DroneId
-    answer: Answer
+    answer: OrderOutcome
     remote_id: str = ""
     fault: Fault | None = None

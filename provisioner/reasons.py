@@ -1,4 +1,5 @@
-"""Why something is done or not done: typed values with their numbers. Text is made at the edge (``provisioner.say``).
+"""Why something is done or not done: typed values with their numbers. Text is made at the edge
+(``provisioner.formatting``).
 
 Every class carries a constant ``kind``, its stable name in records and JSON. Tiers of refusals follow
 ``docs/explanation/reasons.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
@@ -93,12 +94,12 @@ class NeverArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class GoneFromSite:
+class Disappeared:
     """Fresh listings lack it for longer than the limit."""
 
     missing_s: float
     limit_s: float
-    kind: Literal["gone-from-site"] = "gone-from-site"
+    kind: Literal["disappeared"] = "disappeared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class EndedAtSite:
 
 
 @dataclass(frozen=True, slots=True)
-class IdleTooLong:
+class IdleTimeout:
     """It has had no job for longer than an idle drone is kept."""
 
     idle_s: float
@@ -128,11 +129,11 @@ class IdleTooLong:
     """Source of the limit: ``gaps`` between jobs at its site, what another start costs there (``start-cost``),
     the configured ``time-out``, how long the drone took to come (``slow-start``), or the setting that makes the
     time-out ``fixed``. Empty in old records."""
-    kind: Literal["idle-too-long"] = "idle-too-long"
+    kind: Literal["idle-timeout"] = "idle-timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class DrainAtRisk:
     """It ends what it runs and takes no more jobs: its site's owner, by what has been seen of him, is likely to take
     its place before they are done, and they can wait for a safer one."""
 
@@ -141,11 +142,11 @@ class Exposed:
     """Share of such jobs' work that may be expected to be lost there."""
     tolerated: float
     """What they accept after as long a wait."""
-    kind: Literal["exposed"] = "exposed"
+    kind: Literal["drain-at-risk"] = "drain-at-risk"
 
 
 @dataclass(frozen=True, slots=True)
-class EatsJobs:
+class BlackHoleDrone:
     """Jobs fail in it within seconds, or are held by it, that run well elsewhere or are of several users. It takes no
     more jobs."""
 
@@ -158,11 +159,11 @@ class EatsJobs:
     node: str
     message: str
     """The newest failure."""
-    kind: Literal["eats-jobs"] = "eats-jobs"
+    kind: Literal["black-hole"] = "black-hole"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEatsJobs:
+class BlackHoleNode:
     """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
 
     node: str
@@ -170,7 +171,7 @@ class NodeEatsJobs:
     failures: int
     """Drones in a row that made jobs fail there."""
     message: str
-    kind: Literal["node-eats-jobs"] = "node-eats-jobs"
+    kind: Literal["black-hole-node"] = "black-hole-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,33 +183,33 @@ class Unneeded:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTooLong:
+class StateTimeout:
     """It is in one state for longer than that state may last."""
 
     state: str
     for_s: float
     limit_s: float
-    kind: Literal["stage-too-long"] = "stage-too-long"
+    kind: Literal["state-timeout"] = "state-timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfPool:
+class LeftPool:
     """Its slot has left the pool but the site still runs it."""
 
     for_s: float
     limit_s: float
-    kind: Literal["out-of-pool"] = "out-of-pool"
+    kind: Literal["left-pool"] = "left-pool"
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorAsked:
+class OperatorRequested:
     by: str
     text: str
-    kind: Literal["operator-asked"] = "operator-asked"
+    kind: Literal["operator-requested"] = "operator-requested"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerClaim:
+class PreemptedForOwner:
     """The owner of the hardware waits for it: this drone is one of the set that frees a place for his job."""
 
     waiting: int
@@ -221,11 +222,11 @@ class OwnerClaim:
     """What its end costs, as far as its slot tells."""
     unit: str = "GPU-seconds"
     """Of what is lost; of a CPU drone ``CPU-seconds``."""
-    kind: Literal["owner-claim"] = "owner-claim"
+    kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
+class Preempted:
     """Its site, or the owner by way of us, has taken its place back."""
 
     message: str
@@ -237,11 +238,11 @@ class TakenBack:
     """Work of jobs that must be done again, in GPU-seconds (of a CPU drone: CPU-seconds)."""
     lost_jobs: int
     unit: str = "GPU-seconds"
-    kind: Literal["taken-back"] = "taken-back"
+    kind: Literal["preempted"] = "preempted"
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class PreemptionNotice:
     """Its site has told it to leave."""
 
     message: str
@@ -249,44 +250,44 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveWanted:
+class ReserveReclaimed:
     """It stands on what is kept for a free GPU, and a GPU job waits again."""
 
     node: str
-    kind: Literal["reserve-wanted"] = "reserve-wanted"
+    kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
 
 
 @dataclass(frozen=True, slots=True)
-class TypeGone:
+class TypeRemoved:
     """The configuration no longer has its drone type."""
 
     type: str
-    kind: Literal["type-gone"] = "type-gone"
+    kind: Literal["type-removed"] = "type-removed"
 
 
 @dataclass(frozen=True, slots=True)
-class NoRecord:
+class Orphan:
     """It carries our tag but we have no live record of it."""
 
     recorded_end: str = ""
     """How our record of it ended, if there ever was one."""
-    kind: Literal["no-record"] = "no-record"
+    kind: Literal["orphan"] = "orphan"
 
 
 @dataclass(frozen=True, slots=True)
-class WantedAgain:
+class DemandReturned:
     """A draining drone goes back into service because jobs wait that it can run."""
 
     class_id: str
     waiting: int
-    kind: Literal["wanted-again"] = "wanted-again"
+    kind: Literal["demand-returned"] = "demand-returned"
 
 
 # ---------------------------------------------------------------------------------------------- why a drone is started
 
 
 @dataclass(frozen=True, slots=True)
-class JobsWait:
+class JobsWaiting:
     """Waiting jobs of a class exceed what existing drones will take."""
 
     class_id: str
@@ -295,11 +296,11 @@ class JobsWait:
     """Of those, taken by free slots and drones on their way."""
     starts: int
     """Drones of this type started for the class in this plan."""
-    kind: Literal["jobs-wait"] = "jobs-wait"
+    kind: Literal["jobs-waiting"] = "jobs-waiting"
 
 
 @dataclass(frozen=True, slots=True)
-class WarmHeadroom:
+class HeadroomShort:
     """Drones are kept warm for jobs that have not come yet, and fewer are than the policy says."""
 
     name: str
@@ -307,7 +308,7 @@ class WarmHeadroom:
     """Jobs of that shape for which there is to be room."""
     covered: int
     starts: int
-    kind: Literal["warm-headroom"] = "warm-headroom"
+    kind: Literal["headroom-short"] = "headroom-short"
 
 
 # ------------------------------------------------------------------------------------------- why something is not done
@@ -330,12 +331,12 @@ class PlannerFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseBroken:
+class InvalidAction:
     """The independent judge of plans has left this out: it would have broken a promise."""
 
     promise: str
     """The one that would have been broken, with its numbers."""
-    kind: Literal["promise-broken"] = "promise-broken"
+    kind: Literal["invalid-action"] = "invalid-action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +397,7 @@ class OwnerRisk:
 
 
 @dataclass(frozen=True, slots=True)
-class CheaperStart:
+class AwaitingCheaperType:
     """A drone of this type holds its GPUs for longer before its first job than others; it is started once the jobs have
     waited as long, all together, as that is worth."""
 
@@ -405,27 +406,27 @@ class CheaperStart:
     """Of all jobs together."""
     more_s: float
     """Of waiting, from when on it is started."""
-    kind: Literal["cheaper-start"] = "cheaper-start"
+    kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
 
 
 @dataclass(frozen=True, slots=True)
-class SoonServed:
+class ExistingDronesSuffice:
     """So short are the jobs that the drones there are soon have room for them."""
 
     mean_s: float
     """Run time of such jobs."""
     running: int
-    kind: Literal["soon-served"] = "soon-served"
+    kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
 
 @dataclass(frozen=True, slots=True)
-class JobsFirst:
+class HeadroomYields:
     """No headroom is kept where real jobs lack room, or where the owner waits."""
 
     name: str
     wanted: int
     """Jobs of that shape for which there would be room kept."""
-    kind: Literal["jobs-first"] = "jobs-first"
+    kind: Literal["headroom-yields"] = "headroom-yields"
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +439,7 @@ class BackingOff:
 
 
 @dataclass(frozen=True, slots=True)
-class Unmatched:
+class StartsUnmatched:
     """Drones of this type that were started for these jobs left without one, while the jobs waited. No more are started
     for them until a time. Other jobs get drones of this type all the same."""
 
@@ -447,7 +448,7 @@ class Unmatched:
     failures: int
     """In a row."""
     message: str
-    kind: Literal["unmatched"] = "unmatched"
+    kind: Literal["starts-unmatched"] = "starts-unmatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,13 +488,13 @@ class SiteQuota:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteBlocks:
+class StartBlocked:
     """A drone of the type waits at its site for a reason that another would meet as well (a limit, a bad request)."""
 
     type: str
     fault: str
     message: str
-    kind: Literal["site-blocks"] = "site-blocks"
+    kind: Literal["start-blocked"] = "start-blocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,24 +538,24 @@ class SiteDisabled:
 
 
 @dataclass(frozen=True, slots=True)
-class OnTheirWay:
+class DemandCovered:
     """Free slots and drones on their way will take the jobs."""
 
     jobs: int
     drones: int
-    kind: Literal["on-their-way"] = "on-their-way"
+    kind: Literal["demand-covered"] = "demand-covered"
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitsNegotiation:
+class AwaitingNegotiation:
     """No negotiation cycle has seen the jobs yet."""
 
     fresh: int
-    kind: Literal["awaits-negotiation"] = "awaits-negotiation"
+    kind: Literal["awaiting-negotiation"] = "awaiting-negotiation"
 
 
 @dataclass(frozen=True, slots=True)
-class ViewStale:
+class StaleView:
     """A view is missing, failed or too old: leave alone what depends on it."""
 
     view: str
@@ -562,7 +563,7 @@ class ViewStale:
     """-1 if there never was one."""
     limit_s: float
     message: str
-    kind: Literal["view-stale"] = "view-stale"
+    kind: Literal["stale-view"] = "stale-view"
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,49 +620,49 @@ Reason = (
     | SeenInPool
     | NotInListing
     | NeverArrived
-    | GoneFromSite
+    | Disappeared
     | EndedAtSite
-    | IdleTooLong
-    | Exposed
-    | EatsJobs
-    | NodeEatsJobs
+    | IdleTimeout
+    | DrainAtRisk
+    | BlackHoleDrone
+    | BlackHoleNode
     | Unneeded
-    | StageTooLong
-    | OutOfPool
-    | OperatorAsked
-    | OwnerClaim
-    | TakenBack
-    | Notice
-    | ReserveWanted
-    | TypeGone
-    | NoRecord
-    | WantedAgain
-    | JobsWait
-    | WarmHeadroom
+    | StateTimeout
+    | LeftPool
+    | OperatorRequested
+    | PreemptedForOwner
+    | Preempted
+    | PreemptionNotice
+    | ReserveReclaimed
+    | TypeRemoved
+    | Orphan
+    | DemandReturned
+    | JobsWaiting
+    | HeadroomShort
     | BadRequest
     | PlannerFailed
-    | PromiseBroken
+    | InvalidAction
     | NothingFits
     | LimitReached
     | GroupQuota
     | PoolLimit
     | OwnerRisk
-    | CheaperStart
-    | SoonServed
-    | JobsFirst
+    | AwaitingCheaperType
+    | ExistingDronesSuffice
+    | HeadroomYields
     | BackingOff
-    | Unmatched
+    | StartsUnmatched
     | SiteFull
     | GpusStranded
     | SiteQuota
-    | SiteBlocks
+    | StartBlocked
     | Downtime
     | OwnerWaits
     | ReserveKept
     | SiteDisabled
-    | OnTheirWay
-    | AwaitsNegotiation
-    | ViewStale
+    | DemandCovered
+    | AwaitingNegotiation
+    | StaleView
     | AllVanished
     | TooManyUnhealthy
     | Probing

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneState
-from provisioner.reasons import JobsWait
+from provisioner.reasons import JobsWaiting
 from provisioner.store.sql import SqlReader
 from tests.conftest import Played
 
@@ -47,12 +47,12 @@ def test_its_drones_were_started_for_jobs_and_all_left(played: Played) -> None:
     reader = SqlReader(played.directory / "provisioner.db")
     drones = reader.drones(ended=None)
     assert 2 <= len(drones) <= 10, "few GPUs, few drones: none was started twice"
-    assert {drone.state for drone in drones} <= {DroneState.DONE, DroneState.WITHDRAWN, DroneState.MATCHED_NOTHING}
+    assert {drone.state for drone in drones} <= {DroneState.DONE, DroneState.CANCELLED, DroneState.UNUSED}
     assert sum(drone.jobs_started for drone in drones) == 34
     assert {drone.type for drone in drones} == {"local/a100", "local/v100"}
     for drone in drones:
         first, *_ = reader.history(drone.id)
-        assert first.state is DroneState.REQUESTED and isinstance(first.reason, JobsWait)
+        assert first.state is DroneState.REQUESTED and isinstance(first.reason, JobsWaiting)
     assert processes_of(drones[0].id.rpartition("-")[0]) == []
 
 

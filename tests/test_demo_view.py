@@ -27,7 +27,7 @@ def life(*steps: tuple[float, DroneState]) -> list[Transition]:
     ("steps", "busy_s", "held_s"),
     [
         ([(0.0, S.REQUESTED), (5.0, S.BOOTING), (7.0, S.BUSY), (17.0, S.IDLE), (20.0, S.DONE)], 10.0, 15.0),
-        ([(0.0, S.REQUESTED), (5.0, S.QUEUED), (50.0, S.WITHDRAWN)], 0.0, 0.0),
+        ([(0.0, S.REQUESTED), (5.0, S.QUEUED), (50.0, S.CANCELLED)], 0.0, 0.0),
         ([(0.0, S.REQUESTED)], 0.0, 0.0),
     ],
 )

@@ -41,10 +41,10 @@ def test_the_contracts_hold_and_are_not_vacuous(tree: Path) -> None:
     assert "0 broken" in done.stdout
     # Each line is one slip; all at once, for building the graph is what takes the time.
     slips = {
-        "provisioner/decide/__init__.py": "import time\n",
+        "provisioner/planner/__init__.py": "import time\n",
         "provisioner/model.py": "import provisioner.store\n",
-        "provisioner/sites.py": "import adapters\n",
-        "adapters/local_site/__init__.py": "import provisioner.service\nimport adapters.embedded_overlay\n",
+        "provisioner/interfaces.py": "import adapters\n",
+        "adapters/local/__init__.py": "import provisioner.controller\nimport adapters.embedded\n",
     }
     for name, slip in slips.items():
         path = tree / name
@@ -82,7 +82,7 @@ def test_every_shipped_adapter_is_found_by_its_entry_point(group: str) -> None:
 
 def test_deciding_drags_in_no_library() -> None:
     """A process that only decides (a replay, a notebook) loads neither database nor event loop."""
-    program = "import sys, provisioner.decide; print(*sorted(m for m in sys.modules if '.' not in m))"
+    program = "import sys, provisioner.planner; print(*sorted(m for m in sys.modules if '.' not in m))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())
     assert "provisioner" in loaded

@@ -30,9 +30,9 @@ def test_annotations_mean_nothing() -> None:
 
 
 def test_the_tests_of_a_module_run_first_long_ones_last_and_slow_ones_never() -> None:
-    files = _files(ROOT, ("tests/decide", "tests/config"))
+    files = _files(ROOT, ("tests/planner", "tests/config"))
     assert not SLOW & {file.rpartition("/")[2] for file in files}
-    assert {file.rpartition("/")[0] for file in files} == {"tests/decide", "tests/config"}
+    assert {file.rpartition("/")[0] for file in files} == {"tests/planner", "tests/config"}
     assert _nearest_first(ROOT, dict.fromkeys(files, 0.1), "config/units.py")[0] == "tests/config/test_units.py"
     long = dict.fromkeys(files, 0.1) | {"tests/config/test_units.py": 3.0}
     assert _nearest_first(ROOT, long, "config/units.py")[-1] == "tests/config/test_units.py"

@@ -7,7 +7,7 @@ import re
 import tarfile
 from collections.abc import Mapping
 
-from provisioner.model import Admission
+from provisioner.model import Bootstrap
 
 OURS = ".site"
 """In the drone's directory: what is the site's."""
@@ -20,12 +20,12 @@ class Unfit(ValueError):
     """An order that can never be asked for: why."""
 
 
-def sendable(admission: Admission) -> None:
+def sendable(bootstrap: Bootstrap) -> None:
     """Raises Unfit if a file or a variable of it cannot be sent along."""
-    for name in admission.files:
+    for name in bootstrap.files:
         if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
             raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
-    for name, value in admission.env.items():
+    for name, value in bootstrap.env.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value or not _in_bytes(value):
             raise Unfit(f"{name[:60]!r} cannot be an environment variable")
 

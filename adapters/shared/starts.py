@@ -11,9 +11,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-from provisioner.model import DroneId, Receipt
+from provisioner.model import DroneId, OrderResult
 
-Work = Callable[[asyncio.Event], Awaitable[Sequence[Receipt]]]
+Work = Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
 """Starts drones. Once the event is set, its caller has given up: nothing more is to be asked for."""
 
 
@@ -23,12 +23,12 @@ class Starts:
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
         self._turn = asyncio.Lock()
-        self._under_way: dict[asyncio.Task[Sequence[Receipt]], frozenset[DroneId]] = {}
+        self._under_way: dict[asyncio.Task[Sequence[OrderResult]], frozenset[DroneId]] = {}
         """Those too whose caller has given up."""
         self._unsure: dict[DroneId, float] = {}
         """Until when, by the steady clock."""
 
-    async def run(self, drone_ids: Iterable[DroneId], work: Work) -> Sequence[Receipt]:
+    async def run(self, drone_ids: Iterable[DroneId], work: Work) -> Sequence[OrderResult]:
         """``work`` in its turn, in a task of its own."""
         given_up = asyncio.Event()
         task = asyncio.create_task(self._in_turn(work, given_up), name=f"start at site {self._site}")
@@ -40,11 +40,11 @@ class Starts:
             given_up.set()
             raise
 
-    async def _in_turn(self, work: Work, given_up: asyncio.Event) -> Sequence[Receipt]:
+    async def _in_turn(self, work: Work, given_up: asyncio.Event) -> Sequence[OrderResult]:
         async with self._turn:
             return [] if given_up.is_set() else await work(given_up)
 
-    def _done(self, task: asyncio.Task[Sequence[Receipt]]) -> None:
+    def _done(self, task: asyncio.Task[Sequence[OrderResult]]) -> None:
         self._under_way.pop(task, None)
         if not task.cancelled():
             task.exception()  # whoever gave up does not ask for it

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from benchmarks.deciding.worlds import Place, Steps
-from provisioner.sim.books import waits
-from provisioner.sim.jobs import SimJob
-from provisioner.sim.results import GpuHours, Waits
+from provisioner.simulator.books import waits
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.results import GpuHours, Waits
 
 NEVER_WAIT = 1e9
 ENDLESS_S = float("inf")

@@ -16,14 +16,14 @@ from benchmarks.deciding.glidein import Glidein
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
-from provisioner.decide import decide
-from provisioner.decide.isolate import Planner
+from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
-from provisioner.service.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
-from provisioner.sim.books import result_of
-from provisioner.sim.jobs import SimJob
-from provisioner.sim.results import Decisions, Result
-from provisioner.sim.scenario import START_EPOCH, Scenario, simulate
+from provisioner.planner import decide
+from provisioner.planner.isolate import Planner
+from provisioner.simulator.books import result_of
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.results import Decisions, Result
+from provisioner.simulator.scenario import START_EPOCH, Scenario, simulate
 
 OURS, CLAIRVOYANT = "ours", "clairvoyant"
 PATIENCE_S = 30 * 86400.0

@@ -10,7 +10,7 @@ from typing import Self
 
 from benchmarks.deciding.play import Run
 from benchmarks.deciding.worlds import ROOT
-from provisioner.sim.results import Result
+from provisioner.simulator.results import Result
 
 RESULTS = ROOT / "var" / "deciding"
 """Not under `build`: `make clean` would throw hours away."""

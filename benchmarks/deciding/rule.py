@@ -1,7 +1,7 @@
 """What all reference rules share: they see what the service sees, and say which drones come and which go.
 
 A rule runs in the place of our planner in the real service. What became of a drone is bookkeeping and the same for all
-(``decide/life.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for each run.
+(``planner/life.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for each run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from provisioner.decide import fit, guard, life
 from provisioner.model import (
     WAITING,
     Drain,
@@ -21,15 +20,16 @@ from provisioner.model import (
     DroneState,
     DroneType,
     JobClass,
-    Move,
     Plan,
     Slot,
     Snapshot,
     Start,
+    StateChange,
     Stop,
     TypeKey,
 )
-from provisioner.reasons import IdleTooLong, JobsWait, Reason, StageTooLong, Unneeded
+from provisioner.planner import fit, guard, life
+from provisioner.reasons import IdleTimeout, JobsWaiting, Reason, StateTimeout, Unneeded
 
 COMES = frozenset({DroneState.BOOTING, DroneState.JOINED})
 """Holds a GPU, takes no jobs yet."""
@@ -79,7 +79,7 @@ class Sight:
     """The world as a rule sees it at one tick, and what the rule asks for."""
 
     snapshot: Snapshot
-    moves: Sequence[Move]
+    moves: Sequence[StateChange]
     herds: Mapping[TypeKey, Herd]
     """In the order in which the sites are configured."""
     classes: Sequence[JobClass]
@@ -146,7 +146,7 @@ class Sight:
                 requested_at=self.now,
                 gpu_milli=herd.kind.gpu_milli,
             )
-            self.starts.append(Start(drone, JobsWait("", 0, 0, count)))
+            self.starts.append(Start(drone, JobsWaiting("", 0, 0, count)))
             herd.enter(drone)
 
     def withdraw(self, herd: Herd, count: int) -> None:
@@ -164,7 +164,7 @@ class Sight:
         if drone.id in self.retiring:
             self.retiring.remove(drone.id)
             return
-        leaving = DroneState.DONE if drone.busy_at else DroneState.WITHDRAWN
+        leaving = DroneState.DONE if drone.busy_at else DroneState.CANCELLED
         asked = replace(drone, since=self.now, leaving=leaving, asked_at=self.now)
         if drone.state in (DroneState.IDLE, DroneState.BUSY):
             after = replace(asked, state=DroneState.DRAINING, asked=0)
@@ -228,7 +228,7 @@ class Rule(ABC):
         for drone in [d for herd in sight.herds.values() for d in herd.busy]:
             age_s = sight.now - drone.joined_at
             if age_s > self.retires_after_s and drone.id not in self._retiring:
-                sight.release(drone, StageTooLong(drone.state.value, age_s, self.retires_after_s))
+                sight.release(drone, StateTimeout(drone.state.value, age_s, self.retires_after_s))
                 self._retiring.add(drone.id)
 
 
@@ -238,4 +238,4 @@ def release_idle(sight: Sight, herds: Iterable[Herd], limit_s: float) -> None:
         for drone in herd.idle:
             idle_s = sight.idle_s(drone)
             if idle_s >= limit_s:
-                sight.release(drone, IdleTooLong(idle_s, limit_s))
+                sight.release(drone, IdleTimeout(idle_s, limit_s))

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.model import DroneType, SitePolicy, TypeKey
-from provisioner.sim.body import Habits
-from provisioner.sim.draws import AT_ONCE, Fixed, LogNormal
-from provisioner.sim.jobs import SimJob
-from provisioner.sim.overlay import PoolHabits
-from provisioner.sim.owner_load import trace_file
-from provisioner.sim.owner_series import OwnerSeries
-from provisioner.sim.site import Facility, GpuPool
-from provisioner.sim.traces import Cut, read_trace
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import AT_ONCE, Fixed, LogNormal
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.owner_load import trace_file
+from provisioner.simulator.owner_series import OwnerSeries
+from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.traces import Cut, read_trace
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86400.0

@@ -6,36 +6,87 @@ from random import Random
 
 import classad2
 
-from adapters.htcondor_overlay.classes import Waits, group, job_class
-from adapters.htcondor_overlay.slots import sightings
+from adapters.htcondor.overlay.classes import Waits, group, job_class
+from adapters.htcondor.overlay.slots import sightings
 from provisioner.model import DroneId, JobClass, Slot
 
 _NUMBERS = (
-    "0", "1", "-1", "8", "0.2", "1e308", "1/0", "undefined", "error", '"text"', "2147483648", "9223372036854775807",
-    "ifThenElse(random(2) > 0, 1, 1)", "MemoryUsage", "{1,2}", "[a=1]", "-9223372036854775808", "real(\"INF\")",
-    "real(\"NaN\")",
-)  # fmt: skip
+    "0",
+    "1",
+    "-1",
+    "8",
+    "0.2",
+    "1e308",
+    "1/0",
+    "undefined",
+    "error",
+    '"text"',
+    "2147483648",
+    "9223372036854775807",
+    "ifThenElse(random(2) > 0, 1, 1)",
+    "MemoryUsage",
+    "{1,2}",
+    "[a=1]",
+    "-9223372036854775808",
+    'real("INF")',
+    'real("NaN")',
+)
 _EXPRESSIONS = (
-    "true", "false", "undefined", "error", "TARGET.Nothing >= 5", "GPUs_Capability >= 1e9", "my.Requirements",
-)  # fmt: skip
+    "true",
+    "false",
+    "undefined",
+    "error",
+    "TARGET.Nothing >= 5",
+    "GPUs_Capability >= 1e9",
+    "my.Requirements",
+)
 _REQUESTS = (
-    "RequestCpus", "RequestMemory", "RequestDisk", "RequestGPUs", "GpuMilli", "GpuDuty", "GpuWidth", "JobPrio",
-    "AllowedJobDuration", "AllowedExecuteDuration", "MaxWallTimeMins", "GPUsMinMemory",
-)  # fmt: skip
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "RequestGPUs",
+    "GpuMilli",
+    "GpuDuty",
+    "GpuWidth",
+    "JobPrio",
+    "AllowedJobDuration",
+    "AllowedExecuteDuration",
+    "MaxWallTimeMins",
+    "GPUsMinMemory",
+)
 _SLOTS = (
-    "Cpus", "Memory", "Disk", "GPUs", "JobStarts", "NumDynamicSlots", "NumDynamicSlotsTime", "LastHeardFrom",
-    "MyCurrentTime", "EnteredCurrentState", "DroneRetiresAt", "DaemonStartTime", "GPUs_GlobalMemoryMb",
-    "GPUs_Capability", "TotalSlotGPUs", "DroneShares", "SlotID",
-)  # fmt: skip
+    "Cpus",
+    "Memory",
+    "Disk",
+    "GPUs",
+    "JobStarts",
+    "NumDynamicSlots",
+    "NumDynamicSlotsTime",
+    "LastHeardFrom",
+    "MyCurrentTime",
+    "EnteredCurrentState",
+    "DroneRetiresAt",
+    "DaemonStartTime",
+    "GPUs_GlobalMemoryMb",
+    "GPUs_Capability",
+    "TotalSlotGPUs",
+    "DroneShares",
+    "SlotID",
+)
 
 
 def classes(rng: Random) -> tuple[JobClass, ...]:
     """Return the classes of up to four groups of jobs."""
     found = []
     for number in range(rng.randint(0, 4)):
-        lines = [f"JobStatus={rng.choice((1, 1, 1, 2, 5))}", f"JobCount={rng.choice((1, 3, 40))}",
-                 f'JobIds="{number}.0"', f'Owner="{rng.choice(("mallory", "u1", "all"))}"', "QDate=1769999000",
-                 f"Requirements={rng.choice(_EXPRESSIONS)}"]  # fmt: skip
+        lines = [
+            f"JobStatus={rng.choice((1, 1, 1, 2, 5))}",
+            f"JobCount={rng.choice((1, 3, 40))}",
+            f'JobIds="{number}.0"',
+            f'Owner="{rng.choice(("mallory", "u1", "all"))}"',
+            "QDate=1769999000",
+            f"Requirements={rng.choice(_EXPRESSIONS)}",
+        ]
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _REQUESTS if rng.random() < 0.5]
         made = group(classad2.ClassAd(f"[{';'.join(lines)}]"), "schedd", "AccountingGroup")
         if made is not None:
@@ -48,8 +99,13 @@ def slots(rng: Random, drones: list[DroneId], controller: str) -> tuple[Slot, ..
     ads = []
     for number, drone_id in enumerate(drones):
         state = rng.choice(("Claimed", "Unclaimed", ""))
-        lines = [f'DroneId="{drone_id}"', f'Name="slot{number}@x"', f'State="{state}"',
-                 f"Start={rng.choice(_EXPRESSIONS)}", "LastHeardFrom=1769999990"]  # fmt: skip
+        lines = [
+            f'DroneId="{drone_id}"',
+            f'Name="slot{number}@x"',
+            f'State="{state}"',
+            f"Start={rng.choice(_EXPRESSIONS)}",
+            "LastHeardFrom=1769999990",
+        ]
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _SLOTS if rng.random() < 0.6]
         ads.append(classad2.ClassAd(f"[{';'.join(lines)}]"))
     return sightings(ads, controller, lambda at: at).slots

@@ -24,17 +24,19 @@ from benchmarks.hostile.worlds import (
     random_types,
     spoiled,
 )
-from provisioner.decide.isolate import Planner
+from provisioner.controller.clock import SteadyClock
+from provisioner.controller.controller import Controller
+from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import (
-    Admission,
-    Answer,
+    Bootstrap,
     DrainMode,
     DroneId,
     DroneType,
     Fault,
     FaultKind,
+    OrderOutcome,
+    OrderResult,
     OverlayView,
-    Receipt,
     RemoteDrone,
     RemoteState,
     RequestKind,
@@ -42,16 +44,23 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.service.clock import SteadyClock
-from provisioner.service.controller import Controller
-from provisioner.sim.loop import VirtualLoop, run_virtual
-from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
+from provisioner.planner.isolate import Planner
+from provisioner.simulator.loop import VirtualLoop, run_virtual
 from provisioner.store.memory import MemoryStore
 
 LIVES = 2
 TICKS = 4
 """Steps in each life of the controller."""
-ERRORS = (SiteDown, SiteDenied, SiteRefused, Unsure, ValueError, KeyError, TimeoutError, asyncio.CancelledError)
+ERRORS = (
+    UnavailableError,
+    AuthError,
+    RejectedError,
+    OutcomeUnknownError,
+    ValueError,
+    KeyError,
+    TimeoutError,
+    asyncio.CancelledError,
+)
 
 
 @dataclass(slots=True)
@@ -75,14 +84,16 @@ class Liar:
         if self.rng.random() < chance:
             raise self.rng.choice(ERRORS)("odd \x1b[31m\ud800")
 
-    def receipts(self, ids: Sequence[DroneId]) -> list[Receipt]:
+    def receipts(self, ids: Sequence[DroneId]) -> list[OrderResult]:
         """Return answers to orders for these drones: most of them, some twice and not the same, some for others."""
         answers = []
         for drone_id in [*ids, *self.rng.choices(ids, k=self.rng.randint(0, 2)), DroneId("other-1")]:
             kind, at = self.rng.choice(list(FaultKind)), self.rng.choice((NOW, -1.0, float("nan"), 1e300))
             fault = Fault(kind, self.rng.choice(("no", "\ud800", "x" * 9000)), at)
-            answer = Receipt(drone_id, self.rng.choice(list(Answer)), self.rng.choice(("", "r", "\ud800")), fault)
-            answers.append(Receipt(drone_id, Answer.DONE, "r") if self.rng.random() < 0.6 else answer)
+            answer = OrderResult(
+                drone_id, self.rng.choice(list(OrderOutcome)), self.rng.choice(("", "r", "\ud800")), fault
+            )
+            answers.append(OrderResult(drone_id, OrderOutcome.OK, "r") if self.rng.random() < 0.6 else answer)
         self.rng.shuffle(answers)
         return answers if self.rng.random() < 0.7 else answers[: len(answers) // 2]
 
@@ -90,7 +101,7 @@ class Liar:
 class LyingSite(Liar):
     """A site that starts some of what it is asked for, whatever it answers."""
 
-    async def look(self) -> SiteView:
+    async def poll(self) -> SiteView:
         """Return a listing of before the wait, of some of the drones, with some that nobody asked for."""
         before = dict(self.running)
         await self.trouble()
@@ -106,7 +117,7 @@ class LyingSite(Liar):
         nodes = tuple(random_node(self.rng, name, names) for name in one(self.rng, (), ("n1", "n2")))
         return SiteView("a", NOW + asyncio.get_running_loop().time(), listed, None, nodes)
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[Receipt]:
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         for order in orders:
             if self.rng.random() < 0.8:
                 state = self.rng.choice((RemoteState.PENDING, RemoteState.RUNNING))
@@ -114,7 +125,7 @@ class LyingSite(Liar):
         await self.trouble()
         return self.receipts([order.drone_id for order in orders])
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[Receipt]:
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         for order in orders:
             if self.rng.random() < 0.7:
                 self.running.pop(order.drone_id, None)
@@ -125,7 +136,7 @@ class LyingSite(Liar):
 class LyingPool(Liar):
     """A pool with jobs that nobody can please."""
 
-    async def look(self, types: Sequence[DroneType]) -> OverlayView:
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         await self.trouble(0.05)
         rng, now = self.rng, NOW + asyncio.get_running_loop().time()
         classes = tuple(random_class(rng, f"c{n}", types) for n in range(3))
@@ -136,13 +147,13 @@ class LyingPool(Liar):
         done, failed = trouble.completions(rng, ids, 5), trouble.mishaps(rng, ids, 10)
         return OverlayView(now, classes, slots, now - 5, (), one(rng, None, ()), done, (), failed)
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[Receipt]:
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         await self.trouble()
         return self.receipts(drone_ids)
 
-    async def admission(self, order: StartOrder) -> Admission:
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
         await self.trouble(0.05)
-        return Admission(b"#!/bin/sh\n")
+        return Bootstrap(b"#!/bin/sh\n")
 
 
 def play(seed: int, planner: Planner) -> None:
@@ -164,9 +175,7 @@ async def _lives(rng: Random, planner: Planner) -> None:
     store = MemoryStore("kit", 1e9, 0)
     for _ in range(LIVES):
         async with store:
-            clock = SteadyClock(
-                wall, loop.time, store.recorded_at, store.recorded_drift_s, lambda: rng.random() < 0.5
-            )  # fmt: skip
+            clock = SteadyClock(wall, loop.time, store.recorded_at, store.recorded_drift_s, lambda: rng.random() < 0.5)
             async with Controller("kit", policy, types, pool, {"a": site}, store, clock, planner=planner) as controller:
                 for _ in range(TICKS):
                     await controller.tick()

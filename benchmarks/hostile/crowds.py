@@ -9,10 +9,10 @@ from random import Random
 from benchmarks.hostile import trouble
 from benchmarks.hostile.trouble import NOW, PREFIX, one
 from benchmarks.hostile.worlds import random_class
-from provisioner.learned import HORIZONS_S, Delays, Learned, Rise
+from provisioner.controller.border import Border
+from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
 from provisioner.model import (
     Breaker,
-    Claim,
     DrainMode,
     Drone,
     DroneId,
@@ -24,21 +24,21 @@ from provisioner.model import (
     JobClass,
     Node,
     OperatorRequest,
-    OverlayReading,
     OverlayView,
+    OwnerDemand,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
     RemoteState,
     RequestKind,
     Reserve,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
 )
-from provisioner.service.border import Border
 
 SITE = "a"
 CLASSES = 100
@@ -111,11 +111,11 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
         mishaps=trouble.mishaps(rng, ids, 1000) if load.eaters else (),
         completions=trouble.completions(rng, ids, 1000) if load.eaters else None,
     )
-    sites = {SITE: SiteReading(SITE, Border().taken_over(site, NOW, 0.0))}
+    sites = {SITE: PolledSite(SITE, Border().taken_over(site, NOW, 0.0))}
     if load.owned:
         safe = SiteView("safe", NOW - 1, {}, {"s": 5})
         types = (*types, DroneType("safe", "s", 1000, 16, 32_768, 0, vram_mib=40_960, capability=80, price=2.0))
-        sites["safe"] = SiteReading("safe", Border().taken_over(safe, NOW, 0.0))
+        sites["safe"] = PolledSite("safe", Border().taken_over(safe, NOW, 0.0))
     return Snapshot(
         now=NOW,
         tick=7,
@@ -123,13 +123,13 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
         next_serial=drones + 1,
         policy=policy,
         types=types,
-        overlay=OverlayReading(Border().taken_over(pool, NOW, 0.0)),
+        overlay=PolledOverlay(Border().taken_over(pool, NOW, 0.0)),
         sites=sites,
         drones={drone.id: drone for drone in made},
         breakers=_breakers(rng, types, classes, node_count) if load.breakers else {},
         requests=_requests(rng, ids) if load.requests else (),
         gpu_wanted_at=NOW,
-        learned=_learned(rng, load, types),
+        estimates=_learned(rng, load, types),
     )
 
 
@@ -140,13 +140,20 @@ def _types(rng: Random, shapes: int) -> tuple[DroneType, ...]:
         milli = one(rng, 0, 0, 500, 1000, 1000, 2000, 4000)
         types.append(
             DroneType(
-                SITE, f"t{number}", milli, rng.randint(1, 16), 2048 * rng.randint(1, 10) + number,
-                one(rng, 0, 1024 * rng.randint(1, 50)), vram_mib=one(rng, 16_384, 40_960) * (milli > 0),
-                capability=one(rng, 0, 70, 80) * (milli > 0), driver=one(rng, 0, 12_040) * (milli > 0),
-                walltime_s=one(rng, 0.0, 86_400.0), price=rng.uniform(0.5, 2.0),
+                SITE,
+                f"t{number}",
+                milli,
+                rng.randint(1, 16),
+                2048 * rng.randint(1, 10) + number,
+                one(rng, 0, 1024 * rng.randint(1, 50)),
+                vram_mib=one(rng, 16_384, 40_960) * (milli > 0),
+                capability=one(rng, 0, 70, 80) * (milli > 0),
+                driver=one(rng, 0, 12_040) * (milli > 0),
+                walltime_s=one(rng, 0.0, 86_400.0),
+                price=rng.uniform(0.5, 2.0),
                 shares=one(rng, 1, 1, 1, 4) if milli == 1000 else 1,
             )
-        )  # fmt: skip
+        )
     return tuple(types)
 
 
@@ -160,27 +167,48 @@ def _drone(rng: Random, load: Load, number: int, kind: DroneType, node: str) -> 
     busy = joined and (state is DroneState.BUSY or (state is DroneState.DRAINING and rng.random() < 0.5))
     work_at = rng.uniform(began, NOW) if busy else 0.0
     return Drone(
-        DroneId(f"{PREFIX}-{number}"), kind.key, state, since=began, requested_at=began, gpu_milli=kind.gpu_milli,
-        remote_id="r", submitted_at=began if state is not DroneState.REQUESTED else 0.0,
-        started_at=began if there else 0.0, joined_at=began if joined else 0.0,
-        idle_at=0.0 if busy else NOW - rng.uniform(0, 1000), busy_at=began if busy else 0.0,
-        heard_at=NOW - 1 if joined else 0.0, jobs=int(busy), jobs_started=int(busy), node=node if there else "",
-        work_gpu_milli=1000 if busy else 0, work_at=work_at, for_class=f"c{number % CLASSES}",
+        DroneId(f"{PREFIX}-{number}"),
+        kind.key,
+        state,
+        since=began,
+        requested_at=began,
+        gpu_milli=kind.gpu_milli,
+        remote_id="r",
+        submitted_at=began if state is not DroneState.REQUESTED else 0.0,
+        started_at=began if there else 0.0,
+        joined_at=began if joined else 0.0,
+        idle_at=0.0 if busy else NOW - rng.uniform(0, 1000),
+        busy_at=began if busy else 0.0,
+        heard_at=NOW - 1 if joined else 0.0,
+        jobs=int(busy),
+        jobs_started=int(busy),
+        node=node if there else "",
+        work_gpu_milli=1000 if busy else 0,
+        work_at=work_at,
+        for_class=f"c{number % CLASSES}",
         leaving=DroneState.DONE if state in (DroneState.DRAINING, DroneState.STOPPING) else None,
         asked_at=began if state in (DroneState.DRAINING, DroneState.STOPPING) else 0.0,
-    )  # fmt: skip
+    )
 
 
 def _slot(rng: Random, load: Load, drone: Drone) -> Slot:
     state = {DroneState.BUSY: SlotState.BUSY, DroneState.DRAINING: SlotState.DRAINING}.get(drone.state, SlotState.IDLE)
     new = load.news and rng.random() < 0.8
     return Slot(
-        drone.id, state, NOW - 1, free_gpu_milli=one(rng, 0, 500, 1000), free_cpus=rng.randint(0, 16),
-        free_memory_mib=rng.randint(0, 1 << 15), jobs=drone.jobs,
+        drone.id,
+        state,
+        NOW - 1,
+        free_gpu_milli=one(rng, 0, 500, 1000),
+        free_cpus=rng.randint(0, 16),
+        free_memory_mib=rng.randint(0, 1 << 15),
+        jobs=drone.jobs,
         jobs_started=drone.jobs_started + (rng.randint(0, 5) if new or load.eaters else 0),
-        work_gpu_milli=drone.work_gpu_milli, work_at=drone.work_at + new * bool(drone.work_at),
-        begun_at=drone.work_at, owner="u1" if drone.jobs else "", retires_at=NOW + 1e5 if new else 0.0,
-    )  # fmt: skip
+        work_gpu_milli=drone.work_gpu_milli,
+        work_at=drone.work_at + new * bool(drone.work_at),
+        begun_at=drone.work_at,
+        owner="u1" if drone.jobs else "",
+        retires_at=NOW + 1e5 if new else 0.0,
+    )
 
 
 def _site_view(rng: Random, load: Load, made: Sequence[Drone], types: Sequence[DroneType], node_count: int) -> SiteView:
@@ -190,27 +218,44 @@ def _site_view(rng: Random, load: Load, made: Sequence[Drone], types: Sequence[D
             state = RemoteState.RUNNING if drone.started_at else RemoteState.PENDING
             blocked = one(rng, None, None, FaultKind.CONFIG) if load.mixed and not drone.started_at else None
             remotes[drone.id] = RemoteDrone(
-                drone.id, state, "r", started_at=drone.started_at, node=drone.node, blocked=blocked,
+                drone.id,
+                state,
+                "r",
+                started_at=drone.started_at,
+                node=drone.node,
+                blocked=blocked,
                 reason=f"reason {rng.random()}" if load.news else "",
-            )  # fmt: skip
+            )
     for number in range(5000, 6000) if load.strays else ():
         stray = DroneId(f"{PREFIX}-{number}")
         remotes[stray] = RemoteDrone(stray, RemoteState.RUNNING, "r", started_at=NOW - 100, node="n0")
     names = tuple(kind.name for kind in types)
     nodes = tuple(
         Node(
-            f"n{n}", names, 64_000, 1024, 4 << 20, 0, one(rng, 0, 2000, 8000), one(rng, 0, 4, 64),
-            one(rng, 0, 9000, 1 << 18), 0,
+            f"n{n}",
+            names,
+            64_000,
+            1024,
+            4 << 20,
+            0,
+            one(rng, 0, 2000, 8000),
+            one(rng, 0, 4, 64),
+            one(rng, 0, 9000, 1 << 18),
+            0,
         )
         for n in range(node_count)
-    )  # fmt: skip
+    )
     claims = tuple(
-        Claim(
-            rng.randint(1, 20), 1000 * one(rng, 0, 1, 4, 8), rng.randint(1, 64), rng.randint(1, 1 << 18), NOW - 500,
+        OwnerDemand(
+            rng.randint(1, 20),
+            1000 * one(rng, 0, 1, 4, 8),
+            rng.randint(1, 64),
+            rng.randint(1, 1 << 18),
+            NOW - 500,
             nodes=one(rng, (), (), ("n0",)),
         )
         for _ in range(rng.randint(1, 4) if load.owner else 0)
-    )  # fmt: skip
+    )
     return SiteView(SITE, NOW - 1, remotes, None, nodes, claims)
 
 
@@ -245,9 +290,9 @@ def _requests(rng: Random, ids: Sequence[DroneId]) -> tuple[OperatorRequest, ...
     )
 
 
-def _learned(rng: Random, load: Load, types: Sequence[DroneType]) -> Learned:
+def _learned(rng: Random, load: Load, types: Sequence[DroneType]) -> Estimates:
     runs = {f"u{n}": tuple(sorted(rng.uniform(10, 1e5) for _ in range(50))) for n in range(3)}
-    delays = {kind.key: Delays(rng.uniform(1, 2000), rng.uniform(10, 600)) for kind in types}
-    rise = Rise(tuple(tuple(sorted(1000 * rng.randint(0, 64) for _ in range(100))) for _ in HORIZONS_S))
-    learned = Learned(runs, delays, {SITE: rise} if load.owned else {}, {}, {SITE: 30.0})
-    return learned if rng.random() < 0.8 else replace(learned, runs={}, delays={})
+    delays = {kind.key: StartDelays(rng.uniform(1, 2000), rng.uniform(10, 600)) for kind in types}
+    rise = OwnerGrowth(tuple(tuple(sorted(1000 * rng.randint(0, 64) for _ in range(100))) for _ in HORIZONS_S))
+    estimates = Estimates(runs, delays, {SITE: rise} if load.owned else {}, {}, {SITE: 30.0})
+    return estimates if rng.random() < 0.8 else replace(estimates, runs={}, delays={})

@@ -21,10 +21,10 @@ from traceback import extract_tb
 import structlog
 
 from benchmarks.hostile import answers, crowds, worlds
-from provisioner.decide import decide
-from provisioner.decide.check import check
-from provisioner.decide.restrained import restrain
 from provisioner.model import Plan, Snapshot
+from provisioner.planner import decide
+from provisioner.planner.check import check
+from provisioner.planner.restrained import restrain
 
 LARGE_EVERY = 100
 """One of so many worlds has 1,000 drones."""

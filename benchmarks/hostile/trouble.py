@@ -9,7 +9,7 @@ from typing import TypeVar
 from provisioner.model import (
     Breaker,
     BreakerState,
-    Completion,
+    CompletedJob,
     DrainMode,
     DroneId,
     DroneType,
@@ -17,7 +17,7 @@ from provisioner.model import (
     Fault,
     FaultKind,
     JobClass,
-    Mishap,
+    JobFailure,
     OperatorRequest,
     RequestKind,
 )
@@ -45,31 +45,39 @@ def odd_time(rng: Random) -> float:
     return one(rng, past(rng), past(rng), NOW + rng.uniform(0, 1000), NOW + 1e7, -1.0, 1e-9, float(1 << 53))
 
 
-def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Mishap, ...]:
+def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[JobFailure, ...]:
     """Return up to ``most`` failed jobs. A few drones have nearly all of them; some come twice."""
     count = rng.randint(0, most) if drones else 0
     eaters = rng.sample(list(drones), min(len(drones), one(rng, 1, 3, 10, 200)))
     found = [
-        Mishap(
+        JobFailure(
             rng.choice(eaters) if rng.random() < 0.9 else rng.choice([*drones, DroneId("other-1"), DroneId("")]),
-            f"{rng.randint(0, max(1, count))}.{rng.randint(0, 1)}", odd_time(rng), rng.choice(_OWNERS),
+            f"{rng.randint(0, max(1, count))}.{rng.randint(0, 1)}",
+            odd_time(rng),
+            rng.choice(_OWNERS),
             one(rng, "held with code 12", "broke off after 2 s", "", "\n", "x" * 5000),
         )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
     return (*found, *found[: one(rng, 0, 0, 5)])
 
 
-def completions(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Completion, ...]:
+def completions(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[CompletedJob, ...]:
     """Return up to ``most`` jobs that are done, some of which failed before."""
     return tuple(
-        Completion(
-            f"{rng.randint(0, max(1, most))}.{rng.randint(0, 1)}", odd_time(rng), odd_time(rng),
-            one(rng, 0.0, 5.0, 3600.0, 1e9), one(rng, 0, 200, 1000), one(rng, 0, 1, 64), one(rng, 0, 1024),
-            owner=rng.choice(_OWNERS), drone_id=rng.choice(drones) if drones and rng.random() < 0.9 else None,
+        CompletedJob(
+            f"{rng.randint(0, max(1, most))}.{rng.randint(0, 1)}",
+            odd_time(rng),
+            odd_time(rng),
+            one(rng, 0.0, 5.0, 3600.0, 1e9),
+            one(rng, 0, 200, 1000),
+            one(rng, 0, 1, 64),
+            one(rng, 0, 1024),
+            owner=rng.choice(_OWNERS),
+            drone_id=rng.choice(drones) if drones and rng.random() < 0.9 else None,
         )
         for _ in range(rng.randint(0, most))
-    )  # fmt: skip
+    )
 
 
 def evictions(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Eviction, ...]:

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from benchmarks.hostile import ads, trouble
 from benchmarks.hostile.trouble import NODES, NOW, PREFIX, odd_time, one, past
-from provisioner.learned import HORIZONS_S, NOTHING_LEARNED, Delays, Learned, Rise
+from provisioner.controller.border import Border
+from provisioner.estimates import HORIZONS_S, NO_ESTIMATES, Estimates, OwnerGrowth, StartDelays
 from provisioner.model import (
     ENDS,
     WHOLE_GPU,
-    Claim,
     DrainMode,
     Drone,
     DroneId,
@@ -29,13 +29,14 @@ from provisioner.model import (
     Group,
     Headroom,
     JobClass,
-    Misfit,
     Node,
-    OverlayReading,
     OverlayView,
+    OwnerClaimBackoff,
+    OwnerDemand,
     OwnerLoad,
-    Patience,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
     RemoteEnd,
     RemoteState,
@@ -43,14 +44,13 @@ from provisioner.model import (
     ReserveWhen,
     Sharing,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
     TypeKey,
+    UnmetRequirement,
 )
-from provisioner.service.border import Border
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def world(seed: int) -> Snapshot:
         classes = (*classes, *(modest(job, types) for job in classes))
     listed = random_listings(rng, drones)
     seen = random_pool(rng, classes, slots, list(drones), hostile=hostile, calm=calm)
-    overlay = OverlayReading(
+    overlay = PolledOverlay(
         Border().taken_over(seen, NOW, one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0, 1e7)) if rng.random() < 0.97 else None,
         Fault(FaultKind.DOWN, "d", NOW - 1) if not calm and rng.random() < 0.1 else None,
     )
@@ -98,10 +98,10 @@ def world(seed: int) -> Snapshot:
         requests=trouble.requests(rng, SITES, list(drones), 3) if rng.random() < 0.3 else (),
         ended={drone_id: rng.choice(list(ENDS)) for drone_id in ended if rng.random() < 0.5},
         gpu_wanted_at=one(rng, NOW, NOW - 5000, 0.0, NOW + 100),
-        patience={"a": Patience("a", odd_time(rng), rng.randint(0, 3), rng.randint(0, 3))}
+        patience={"a": OwnerClaimBackoff("a", odd_time(rng), rng.randint(0, 3), rng.randint(0, 3))}
         if rng.random() < 0.2
         else {},
-        learned=random_learned(rng, types),
+        estimates=random_learned(rng, types),
         drift_s=one(rng, 0.0, 5000.0, -1e6),
     )
 
@@ -161,12 +161,20 @@ def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:
     """Return limits of all kinds, also such as stop everything."""
     headroom = tuple(
         Headroom(
-            f"h{n}" if n else "h", one(rng, 0, 200, 1000), one(rng, 0, 1, 8), one(rng, 0, 1024), one(rng, 0, 1024),
-            one(rng, 0, 16_384), count=rng.randint(0, 5), site=one(rng, "", "", "a", "zz"),
-            types=one(rng, (), ("x",), ("none",)), from_h=rng.randint(0, 23), to_h=rng.randint(0, 24),
+            f"h{n}" if n else "h",
+            one(rng, 0, 200, 1000),
+            one(rng, 0, 1, 8),
+            one(rng, 0, 1024),
+            one(rng, 0, 1024),
+            one(rng, 0, 16_384),
+            count=rng.randint(0, 5),
+            site=one(rng, "", "", "a", "zz"),
+            types=one(rng, (), ("x",), ("none",)),
+            from_h=rng.randint(0, 23),
+            to_h=rng.randint(0, 24),
         )
         for n in range(one(rng, 0, 0, 1, 3))
-    )  # fmt: skip
+    )
     found = Policy(
         idle_timeout_s=one(rng, 1.0, 60.0, 600.0, 1e6),
         max_drones=one(rng, 0, 5, 1000),
@@ -196,42 +204,84 @@ def random_types(rng: Random) -> tuple[DroneType, ...]:
             shares = one(rng, 1, 1, 1, 2, 4) if milli >= 1000 else 1
             types.append(
                 DroneType(
-                    site, name, milli, one(rng, 1, 8, 64), one(rng, 1024, 20_480, 262_144),
-                    one(rng, 0, 1024, 102_400), vram_mib=one(rng, 0, 16_384, 40_960) if milli else 0,
-                    capability=one(rng, 0, 70, 80) if milli else 0, walltime_s=one(rng, 0.0, 600.0, 7200.0, 86_400.0),
-                    sharing=Sharing.EXCLUSIVE if shares == 1 else one(rng, Sharing.MPS, Sharing.MIG), shares=shares,
-                    price=one(rng, 0.0, 1.0, 2.0), max_drones=one(rng, None, None, 0, 3),
-                    kept_cpus=one(rng, 0, 0, 1), kept_memory_mib=one(rng, 0, 512), kept_disk_mib=one(rng, 0, 0, 512),
-                    driver=one(rng, 0, 12_040) if milli else 0, arch=one(rng, "X86_64", "X86_64", "aarch64"),
+                    site,
+                    name,
+                    milli,
+                    one(rng, 1, 8, 64),
+                    one(rng, 1024, 20_480, 262_144),
+                    one(rng, 0, 1024, 102_400),
+                    vram_mib=one(rng, 0, 16_384, 40_960) if milli else 0,
+                    capability=one(rng, 0, 70, 80) if milli else 0,
+                    walltime_s=one(rng, 0.0, 600.0, 7200.0, 86_400.0),
+                    sharing=Sharing.EXCLUSIVE if shares == 1 else one(rng, Sharing.MPS, Sharing.MIG),
+                    shares=shares,
+                    price=one(rng, 0.0, 1.0, 2.0),
+                    max_drones=one(rng, None, None, 0, 3),
+                    kept_cpus=one(rng, 0, 0, 1),
+                    kept_memory_mib=one(rng, 0, 512),
+                    kept_disk_mib=one(rng, 0, 0, 512),
+                    driver=one(rng, 0, 12_040) if milli else 0,
+                    arch=one(rng, "X86_64", "X86_64", "aarch64"),
                     margin_s=one(rng, 0.0, 120.0, 1e6),
                 )
-            )  # fmt: skip
+            )
     return tuple(types)
 
 
 def random_class(rng: Random, name: str, types: Sequence[DroneType]) -> JobClass:
-    refuses = {kind.key: Misfit("arch", "a", "b") for kind in types if rng.random() < 0.1}
+    refuses = {kind.key: UnmetRequirement("arch", "a", "b") for kind in types if rng.random() < 0.1}
     return JobClass(
-        name, one(rng, 0, 1, 200, 500, 1000, 1000, 2000, 4000, 1500), one(rng, 0, 1, 1, 4, 8, 64),
-        one(rng, 0, 1024, 20_480), one(rng, 0, 0, 1024), one(rng, 0, 0, 16_384, 40_960), one(rng, 0, 0, 80),
-        waiting=one(rng, 0, 1, 3, 50), fresh=one(rng, 0, 0, 2), running=one(rng, 0, 2), oldest_at=past(rng),
-        owner=one(rng, "u1", "u2", "", "u,3", "g.u1"), priority=rng.randint(-3, 3),
-        walltime_s=one(rng, 0.0, 0.0, 60.0, 3600.0, 1e5), invalid=one(rng, "", "", "", "odd"), refuses=refuses,
-        group=one(rng, "", "g", "g.h", "k"), splits=rng.random() < 0.8, idle_at=past(rng),
-        driver=one(rng, 0, 0, 0, 12_040), arch=one(rng, "", "", "", "X86_64", "aarch64"), held=one(rng, 0, 3),
-        duty_milli=one(rng, 0, 0, 100, 1000), width_milli=one(rng, 0, 0, 100, 1000),
-        limited=one(rng, 0, 0, 0, 1, 100), limit=one(rng, "", "limit"),
-    )  # fmt: skip
+        name,
+        one(rng, 0, 1, 200, 500, 1000, 1000, 2000, 4000, 1500),
+        one(rng, 0, 1, 1, 4, 8, 64),
+        one(rng, 0, 1024, 20_480),
+        one(rng, 0, 0, 1024),
+        one(rng, 0, 0, 16_384, 40_960),
+        one(rng, 0, 0, 80),
+        waiting=one(rng, 0, 1, 3, 50),
+        fresh=one(rng, 0, 0, 2),
+        running=one(rng, 0, 2),
+        oldest_at=past(rng),
+        owner=one(rng, "u1", "u2", "", "u,3", "g.u1"),
+        priority=rng.randint(-3, 3),
+        walltime_s=one(rng, 0.0, 0.0, 60.0, 3600.0, 1e5),
+        invalid=one(rng, "", "", "", "odd"),
+        refuses=refuses,
+        group=one(rng, "", "g", "g.h", "k"),
+        splits=rng.random() < 0.8,
+        idle_at=past(rng),
+        driver=one(rng, 0, 0, 0, 12_040),
+        arch=one(rng, "", "", "", "X86_64", "aarch64"),
+        held=one(rng, 0, 3),
+        duty_milli=one(rng, 0, 0, 100, 1000),
+        width_milli=one(rng, 0, 0, 100, 1000),
+        limited=one(rng, 0, 0, 0, 1, 100),
+        limit=one(rng, "", "limit"),
+    )
 
 
 def modest(job: JobClass, types: Sequence[DroneType]) -> JobClass:
     """Return a class like ``job`` whose jobs wait and fit the first type."""
     kind = types[0]
     return replace(
-        job, id=f"{job.id}-modest", gpu_milli=min(WHOLE_GPU, kind.gpu_milli), cpus=1, memory_mib=512, disk_mib=0,
-        vram_mib=0, capability=0, driver=0, arch="", walltime_s=0.0, invalid="", refuses={}, limited=0,
-        waiting=max(1, job.waiting), oldest_at=NOW - 5000, idle_at=0.0,
-    )  # fmt: skip
+        job,
+        id=f"{job.id}-modest",
+        gpu_milli=min(WHOLE_GPU, kind.gpu_milli),
+        cpus=1,
+        memory_mib=512,
+        disk_mib=0,
+        vram_mib=0,
+        capability=0,
+        driver=0,
+        arch="",
+        walltime_s=0.0,
+        invalid="",
+        refuses={},
+        limited=0,
+        waiting=max(1, job.waiting),
+        oldest_at=NOW - 5000,
+        idle_at=0.0,
+    )
 
 
 def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
@@ -240,17 +290,37 @@ def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
     key = one(rng, *keys, TypeKey("a/gone"), TypeKey("z/lost")) if rng.random() < 0.2 else rng.choice(keys)
     kind = next((kind for kind in types if kind.key == key), None)
     made = Drone(
-        DroneId(f"{PREFIX}-{number}"), key, rng.choice(LIVE), since=past(rng) or NOW - 5,
-        requested_at=past(rng) or NOW - 50, gpu_milli=kind.gpu_milli if kind else 1000, remote_id=one(rng, "", "r"),
-        submitted_at=past(rng), started_at=past(rng), joined_at=past(rng), busy_at=past(rng), idle_at=past(rng),
-        heard_at=past(rng), jobs=one(rng, 0, 0, 1, 3), jobs_started=one(rng, 0, 1, 5),
-        missing_at=one(rng, 0.0, 0.0, past(rng)), unslotted_at=one(rng, 0.0, 0.0, past(rng)),
-        leaving=one(rng, None, None, DroneState.DONE, DroneState.WITHDRAWN, DroneState.PREEMPTED, DroneState.LOST),
-        asked_at=past(rng), asked=rng.randint(0, 4), retires_at=_time(rng), node=one(rng, "", *NODES),
-        notice_at=one(rng, 0.0, 0.0, past(rng)), work_gpu_milli=one(rng, 0, 1000), work_at=past(rng),
-        avoids=one(rng, "", "", "u1", "u1,u2"), for_class=one(rng, "", "c0", "c1", "headroom:h", "headroom:gone"),
-        drain_mode=rng.choice(list(DrainMode)), drain_refusal=one(rng, "", "", "no"), slot=one(rng, "", "slot1@x"),
-    )  # fmt: skip
+        DroneId(f"{PREFIX}-{number}"),
+        key,
+        rng.choice(LIVE),
+        since=past(rng) or NOW - 5,
+        requested_at=past(rng) or NOW - 50,
+        gpu_milli=kind.gpu_milli if kind else 1000,
+        remote_id=one(rng, "", "r"),
+        submitted_at=past(rng),
+        started_at=past(rng),
+        joined_at=past(rng),
+        busy_at=past(rng),
+        idle_at=past(rng),
+        heard_at=past(rng),
+        jobs=one(rng, 0, 0, 1, 3),
+        jobs_started=one(rng, 0, 1, 5),
+        missing_at=one(rng, 0.0, 0.0, past(rng)),
+        unslotted_at=one(rng, 0.0, 0.0, past(rng)),
+        leaving=one(rng, None, None, DroneState.DONE, DroneState.CANCELLED, DroneState.PREEMPTED, DroneState.LOST),
+        asked_at=past(rng),
+        asked=rng.randint(0, 4),
+        retires_at=_time(rng),
+        node=one(rng, "", *NODES),
+        notice_at=one(rng, 0.0, 0.0, past(rng)),
+        work_gpu_milli=one(rng, 0, 1000),
+        work_at=past(rng),
+        avoids=one(rng, "", "", "u1", "u1,u2"),
+        for_class=one(rng, "", "c0", "c1", "headroom:h", "headroom:gone"),
+        drain_mode=rng.choice(list(DrainMode)),
+        drain_refusal=one(rng, "", "", "no"),
+        slot=one(rng, "", "slot1@x"),
+    )
     if made.state in (DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
         at = made.joined_at or NOW - 50
         made = replace(made, joined_at=at, started_at=made.started_at or at, submitted_at=made.submitted_at or at)
@@ -261,15 +331,29 @@ def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
 
 def random_slot(rng: Random, drone_id: DroneId) -> Slot:
     return Slot(
-        drone_id, rng.choice(list(SlotState)), heard_at=one(rng, NOW - 1, NOW - 60, NOW - 5000, odd_time(rng)),
-        free_gpu_milli=one(rng, 0, 500, 1000, 4000), free_cpus=one(rng, 0, 4, 8),
-        free_memory_mib=one(rng, 0, 1024, 20_480), free_disk_mib=one(rng, 0, 1024), jobs=one(rng, 0, 0, 1, 2),
-        jobs_started=one(rng, 0, 1, 6), idle_since=past(rng), retires_at=_time(rng),
-        work_gpu_milli=one(rng, 0, 1000), work_at=past(rng), owner=one(rng, "", "u1"), begun_at=past(rng),
-        name=one(rng, "", "slot1@x"), vram_mib=one(rng, 0, 16_384), capability=one(rng, 0, 80),
-        job_gpu_milli=one(rng, 0, 1000), job_cpus=one(rng, 0, 4), job_memory_mib=one(rng, 0, 1024),
+        drone_id,
+        rng.choice(list(SlotState)),
+        heard_at=one(rng, NOW - 1, NOW - 60, NOW - 5000, odd_time(rng)),
+        free_gpu_milli=one(rng, 0, 500, 1000, 4000),
+        free_cpus=one(rng, 0, 4, 8),
+        free_memory_mib=one(rng, 0, 1024, 20_480),
+        free_disk_mib=one(rng, 0, 1024),
+        jobs=one(rng, 0, 0, 1, 2),
+        jobs_started=one(rng, 0, 1, 6),
+        idle_since=past(rng),
+        retires_at=_time(rng),
+        work_gpu_milli=one(rng, 0, 1000),
+        work_at=past(rng),
+        owner=one(rng, "", "u1"),
+        begun_at=past(rng),
+        name=one(rng, "", "slot1@x"),
+        vram_mib=one(rng, 0, 16_384),
+        capability=one(rng, 0, 80),
+        job_gpu_milli=one(rng, 0, 1000),
+        job_cpus=one(rng, 0, 4),
+        job_memory_mib=one(rng, 0, 1024),
         job_ids=one(rng, "", "1.0", "1.0,2.0"),
-    )  # fmt: skip
+    )
 
 
 def random_listings(rng: Random, drones: dict[DroneId, Drone]) -> dict[str, dict[DroneId, RemoteDrone]]:
@@ -289,49 +373,74 @@ def random_listings(rng: Random, drones: dict[DroneId, Drone]) -> dict[str, dict
 def random_remote(rng: Random, drone_id: DroneId) -> RemoteDrone:
     state = rng.choice(list(RemoteState))
     end = RemoteEnd(
-        rng.choice(list(EndKind)), past(rng), one(rng, None, 0, 73, 1), "m",
+        rng.choice(list(EndKind)),
+        past(rng),
+        one(rng, None, 0, 73, 1),
+        "m",
         one(rng, None, FaultKind.NODE, FaultKind.DOWN, FaultKind.CONFIG),
-    )  # fmt: skip
+    )
     told = rng.random() < (0.8 if state is RemoteState.ENDED else 0.05)
     return RemoteDrone(
-        drone_id, state, one(rng, "", "r", "q"), one(rng, "x", "", "odd"), started_at=past(rng),
-        reason=one(rng, "", "why"), expected_start_at=_time(rng), end=end if told else None,
-        node=one(rng, "", *NODES, "nx"), notice_at=one(rng, 0.0, 0.0, past(rng)),
+        drone_id,
+        state,
+        one(rng, "", "r", "q"),
+        one(rng, "x", "", "odd"),
+        started_at=past(rng),
+        reason=one(rng, "", "why"),
+        expected_start_at=_time(rng),
+        end=end if told else None,
+        node=one(rng, "", *NODES, "nx"),
+        notice_at=one(rng, 0.0, 0.0, past(rng)),
         blocked=one(rng, None, None, FaultKind.QUOTA, FaultKind.CONFIG, FaultKind.CAPACITY),
-        final=rng.random() < 0.1, slot=one(rng, "", "s1"),
-    )  # fmt: skip
+        final=rng.random() < 0.1,
+        slot=one(rng, "", "s1"),
+    )
 
 
 def random_reading(
     rng: Random, site: str, types: Sequence[DroneType], listed: dict[DroneId, RemoteDrone], *, hostile: bool, calm: bool
-) -> SiteReading:
+) -> PolledSite:
     """Return the newest view of a site: whole, without some of its parts, of long ago, or none."""
     names = tuple(kind.name for kind in types if kind.site == site)
     nodes = tuple(random_node(rng, name, names) for name in NODES if rng.random() < 0.8) if rng.random() < 0.5 else ()
     claims = tuple(
-        Claim(one(rng, 0, 1, 3, 20), one(rng, 0, 1000, 2000, 8000), one(rng, 0, 1, 32), one(rng, 0, 1024, 262_144),
-              past(rng), one(rng, 0, 1024), one(rng, (), ("n1",), ("n1", "n2"), ("zz",)), one(rng, "", "boss"))
+        OwnerDemand(
+            one(rng, 0, 1, 3, 20),
+            one(rng, 0, 1000, 2000, 8000),
+            one(rng, 0, 1, 32),
+            one(rng, 0, 1024, 262_144),
+            past(rng),
+            one(rng, 0, 1024),
+            one(rng, (), ("n1",), ("n1", "n2"), ("zz",)),
+            one(rng, "", "boss"),
+        )
         for _ in range(one(rng, 0, 1, 2, 6))
-    )  # fmt: skip
+    )
     if hostile:
         nodes, claims = tuple(spoiled(rng, n) for n in nodes), tuple(spoiled(rng, c) for c in claims)
         listed = {drone_id: spoiled(rng, remote) for drone_id, remote in listed.items()}
     view = SiteView(
-        one(rng, site, site, "other"), one(rng, NOW, NOW - 1, NOW - 10, NOW - 500, odd_time(rng)), listed,
-        _counts(rng, names, hostile=hostile), nodes, claims,
+        one(rng, site, site, "other"),
+        one(rng, NOW, NOW - 1, NOW - 10, NOW - 500, odd_time(rng)),
+        listed,
+        _counts(rng, names, hostile=hostile),
+        nodes,
+        claims,
         one(rng, None, OwnerLoad(1, 1000, 1, 1)),
-        one(rng, 0.0, 0.0, NOW + 100, NOW + 4000, NOW - 100, NOW + 1e6), (),
-        _counts(rng, names, hostile=hostile), one(rng, None, 0, 5000, -1 if hostile else 0),
+        one(rng, 0.0, 0.0, NOW + 100, NOW + 4000, NOW - 100, NOW + 1e6),
+        (),
+        _counts(rng, names, hostile=hostile),
+        one(rng, None, 0, 5000, -1 if hostile else 0),
         {name: "cpus 8 > 2 free" for name in names if rng.random() < 0.3},
         {name: "cpus 8 > 2" for name in names if rng.random() < 0.1},
-    )  # fmt: skip
+    )
     if calm:
         view = replace(view, taken_at=NOW - 1, downtime_at=one(rng, 0.0, 0.0, 0.0, view.downtime_at))
-        return SiteReading(site, Border().taken_over(view, NOW, 0.0))
+        return PolledSite(site, Border().taken_over(view, NOW, 0.0))
     fault = Fault(rng.choice(list(FaultKind)), "f", NOW - 2) if rng.random() < 0.1 else None
     ahead_s = one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0)
     seen = Border().taken_over(view, NOW, ahead_s) if rng.random() < 0.95 else None
-    return SiteReading(site, seen, fault, rng.random() < 0.1)
+    return PolledSite(site, seen, fault, rng.random() < 0.1)
 
 
 def _counts(rng: Random, names: tuple[str, ...], *, hostile: bool) -> dict[str, int] | None:
@@ -347,29 +456,53 @@ def random_node(rng: Random, name: str, types: tuple[str, ...]) -> Node:
     gpus, cpus, memory = one(rng, 0, 4000, 8000), one(rng, 0, 64, 128), one(rng, 0, 262_144, 1 << 20)
     disk = one(rng, 0, 102_400)
     return Node(
-        name, types[: rng.randint(0, len(types))], gpus, cpus, memory, disk, one(rng, 0, gpus, gpus // 2, gpus * 2),
-        one(rng, 0, cpus, cpus // 2, cpus * 2), one(rng, 0, memory), one(rng, 0, disk),
-    )  # fmt: skip
+        name,
+        types[: rng.randint(0, len(types))],
+        gpus,
+        cpus,
+        memory,
+        disk,
+        one(rng, 0, gpus, gpus // 2, gpus * 2),
+        one(rng, 0, cpus, cpus // 2, cpus * 2),
+        one(rng, 0, memory),
+        one(rng, 0, disk),
+    )
 
 
 def random_site_policy(rng: Random, site: str) -> SitePolicy:
     whole = Reserve(
-        cpus=4, memory_mib=1024, disk_mib=one(rng, 0, 1024), when=rng.choice(list(ReserveWhen)),
+        cpus=4,
+        memory_mib=1024,
+        disk_mib=one(rng, 0, 1024),
+        when=rng.choice(list(ReserveWhen)),
         release_after_s=one(rng, 0.0, 600.0),
-    )  # fmt: skip
+    )
     return SitePolicy(
-        site, rng.random() < 0.9, one(rng, 0, 1, 10, 100), one(rng, None, 0, 2500, 10_000), one(rng, 1, 3, 20),
-        one(rng, 1, 3, 10), one(rng, 0.0, 1.0), rng.random() < 0.4,
+        site,
+        rng.random() < 0.9,
+        one(rng, 0, 1, 10, 100),
+        one(rng, None, 0, 2500, 10_000),
+        one(rng, 1, 3, 20),
+        one(rng, 1, 3, 10),
+        one(rng, 0.0, 1.0),
+        rng.random() < 0.4,
         blocking=one(rng, (), (), (whole,), (Reserve(nodes=("n1",), cpus=8), Reserve(cpus=2))),
-        ask_for_owner=rng.random() < 0.8, min_run_s=one(rng, 0.0, 3600.0), grace_s=one(rng, 0.0, 30.0),
-        idle_timeout_s=one(rng, None, 60.0), idle_fixed=one(rng, None, None, True, False),
-        gone_after_s=one(rng, 30.0, 1.0), settle_s=one(rng, 120.0, 1.0), stop_limit_s=one(rng, 60.0, 1.0),
-    )  # fmt: skip
+        ask_for_owner=rng.random() < 0.8,
+        min_run_s=one(rng, 0.0, 3600.0),
+        grace_s=one(rng, 0.0, 30.0),
+        idle_timeout_s=one(rng, None, 60.0),
+        idle_fixed=one(rng, None, None, True, False),
+        gone_after_s=one(rng, 30.0, 1.0),
+        settle_s=one(rng, 120.0, 1.0),
+        stop_limit_s=one(rng, 60.0, 1.0),
+    )
 
 
-def random_learned(rng: Random, types: Sequence[DroneType]) -> Learned:
+def random_learned(rng: Random, types: Sequence[DroneType]) -> Estimates:
     if rng.random() < 0.5:
-        return NOTHING_LEARNED
-    delays = {kind.key: Delays(one(rng, 1.0, 2000.0), one(rng, 10.0, 600.0)) for kind in types if rng.random() < 0.5}
-    rise = Rise(tuple((0, 1000, 8000) for _ in HORIZONS_S))
-    return Learned({"u1": (10.0, 60.0, 7000.0), "": (30.0,)}, delays, {"a": rise}, {"b": 1e-4}, {"a": 30.0})
+        return NO_ESTIMATES
+    delays = {
+        kind.key: StartDelays(one(rng, 1.0, 2000.0), one(rng, 10.0, 600.0)) for kind in types if rng.random() < 0.5
+    }
+    rise = OwnerGrowth(tuple((0, 1000, 8000) for _ in HORIZONS_S))
+    return Estimates({"u1": (10.0, 60.0, 7000.0), "": (30.0,)}, delays, {"a": rise}, {"b": 1e-4}, {"a": 30.0})

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from provisioner.model import Policy
-from provisioner.sim.draws import Uniform
-from provisioner.sim.facilities import cloud, small
-from provisioner.sim.jobs import Wants
-from provisioner.sim.overlay import PoolHabits
-from provisioner.sim.replay import Replay, run
-from provisioner.sim.report.plots import stacked_hours
-from provisioner.sim.workload import Shape, day
-from provisioner.sim.worldplan import WorldPlan
+from provisioner.simulator.draws import Uniform
+from provisioner.simulator.facilities import cloud, small
+from provisioner.simulator.jobs import Wants
+from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.replay import Replay, run
+from provisioner.simulator.report.plots import stacked_hours
+from provisioner.simulator.workload import Shape, day
+from provisioner.simulator.worldplan import WorldPlan
 
 JOBS = 150
 SEEDS = (1, 2, 3)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.output import note
 from provisioner.cli.resolve import known_sites, named, the_drone
@@ -37,7 +37,11 @@ class Demand:
 
     @property
     def verb(self) -> str:
-        return "kill" if self.kind is RequestKind.KILL else f"drain ({self.mode.value}: {say.mode_words(self.mode)})"
+        return (
+            "kill"
+            if self.kind is RequestKind.KILL
+            else f"drain ({self.mode.value}: {formatting.mode_words(self.mode)})"
+        )
 
 
 def ask(reader: Reader, demand: Demand, *, yes: bool, dry_run: bool, timeout_s: float | None) -> None:
@@ -54,7 +58,7 @@ def ask(reader: Reader, demand: Demand, *, yes: bool, dry_run: bool, timeout_s: 
         note("no live drone is meant: nothing was asked for")
         return
     if dry_run:
-        note(f"would {demand.verb} {say.count(len(chosen), 'drone')}:")
+        note(f"would {demand.verb} {formatting.count(len(chosen), 'drone')}:")
         print("\n".join(chosen))
     else:
         _confirm(demand, chosen, yes)
@@ -94,16 +98,16 @@ def _select(reader: Reader, demand: Demand) -> tuple[list[DroneId], list[DroneId
 def _confirm(demand: Demand, chosen: list[DroneId], yes: bool) -> None:
     if yes or len(chosen) < MANY:
         return
-    question = f"{demand.verb} {say.count(len(chosen), 'drone')}: {named(chosen)}?"
+    question = f"{demand.verb} {formatting.count(len(chosen), 'drone')}: {named(chosen)}?"
     if not sys.stdin.isatty():
         raise Failure(question, "not a terminal to ask at: say --yes to do it", code=Exit.USAGE)
-    if not typer.confirm(say.clean(question), err=True):
+    if not typer.confirm(formatting.clean(question), err=True):
         raise Failure("nothing was asked for")
 
 
 def _record(reader: Reader, demand: Demand, chosen: list[DroneId]) -> None:
     number = reader.ask(demand.kind, chosen, reason=demand.reason, by=operator(), at=time.time(), mode=demand.mode)
-    note(f"request {number} recorded: {demand.verb} {say.count(len(chosen), 'drone')}")
+    note(f"request {number} recorded: {demand.verb} {formatting.count(len(chosen), 'drone')}")
     if reader.holder() is None:
         note("no controller runs: it will be carried out when one does")
 
@@ -134,5 +138,5 @@ def _wait(reader: Reader, chosen: list[DroneId], timeout_s: float) -> None:
         if not left:
             return
         if time.monotonic() >= deadline:
-            raise Failure(f"after {say.age(timeout_s)} not ended: {named(left)}", code=Exit.TIMED_OUT)
+            raise Failure(f"after {formatting.age(timeout_s)} not ended: {named(left)}", code=Exit.TIMED_OUT)
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.hostlist import folded
@@ -27,8 +27,8 @@ from provisioner.cli.where import config_path
 
 if TYPE_CHECKING:
     from provisioner.config import Problem, Settings, SiteSpec
+    from provisioner.interfaces import AuditFinding
     from provisioner.model import OverlayView, SiteView
-    from provisioner.sites import Gap
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -55,10 +55,14 @@ def check(
     show: Show,
     path: ConfigArgument = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Also connect to each site and the overlay, look once, and compare what a "
-                           "site enforces with the policy; starts and changes nothing.")
+        bool,
+        typer.Option(
+            "--live",
+            help="Also connect to each site and the overlay, look once, and compare what a "
+            "site enforces with the policy; starts and changes nothing.",
+        ),
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check the configuration and its site files.
 
     Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. What is
@@ -87,14 +91,14 @@ def check(
         lost, drained = against_record(settings, where.store or settings.store.path)
         problems, found_odd = [*problems, *lost], [*found_odd, *drained]
     if show.output.for_people:
-        sys.stdout.write("".join(f"{say.clean(str(p))}\n" for p in problems))
+        sys.stdout.write("".join(f"{formatting.clean(str(p))}\n" for p in problems))
         sys.stdout.flush()
     elif problems or not live:
         present(show, lambda: Listing(SCHEMA, columns(), problems, str))
     if problems:
-        raise Failure(f"{target}: {say.count(len(problems), 'problem')}", code=Exit.UNMET)
+        raise Failure(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
     for warning in found_odd:
-        note(say.clean(str(warning)))
+        note(formatting.clean(str(warning)))
     note(f"{target}: no problem")
     if live:
         _check_live(target, show)
@@ -124,16 +128,44 @@ def look_columns() -> tuple[Column[Look], ...]:
     """Of live looks."""
     return (
         text("view", lambda x: x.view, "overlay, site:<name>, or store.", level=0),
-        Column[Look]("ok", lambda x: x.ok, "Did it succeed? A gap is never ok.", kind="boolean", level=0,
-                     tint=lambda x: "green" if x.ok else "red"),
-        Column[Look]("nodes", lambda x: list(x.nodes), "Of a gap: the nodes that have it.", kind="array", level=0,
-                     least=12, wrap=True, spare=1, show=lambda x: folded(x.nodes)),
-        Column[Look]("dimension", lambda x: x.dimension or None, "Of a gap: what is not as the policy says (cpus, "
-                     "memory, disk, preemption, grace, ...); null: this is no gap but a look.", null=True, level=0,
-                     head="GAP", spare=1),
-        words("text", lambda x: x.text, "What was seen, or what went wrong; of a gap, what is so, what was wanted, and "
-              "the repair.", level=0, head="SEEN", least=30),
-    )  # fmt: skip
+        Column[Look](
+            "ok",
+            lambda x: x.ok,
+            "Did it succeed? A gap is never ok.",
+            kind="boolean",
+            level=0,
+            tint=lambda x: "green" if x.ok else "red",
+        ),
+        Column[Look](
+            "nodes",
+            lambda x: list(x.nodes),
+            "Of a gap: the nodes that have it.",
+            kind="array",
+            level=0,
+            least=12,
+            wrap=True,
+            spare=1,
+            show=lambda x: folded(x.nodes),
+        ),
+        Column[Look](
+            "dimension",
+            lambda x: x.dimension or None,
+            "Of a gap: what is not as the policy says (cpus, "
+            "memory, disk, preemption, grace, ...); null: this is no gap but a look.",
+            null=True,
+            level=0,
+            head="GAP",
+            spare=1,
+        ),
+        words(
+            "text",
+            lambda x: x.text,
+            "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair.",
+            level=0,
+            head="SEEN",
+            least=30,
+        ),
+    )
 
 
 def _check_live(path: Path, show: Show) -> None:
@@ -147,7 +179,7 @@ def _check_live(path: Path, show: Show) -> None:
     gaps = [x.view for x in looks if x.dimension]
     wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
     if gaps:
-        wrong.append(f"{say.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
+        wrong.append(f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
     if wrong:
         raise Failure(*wrong, code=Exit.UNMET)
 
@@ -157,7 +189,7 @@ async def _looks(settings: Settings) -> list[Look]:
     async with asyncio.TaskGroup() as group:
         overlay = group.create_task(_look_at_overlay(settings))
         sites = [group.create_task(_look_at_site(settings, spec)) for spec in settings.sites]
-    looks = [*overlay.result(), *(look for site in sites for look in site.result())]
+    looks = [*overlay.result(), *(poll for site in sites for poll in site.result())]
     return [*looks, *await asyncio.to_thread(_look_at_store, settings.store.path)]
 
 
@@ -181,7 +213,7 @@ def _look_at_store(path: Path) -> list[Look]:
 async def _look_at_overlay(settings: Settings) -> list[Look]:
     """Look once and, where the adapter can tell, find out what would fail later."""
     from provisioner import loader
-    from provisioner.sites import ProbedOverlay
+    from provisioner.interfaces import SupportsProbe
 
     here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
     within_s = settings.policy.overlay_max_age_s / 2
@@ -191,8 +223,8 @@ async def _look_at_overlay(settings: Settings) -> list[Look]:
             made = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
             async with made as overlay:
                 async with asyncio.timeout(within_s):
-                    looks.append(Look("overlay", True, _pool_seen(await overlay.look(settings.types))))
-                if isinstance(overlay, ProbedOverlay):
+                    looks.append(Look("overlay", True, _pool_seen(await overlay.poll(settings.types))))
+                if isinstance(overlay, SupportsProbe):
                     async with asyncio.timeout(within_s):
                         looks += _gaps("overlay", await overlay.probe(here=here))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
@@ -202,14 +234,14 @@ async def _look_at_overlay(settings: Settings) -> list[Look]:
 
 def _pool_seen(view: OverlayView) -> str:
     idle = sum(c.waiting + c.fresh for c in view.classes)
-    counts = f"{say.count(len(view.classes), 'class', 'classes')}, {say.count(idle, 'idle job')}, "
-    return "; ".join([counts + say.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
+    counts = f"{formatting.count(len(view.classes), 'class', 'classes')}, {formatting.count(idle, 'idle job')}, "
+    return "; ".join([counts + formatting.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
 
 
 async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
     """The look and, where the adapter can tell, the gaps between the policy and what the site enforces."""
     from provisioner import loader
-    from provisioner.sites import Audited
+    from provisioner.interfaces import SupportsAudit
 
     name = f"site:{spec.name}"
     within_s = spec.policy.look_deadline_s + 10.0
@@ -219,13 +251,13 @@ async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
             made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
             async with made as site:
                 async with asyncio.timeout(within_s):
-                    view = await site.look()
+                    view = await site.poll()
                 looks.append(Look(name, True, _seen(view)))
                 looks += [
                     Look(name, False, f"{spec.name}/{kind} can never start there: {lack}. Change the type", "fit")
                     for kind, lack in view.unfit.items()
                 ]
-                if isinstance(site, Audited):
+                if isinstance(site, SupportsAudit):
                     async with asyncio.timeout(within_s):
                         looks += _gaps(name, await site.audit(spec.policy))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
@@ -235,17 +267,19 @@ async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
 
 def _seen(view: SiteView) -> str:
     """What one look at a site showed, in words."""
-    parts = [say.count(len(view.drones), "drone")]
+    parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
         free, total = (sum(milli) for milli in zip(*((n.free_gpu_milli, n.gpu_milli) for n in view.nodes), strict=True))
-        parts.append(f"{say.count(len(view.nodes), 'node')} with {say.gpus(free)} of {gpu_count(total)} free")
+        parts.append(
+            f"{formatting.count(len(view.nodes), 'node')} with {formatting.gpus(free)} of {gpu_count(total)} free"
+        )
     if view.free is not None:
         parts.append("free: " + (", ".join(f"{n} {t}" for t, n in view.free.items()) or "nothing"))
     owner = owner_words(view)
     return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *(*view.notices, *view.remarks)[:3]])
 
 
-def _gaps(name: str, gaps: Sequence[Gap]) -> list[Look]:
+def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Look]:
     """Gaps as rows: what is the same on many nodes is told once."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for gap in gaps:
@@ -258,10 +292,10 @@ def _gaps(name: str, gaps: Sequence[Gap]) -> list[Look]:
 
 def _said(error: Exception) -> str:
     """The four errors of adapters are written for people; of any other the class tells most."""
-    from provisioner.sites import SiteError
+    from provisioner.interfaces import AdapterError
 
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, SiteError) and str(error):
+    if isinstance(error, AdapterError) and str(error):
         return " ".join(str(error).split())
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

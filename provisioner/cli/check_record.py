@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.drone_list import controller
 from provisioner.config import Problem, Settings
 from provisioner.config import strict_yaml as yaml
@@ -25,7 +25,7 @@ def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[
 
         live = SqlReader(path).drones()
     except (OSError, StoreError) as error:
-        why = f"warning: not compared with the drones on record: {say.clean(str(error), say.SHORT_TEXT)}"
+        why = f"warning: not compared with the drones on record: {formatting.clean(str(error), formatting.SHORT_TEXT)}"
         return [], [_problem(settings.path, ("store", "path"), why)]
     return [*_renamed(settings, live), *_removed(settings, live)], _without_type(settings, live)
 
@@ -36,8 +36,8 @@ def _renamed(settings: Settings, live: list[Drone]) -> list[Problem]:
         _problem(
             settings.path,
             ("controller",),
-            f"`{settings.controller}`: {say.count(count, 'live drone')} on record would be left without a controller: "
-            f"the name is in their ids. Keep `{name}`, or drain them first",
+            f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without "
+            f"a controller: the name is in their ids. Keep `{name}`, or drain them first",
         )
         for name, count in sorted(others.items())
     ]
@@ -50,7 +50,7 @@ def _removed(settings: Settings, live: list[Drone]) -> list[Problem]:
         _problem(
             settings.path,
             ("sites",),
-            f"`sites`: site `{name}` was removed, and {say.count(count, 'live drone')} would be left without a "
+            f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
             f"controller. Put it back with `enabled: false`, drain them, then remove it",
         )
         for name, count in sorted(lost.items())
@@ -65,8 +65,8 @@ def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
         _problem(
             files[site],
             ("types",),
-            f"warning: type `{kind.partition('/')[2]}` was removed or renamed: its {say.count(count, 'live drone')} "
-            f"will be drained",
+            f"warning: type `{kind.partition('/')[2]}` was removed or renamed: "
+            f"its {formatting.count(count, 'live drone')} will be drained",
         )
         for (site, kind), count in sorted(ends.items())
     ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import amount, span_s, text, time_at, whole, words
 from provisioner.cli.listing import Column
 from provisioner.model import Drone, DroneType, JobClass, Plan, Start
-from provisioner.reasons import JobsWait, NothingFits, Reason, WarmHeadroom
+from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
 
 SCHEMA = "provisioner.demand/1"
@@ -40,13 +40,12 @@ def class_rows(
     started: dict[str, int] = {}
     for drone in live:
         started[drone.for_class] = started.get(drone.for_class, 0) + 1
-    return [class_row(job, views.types, (*for_all, *said.get(job.id, ())), started.get(job.id, 0))
-            for job in jobs]  # fmt: skip
+    return [class_row(job, views.types, (*for_all, *said.get(job.id, ())), started.get(job.id, 0)) for job in jobs]
 
 
 def class_row(job: JobClass, types: Sequence[DroneType], said: Sequence[Reason], drones: int) -> ClassRow:
     """One class against the drone types."""
-    from provisioner.decide import fit
+    from provisioner.planner import fit
 
     fitting = [] if job.invalid else [t for t in types if fit.misfit(job, t) is None]
     fitting.sort(key=lambda t: (t.price, t.key))
@@ -82,19 +81,32 @@ def _starts(starts: Sequence[Start]) -> list[tuple[str, Reason]]:
     """One reason per class and drone type, however many drones."""
     unique: dict[tuple[str, str], Reason] = {}
     for start in starts:
-        if isinstance(start.reason, JobsWait | WarmHeadroom):
+        if isinstance(start.reason, JobsWaiting | HeadroomShort):
             unique.setdefault((start.drone.for_class, start.drone.type), start.reason)
     return [(name, reason) for (name, _), reason in unique.items()]
 
 
-_WEIGHTS = {t: i for i, t in enumerate((
-    say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS, say.Tier.LIMIT, say.Tier.BACK_OFF, say.Tier.START,
-    say.Tier.WAITING_SITE, say.Tier.WAITING_NEGOTIATION, say.Tier.LEAVE, say.Tier.STEP))}  # fmt: skip
+_WEIGHTS = {
+    t: i
+    for i, t in enumerate(
+        (
+            formatting.Category.CONFIGURATION,
+            formatting.Category.NOTHING_FITS,
+            formatting.Category.LIMIT,
+            formatting.Category.BACK_OFF,
+            formatting.Category.START,
+            formatting.Category.WAITING_SITE,
+            formatting.Category.WAITING_NEGOTIATION,
+            formatting.Category.LEAVE,
+            formatting.Category.STEP,
+        )
+    )
+}
 
 
 def weight(reason: Reason) -> int:
     """Order of reasons: what a person must change comes before what only takes time."""
-    return _WEIGHTS[say.tier(reason)]
+    return _WEIGHTS[formatting.tier(reason)]
 
 
 def why(row: ClassRow) -> str:
@@ -102,9 +114,9 @@ def why(row: ClassRow) -> str:
     job = row.job
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
-        return say.say(row.reasons[0]) + more
+        return formatting.say(row.reasons[0]) + more
     if job.invalid:
-        return say.clean(job.invalid, say.SHORT_TEXT)
+        return formatting.clean(job.invalid, formatting.SHORT_TEXT)
     if not job.waiting and not job.fresh:
         return "nothing waits"
     return "no plan on record speaks of it yet"
@@ -112,21 +124,21 @@ def why(row: ClassRow) -> str:
 
 def needs(job: JobClass) -> str:
     """What one job of the class asks for, in brief."""
-    parts = [f"{say.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
-        parts.append(f"VRAM {say.size(job.vram_mib)}")
+        parts.append(f"VRAM {formatting.size(job.vram_mib)}")
     if job.capability:
-        parts.append(f"CC {say.capability(job.capability)}")
+        parts.append(f"CC {formatting.capability(job.capability)}")
     if job.driver:
-        parts.append(f"CUDA {say.driver(job.driver)}")
+        parts.append(f"CUDA {formatting.driver(job.driver)}")
     parts.append(f"{job.cpus} CPU")
-    parts.append(say.size(job.memory_mib))
+    parts.append(formatting.size(job.memory_mib))
     return ", ".join(parts)
 
 
 def columns(now: float) -> tuple[Column[ClassRow], ...]:
     """Of job classes at ``now``."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     return (
         text("id", lambda c: c.job.id, "Id of the class.", level=0, head="CLASS", least=8, tail=True),
@@ -136,29 +148,54 @@ def columns(now: float) -> tuple[Column[ClassRow], ...]:
         whole("running", lambda c: c.job.running, "Running jobs.", level=0),
         whole("held", lambda c: c.job.held, "Held jobs.", level=1),
         whole("drones", lambda c: c.drones, "Live drones that were started for it.", level=0),
-        span_s("oldest_s", lambda c: max(0.0, now - c.job.oldest_at) if c.job.oldest_at else None,
-               "Age of the oldest idle job, seconds; null: none waits.", level=0, head="OLDEST"),
+        span_s(
+            "oldest_s",
+            lambda c: max(0.0, now - c.job.oldest_at) if c.job.oldest_at else None,
+            "Age of the oldest idle job, seconds; null: none waits.",
+            level=0,
+            head="OLDEST",
+        ),
         words("needs", lambda c: needs(c.job), "What one job asks for, in words.", level=0, least=12),
         words("why", why, "Why it waits, in words.", level=0, least=28),
-        text("nearest", lambda c: c.nearest, "Cheapest drone type that fits, or the one that nearly does; may be "
-             "empty.", level=1, least=10, tail=True),
+        text(
+            "nearest",
+            lambda c: c.nearest,
+            "Cheapest drone type that fits, or the one that nearly does; may be empty.",
+            level=1,
+            least=10,
+            tail=True,
+        ),
         Column[ClassRow]("fits", lambda c: list(c.fits), "Drone types that fit, cheapest first.", kind="array"),
-        Column[ClassRow]("reasons", lambda c: [to_plain(r, Reason) for r in c.reasons], "What the newest plan says of "
-                         "it, as data, weightiest first.", kind="array"),
+        Column[ClassRow](
+            "reasons",
+            lambda c: [to_plain(r, Reason) for r in c.reasons],
+            "What the newest plan says of it, as data, weightiest first.",
+            kind="array",
+        ),
         whole("gpu_milli", lambda c: c.job.gpu_milli, "Thousandths of a GPU per job."),
         whole("cpus", lambda c: c.job.cpus, "CPUs per job."),
         whole("memory_mib", lambda c: c.job.memory_mib, "Memory per job, MiB.", show=amount),
         whole("disk_mib", lambda c: c.job.disk_mib, "Disk per job, MiB.", show=amount),
         whole("vram_mib", lambda c: c.job.vram_mib, "Least VRAM per GPU, MiB; 0: any.", show=amount),
-        whole("capability", lambda c: c.job.capability, "Least CUDA compute capability times 10; 0: any.",
-              show=say.capability),
-        whole("driver", lambda c: c.job.driver, "Least CUDA version times 1000 (12040 is 12.4); 0: any.",
-              show=say.driver),
+        whole(
+            "capability",
+            lambda c: c.job.capability,
+            "Least CUDA compute capability times 10; 0: any.",
+            show=formatting.capability,
+        ),
+        whole(
+            "driver",
+            lambda c: c.job.driver,
+            "Least CUDA version times 1000 (12040 is 12.4); 0: any.",
+            show=formatting.driver,
+        ),
         text("arch", lambda c: c.job.arch, "CPU architecture; empty: any."),
-        span_s("walltime_s", lambda c: c.job.walltime_s or None, "What the job says that it needs, seconds; null: "
-               "it does not say."),
+        span_s(
+            "walltime_s",
+            lambda c: c.job.walltime_s or None,
+            "What the job says that it needs, seconds; null: it does not say.",
+        ),
         whole("priority", lambda c: c.job.priority, "Priority."),
         time_at("oldest_at", lambda c: c.job.oldest_at, "When the oldest idle job was submitted."),
         text("job_ids", lambda c: c.job.job_ids, "Ids of the idle jobs as ranges.", level=1, least=12),
-    )  # fmt: skip
-
+    )

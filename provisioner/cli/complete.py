@@ -46,27 +46,45 @@ any_drones = _completing(lambda reader: [d.id for d in (*reader.drones(), *reade
 sites = _completing(lambda reader: sorted(views.policy.sites) if (views := _views(reader)) else ())
 types = _completing(lambda reader: [str(t.key) for t in views.types] if (views := _views(reader)) else ())
 classes = _completing(
-    lambda reader: [c.id for c in views.overlay.view.classes]
-    if (views := _views(reader)) and views.overlay.view
-    else ()
+    lambda reader: (
+        [c.id for c in views.overlay.view.classes] if (views := _views(reader)) and views.overlay.view else ()
+    )
 )
 
 
 # -------------------------------------------------------------------------------------------------------- misspellings
 
 MEANT = {
-    "drain": "drones drain", "drian": "drones drain", "kill": "drones kill", "ls": "drones", "list": "drones",
-    "ps": "drones", "get": "drones", "top": "status --watch", "logs": "events --follow", "log": "events --follow",
-    "show": "drones show", "describe": "explain", "why": "explain", "reset": "sites reset", "validate": "check",
-    "start": "run", "restart": "reload",
-}  # fmt: skip
+    "drain": "drones drain",
+    "drian": "drones drain",
+    "kill": "drones kill",
+    "ls": "drones",
+    "list": "drones",
+    "ps": "drones",
+    "get": "drones",
+    "top": "status --watch",
+    "logs": "events --follow",
+    "log": "events --follow",
+    "show": "drones show",
+    "describe": "explain",
+    "why": "explain",
+    "reset": "sites reset",
+    "validate": "check",
+    "start": "run",
+    "restart": "reload",
+}
 """Verbs of other tools that no verb here is spelt like, with their equivalents."""
 
 
 MEANT_OF_DRONES = {
-    "get": "drones show", "describe": "drones show", "top": "drones --watch", "watch": "drones --watch",
-    "rm": "drones kill", "delete": "drones kill", "stop": "drones drain",
-}  # fmt: skip
+    "get": "drones show",
+    "describe": "drones show",
+    "top": "drones --watch",
+    "watch": "drones --watch",
+    "rm": "drones kill",
+    "delete": "drones kill",
+    "stop": "drones drain",
+}
 
 
 class Hints(TyperGroup):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.class_rows import SCHEMA, ClassRow, class_rows, columns
 from provisioner.cli.listing import Listing
 from provisioner.cli.options import Pick, Show, Where, shared
@@ -51,13 +51,18 @@ def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> Listi
     if views is None:
         scope = "no tick is on record yet"
     elif views.overlay.view is None:
-        scope = f"the overlay was never seen: {say.clean(views.overlay.fault.message if views.overlay.fault else '?')}"
+        message = views.overlay.fault.message if views.overlay.fault else "?"
+        scope = f"the overlay was never seen: {formatting.clean(message)}"
     else:
-        fault = f"; newest look failed: {say.clean(views.overlay.fault.message, 120)}" if views.overlay.fault else ""
+        fault = (
+            f"; newest look failed: {formatting.clean(views.overlay.fault.message, 120)}" if views.overlay.fault else ""
+        )
         idle = sum(r.job.waiting + r.job.fresh for r in rows)
         only = " with waiting jobs" if waiting else ""
-        scope = (f"{say.count(len(rows), 'class', 'classes')}{only}, {say.count(idle, 'idle job')}, as of "
-                 f"{say.ago(views.overlay.view.taken_at, now)} ago{fault}")  # fmt: skip
+        scope = (
+            f"{formatting.count(len(rows), 'class', 'classes')}{only}, {formatting.count(idle, 'idle job')}, as of "
+            f"{formatting.ago(views.overlay.view.taken_at, now)} ago{fault}"
+        )
     return Listing(SCHEMA, columns(now), rows, lambda c: c.job.id, scope)
 
 

@@ -148,8 +148,10 @@ class Scene:
     @property
     def over(self) -> bool:
         """All jobs that fit are done, and all drones have left."""
-        return not self.live and bool(self.drones) and all(
-            s.done + s.failed == s.shape.count for s in self.shapes if s.shape.fits
+        return (
+            not self.live
+            and bool(self.drones)
+            and all(s.done + s.failed == s.shape.count for s in self.shapes if s.shape.fits)
         )
 
 
@@ -222,8 +224,12 @@ def controller(there: Stage) -> Iterator[subprocess.Popen[bytes]]:
     with there.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "provisioner.cli", "run", "-c", str(there.config)],
-            cwd=there.directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            cwd=there.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:
@@ -260,8 +266,7 @@ class Watcher:
             _shape_now(shape, [states[number] for number in ids if number in states], why.get(shape.vram_mib))
             for shape, ids in self.jobs.items()
         )
-        return Scene(now - self.began, shapes, tuple(drones), tuple(step for _, step in steps), now,
-                     self.classes)  # fmt: skip
+        return Scene(now - self.began, shapes, tuple(drones), tuple(step for _, step in steps), now, self.classes)
 
     def _reasons(self) -> dict[int, Reason]:
         """Why jobs wait, by the VRAM that they ask for: it tells the shapes apart."""

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.demo_play import Outcome, Scene, ShapeNow, Show
 from provisioner.model import WAITING, Drone, DroneState
-from provisioner.reasons import JobsWait
+from provisioner.reasons import JobsWaiting
 from provisioner.store import Transition
 
 STYLES = {
@@ -25,7 +25,7 @@ STYLES = {
     DroneState.STOPPING: "magenta",
     DroneState.FAILED: "bold red",
     DroneState.LOST: "bold red",
-    DroneState.NEVER_JOINED: "bold red",
+    DroneState.JOIN_TIMEOUT: "bold red",
 }
 ENDED_SHOWN = 3
 NEWS_SHOWN = 6
@@ -95,12 +95,12 @@ def _jobs(shapes: Sequence[ShapeNow]) -> Table:
     for now in shapes:
         table.add_row(
             now.shape.name,
-            f"1 GPU, {say.size(now.shape.vram_mib)}",
+            f"1 GPU, {formatting.size(now.shape.vram_mib)}",
             _bar(now),
             str(now.done),
             str(now.running),
             str(now.waiting),
-            Text(say.say(now.why) if now.why else "", style="" if now.shape.fits else "yellow", overflow="fold"),
+            Text(formatting.say(now.why) if now.why else "", style="" if now.shape.fits else "yellow", overflow="fold"),
         )
     return table
 
@@ -120,7 +120,7 @@ def _drones(scene: Scene) -> Table:
             str(drone.id),
             str(drone.type),
             Text(drone.state, style=style or STYLES.get(drone.state, "cyan")),
-            "" if drone.state.ended else say.age(max(0.0, scene.now - drone.since)),
+            "" if drone.state.ended else formatting.age(max(0.0, scene.now - drone.since)),
             str(drone.jobs_started),
             style=style,
         )
@@ -132,12 +132,16 @@ def _drones(scene: Scene) -> Table:
 def line(step: Transition, scene: Scene) -> Text:
     at = max(0.0, scene.at_s - (scene.now - step.at))
     reason = step.reason
-    if isinstance(reason, JobsWait):
+    if isinstance(reason, JobsWaiting):
         reason = replace(reason, class_id=scene.classes.get(reason.class_id, reason.class_id))
     return Text.assemble(
-        (f"{at:5.1f} s  ", "dim"), f"{step.drone_id}  ", (f"{step.state:<15}", STYLES.get(step.state, "cyan")),
-        say.say(reason), overflow="ellipsis", no_wrap=True,
-    )  # fmt: skip
+        (f"{at:5.1f} s  ", "dim"),
+        f"{step.drone_id}  ",
+        (f"{step.state:<15}", STYLES.get(step.state, "cyan")),
+        formatting.say(reason),
+        overflow="ellipsis",
+        no_wrap=True,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -175,8 +179,9 @@ def summary(outcome: Outcome) -> RenderableType:
     """What became of the jobs and what the drones did."""
     verdict = (
         Text(f"All drones have left, no process is left, after {outcome.scene.at_s:.1f} s.", style="bold green")
-        if outcome.good else Text("Something went wrong, see below.", style="bold red")
-    )  # fmt: skip
+        if outcome.good
+        else Text("Something went wrong, see below.", style="bold red")
+    )
     return Group(Text(), _job_summary(outcome.scene), Text(), _drone_summary(outcome), Text(), verdict)
 
 
@@ -185,10 +190,14 @@ def _job_summary(scene: Scene) -> Table:
     for now in scene.shapes:
         waits = now.waits_s
         table.add_row(
-            now.shape.name, str(now.shape.count), str(now.done), str(now.shape.count - now.done),
-            f"{sum(waits) / len(waits):.1f} s" if waits else "-", f"{max(waits):.1f} s" if waits else "-",
-            Text(say.say(now.why) if now.why else "", overflow="fold"),
-        )  # fmt: skip
+            now.shape.name,
+            str(now.shape.count),
+            str(now.done),
+            str(now.shape.count - now.done),
+            f"{sum(waits) / len(waits):.1f} s" if waits else "-",
+            f"{max(waits):.1f} s" if waits else "-",
+            Text(formatting.say(now.why) if now.why else "", overflow="fold"),
+        )
     return table
 
 
@@ -202,9 +211,14 @@ def _drone_summary(outcome: Outcome) -> Table:
         busy, held = sum(b for b, _ in spans), sum(h for _, h in spans)
         ends = Counter(d.state for d in drones)
         table.add_row(
-            kind, str(len(drones)), str(sum(d.jobs_started for d in drones)), f"{busy:.1f}", f"{held - busy:.1f}",
-            f"{busy / held:.0%}" if held else "-", ", ".join(f"{n} {state}" for state, n in ends.items()),
-        )  # fmt: skip
+            kind,
+            str(len(drones)),
+            str(sum(d.jobs_started for d in drones)),
+            f"{busy:.1f}",
+            f"{held - busy:.1f}",
+            f"{busy / held:.0%}" if held else "-",
+            ", ".join(f"{n} {state}" for state, n in ends.items()),
+        )
     return table
 
 

@@ -42,7 +42,7 @@ def _drone_of(pid: int) -> str:
     except OSError:
         return ""
     mark = b"PROVISIONER_DRONE_ID="
-    return next((e[len(mark):].decode(errors="replace") for e in environment.split(b"\0") if e.startswith(mark)), "")
+    return next((e[len(mark) :].decode(errors="replace") for e in environment.split(b"\0") if e.startswith(mark)), "")
 
 
 def _signal(pid: int, drone: str, number: signal.Signals) -> None:

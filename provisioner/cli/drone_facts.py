@@ -4,37 +4,69 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import drone_rows
 from provisioner.cli.cells import text
 from provisioner.cli.listing import Column
 from provisioner.model import Drone
 
 _TITLES = {
-    "id": "drone", "type": "type", "state": "state", "for_class": "started for class", "remote_id": "id at the site",
+    "id": "drone",
+    "type": "type",
+    "state": "state",
+    "for_class": "started for class",
+    "remote_id": "id at the site",
     "avoids": "takes no jobs of",
-    "node": "node", "site_slot": "slot at the site", "slot": "slot in the pool",
-    "gpu_milli": "gpus", "jobs": "jobs now", "jobs_started": "jobs so far", "leaving": "will end as",
-    "requested_at": "asked for", "submitted_at": "taken by the site", "started_at": "started",
-    "joined_at": "joined the pool", "busy_at": "first job", "idle_at": "idle since", "heard_at": "last heard of",
-    "missing_at": "missing since", "unslotted_at": "out of pool since", "asked_at": "asked to leave",
-    "retires_at": "retires", "ended_at": "ended", "notice_at": "told to leave", "grace_used_s": "grace used",
-    "at_risk_gpu_s": "work at risk", "lost_gpu_s": "work lost", "site_reason": "the site says",
+    "node": "node",
+    "site_slot": "slot at the site",
+    "slot": "slot in the pool",
+    "gpu_milli": "gpus",
+    "jobs": "jobs now",
+    "jobs_started": "jobs so far",
+    "leaving": "will end as",
+    "requested_at": "asked for",
+    "submitted_at": "taken by the site",
+    "started_at": "started",
+    "joined_at": "joined the pool",
+    "busy_at": "first job",
+    "idle_at": "idle since",
+    "heard_at": "last heard of",
+    "missing_at": "missing since",
+    "unslotted_at": "out of pool since",
+    "asked_at": "asked to leave",
+    "retires_at": "retires",
+    "ended_at": "ended",
+    "notice_at": "told to leave",
+    "grace_used_s": "grace used",
+    "at_risk_gpu_s": "work at risk",
+    "lost_gpu_s": "work lost",
+    "site_reason": "the site says",
     "drain_refusal": "drain refused",
-}  # fmt: skip
+}
 
 
 def facts(now: float, idle_s: float | None = None, idle_by: str = "") -> tuple[Column[Drone], ...]:
     """Return the columns of the list, titled as sentences begin; times with their age. ``idle_s`` and ``idle_by``: how
     long it may be idle, and where that comes from."""
-    may_idle = f"{say.seconds(idle_s)}: {say.idle_words(idle_by)}" if idle_s is not None else "-"
+    may_idle = f"{formatting.seconds(idle_s)}: {formatting.idle_words(idle_by)}" if idle_s is not None else "-"
     return (
         *(_fact(c, now) for c in drone_rows.columns(now)),
-        Column[Drone]("idle_limit_s", lambda d: idle_s, "How long it may be idle, seconds; null: it is not idle.",
-                      kind="number", null=True, level=0, head="may be idle", show=lambda d: may_idle),
-        text("idle_limit_by", lambda d: idle_by, "Where that comes from: gaps, start-cost, time-out, slow-start or "
-             "fixed; empty: it is not idle."),
-    )  # fmt: skip
+        Column[Drone](
+            "idle_limit_s",
+            lambda d: idle_s,
+            "How long it may be idle, seconds; null: it is not idle.",
+            kind="number",
+            null=True,
+            level=0,
+            head="may be idle",
+            show=lambda d: may_idle,
+        ),
+        text(
+            "idle_limit_by",
+            lambda d: idle_by,
+            "Where that comes from: gaps, start-cost, time-out, slow-start or fixed; empty: it is not idle.",
+        ),
+    )
 
 
 def _fact(column: Column[Drone], now: float) -> Column[Drone]:
@@ -44,9 +76,16 @@ def _fact(column: Column[Drone], now: float) -> Column[Drone]:
     if column.key.endswith("_at"):
         return replace(column, level=0, head=title, show=lambda d: _when(column.of(d), now))
     if column.key == "state":
-        return replace(column, level=0, head=title, show=lambda d: f"{d.state.value} for {say.ago(d.since, now)}: "
-                       f"{say.state_words(d.state)}" if not d.state.ended else f"{d.state.value}, "
-                       f"{say.state_words(d.state)}")  # fmt: skip
+        return replace(
+            column,
+            level=0,
+            head=title,
+            show=lambda d: (
+                f"{d.state.value} for {formatting.ago(d.since, now)}: {formatting.state_words(d.state)}"
+                if not d.state.ended
+                else f"{d.state.value}, {formatting.state_words(d.state)}"
+            ),
+        )
     if column.key == "grace_used_s":
         return replace(column, level=0, head=title, show=lambda d: _grace(d, now))
     if column.key == "leaving":
@@ -54,14 +93,14 @@ def _fact(column: Column[Drone], now: float) -> Column[Drone]:
     if column.key == "node":
         return replace(column, level=0, head=title, show=None)
     if column.key == "site_reason":
-        return replace(column, level=0, head=title, show=lambda d: say.told(d.site_reason))
+        return replace(column, level=0, head=title, show=lambda d: formatting.told(d.site_reason))
     return replace(column, level=0, head=title)
 
 
 def _grace(drone: Drone, now: float) -> str:
     if not drone.notice_at:
         return "-"
-    used = say.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
+    used = formatting.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
     return used if drone.state.ended else f"{used} so far"
 
 
@@ -72,4 +111,8 @@ def _end_to_come(drone: Drone) -> str:
 def _when(at: object, now: float) -> str:
     if not isinstance(at, float | int):
         return "-"
-    return f"{say.iso(at)} ({say.age(now - at)} ago)" if at <= now else f"{say.iso(at)} (in {say.age(at - now)})"
+    return (
+        f"{formatting.iso(at)} ({formatting.age(now - at)} ago)"
+        if at <= now
+        else f"{formatting.iso(at)} (in {formatting.age(at - now)})"
+    )

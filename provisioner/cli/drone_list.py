@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.drone_rows import SCHEMA, columns
 from provisioner.cli.forms import Pick, Show, Where
 from provisioner.cli.listing import Listing
@@ -56,20 +56,26 @@ def drone_listing(reader: Reader, which: Which, now: float, *, reasons: bool = F
 
 def _why(reader: Reader, drone: Drone) -> str:
     history = reader.history(drone.id)
-    return say.say(history[-1].reason) if history else ""
+    return formatting.say(history[-1].reason) if history else ""
 
 
 def _scope(reader: Reader, found: Sequence[Drone], which: Which) -> str:
     """One line that says what the list is of: a silent default would mislead."""
     kind = {False: "live drone", True: "ended drone", None: "drone"}[which.ends]
     of = f" of controller {controller(found[0].id)}" if found else ""
-    only = [f"{name} {', '.join(values)}" for name, values in
-            (("site", which.sites), ("state", [s.value for s in which.states]), ("type", which.types),
-             ("node", which.nodes))
-            if values]  # fmt: skip
+    only = [
+        f"{name} {', '.join(values)}"
+        for name, values in (
+            ("site", which.sites),
+            ("state", [s.value for s in which.states]),
+            ("type", which.types),
+            ("node", which.nodes),
+        )
+        if values
+    ]
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[which.ends]
     runs = "" if reader.holder() else "no controller runs: as last recorded"
-    return "; ".join(filter(None, (say.count(len(found), kind) + of, *only, more, runs)))
+    return "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
 
 
 def controller(drone_id: str) -> str:

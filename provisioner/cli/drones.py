@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import complete
 from provisioner.cli.cells import words
 from provisioner.cli.drone_list import Which, list_drones
@@ -22,26 +22,34 @@ from provisioner.model import DrainMode, Drone, DroneState
 from provisioner.store import Reader
 
 if TYPE_CHECKING:
-    from provisioner.decide.idle import IdleLimit
+    from provisioner.planner.idle import IdleLimit
 
 app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
 
-Sites = Annotated[list[str] | None, typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.",
-                                                         autocompletion=complete.sites)]  # fmt: skip
+Sites = Annotated[
+    list[str] | None,
+    typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.", autocompletion=complete.sites),
+]
 States = Annotated[
     list[DroneState] | None,
-    typer.Option("--state", metavar="STATE", help="Only in this state; repeatable. Ends imply --ended.",
-                 case_sensitive=False),
-]  # fmt: skip
+    typer.Option(
+        "--state", metavar="STATE", help="Only in this state; repeatable. Ends imply --ended.", case_sensitive=False
+    ),
+]
 Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.",
-                                   autocompletion=complete.types)
+    list[str] | None,
+    typer.Option(
+        "--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.", autocompletion=complete.types
+    ),
 ]
 Nodes = Annotated[
     list[str] | None,
-    typer.Option("--node", metavar="NAME", help="Only on this node, by its whole name or the part before the first "
-                 "dot; repeatable."),
-]  # fmt: skip
+    typer.Option(
+        "--node",
+        metavar="NAME",
+        help="Only on this node, by its whole name or the part before the first dot; repeatable.",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -87,8 +95,14 @@ def drones(
 def show_drone(
     where: Where,
     show: Show,
-    any_id: Annotated[str, typer.Argument(metavar="ID", help="Drone id, its number, the site's id, or a slot name.",
-                                          autocompletion=complete.any_drones)],
+    any_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="Drone id, its number, the site's id, or a slot name.",
+            autocompletion=complete.any_drones,
+        ),
+    ],
 ) -> None:
     """Tell the whole life of one drone: every step with time, duration and reason.
 
@@ -115,10 +129,10 @@ def life(reader: Reader, drone_id: str) -> Document:
 
 def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
     """Return how long a drone that is idle may be so, by the newest tick."""
-    from provisioner.decide.idle import idle_limit
+    from provisioner.planner.idle import idle_limit
 
     views = reader.views() if drone.state is DroneState.IDLE else None
-    return idle_limit(drone, views.policy, views.learned) if views is not None else None
+    return idle_limit(drone, views.policy, views.estimates) if views is not None else None
 
 
 def life_of(
@@ -135,7 +149,7 @@ def life_of(
             "last_words": Listing("", _SAID, last_words.splitlines(), str),
         },
         {"history": "Life"} | ({"last_words": "What it said last"} if last_words else {}),
-        scope=f"{say.count(len(life_steps), 'step')} on record",
+        scope=f"{formatting.count(len(life_steps), 'step')} on record",
     )
 
 
@@ -146,8 +160,12 @@ _SAID = (words("line", str, "A line of what it said last, where its site tells: 
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Drone ids, their numbers, sites' ids or slot names.", show_default=False,
-                   autocompletion=complete.drones),
+    typer.Argument(
+        metavar="ID",
+        help="Drone ids, their numbers, sites' ids or slot names.",
+        show_default=False,
+        autocompletion=complete.drones,
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -166,8 +184,11 @@ def drain(
     ids: Ids = None,
     mode: Annotated[
         DrainMode,
-        typer.Option("--mode", help="none: let it run out; peaceful: no new jobs; graceful: running ones are asked to "
-                     "leave; fast: running ones are killed; resume: back into service."),
+        typer.Option(
+            "--mode",
+            help="none: let it run out; peaceful: no new jobs; graceful: running ones are asked to "
+            "leave; fast: running ones are killed; resume: back into service.",
+        ),
     ] = DrainMode.PEACEFUL,
     site: Sites = None,
     state: States = None,
@@ -177,7 +198,7 @@ def drain(
     dry_run: DryRun = False,
     wait: Wait = False,
     timeout: Timeout = 600.0,
-) -> None:  # fmt: skip
+) -> None:
     """Ask drones to leave the pool. It is recorded now and carried out at the controller's next tick.
 
     \b
@@ -190,8 +211,16 @@ def drain(
     from provisioner.cli.ask import Demand, ask
     from provisioner.model import RequestKind
 
-    demand = Demand(RequestKind.DRAIN, mode, reason, tuple(ids or ()), tuple(site or ()), tuple(state or ()),
-                    tuple(type_ or ()), tuple(node or ()))  # fmt: skip
+    demand = Demand(
+        RequestKind.DRAIN,
+        mode,
+        reason,
+        tuple(ids or ()),
+        tuple(site or ()),
+        tuple(state or ()),
+        tuple(type_ or ()),
+        tuple(node or ()),
+    )
     ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
 
 
@@ -221,6 +250,14 @@ def kill(
     from provisioner.cli.ask import Demand, ask
     from provisioner.model import RequestKind
 
-    demand = Demand(RequestKind.KILL, DrainMode.PEACEFUL, reason, tuple(ids or ()), tuple(site or ()),
-                    tuple(state or ()), tuple(type_ or ()), tuple(node or ()))  # fmt: skip
+    demand = Demand(
+        RequestKind.KILL,
+        DrainMode.PEACEFUL,
+        reason,
+        tuple(ids or ()),
+        tuple(site or ()),
+        tuple(state or ()),
+        tuple(type_ or ()),
+        tuple(node or ()),
+    )
     ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import complete, table
 from provisioner.cli.cells import text, time_at, words
 from provisioner.cli.exits import Exit, Failure
@@ -42,32 +42,57 @@ class Happening:
     @property
     def text(self) -> str:
         if self.step is not None:
-            return say.say(self.step.reason)
+            return formatting.say(self.step.reason)
         fields = self.event.fields if self.event else {}
         return ", ".join(f"{key} {value}" for key, value in fields.items())
 
 
 def columns() -> tuple[Column[Happening], ...]:
     """Of what happened."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     return (
         time_at("at", lambda h: h.at, "When.", level=0),
-        Column[Happening]("kind", lambda h: "step" if h.step else "event", "step of a drone, or event.", level=1,
-                          choices=("step", "event")),
+        Column[Happening](
+            "kind",
+            lambda h: "step" if h.step else "event",
+            "step of a drone, or event.",
+            level=1,
+            choices=("step", "event"),
+        ),
         text("name", lambda h: h.name, "The state that was entered, or the event's name.", level=0),
-        text("drone", lambda h: h.step.drone_id if h.step else "", "The drone; empty for events.", level=0, least=16,
-             tail=True),
+        text(
+            "drone",
+            lambda h: h.step.drone_id if h.step else "",
+            "The drone; empty for events.",
+            level=0,
+            least=16,
+            tail=True,
+        ),
         words("text", lambda h: h.text, "Why or what, in words.", level=0, head="WHY", least=24),
-        Column[Happening]("was", lambda h: h.step.was.value if h.step and h.step.was else None, "State before.",
-                          null=True),
-        Column[Happening]("reason", lambda h: to_plain(h.step.reason, Reason) if h.step else None,
-                          "Why, as data; null for events.", kind="object", null=True),
-        Column[Happening]("fields", lambda h: dict(h.event.fields) if h.event else None, "Of an event.",
-                          kind="object", null=True),
-        Column[Happening]("tick", lambda h: h.step.tick if h.step else None, "Number of the tick; null for events.",
-                          kind="integer", null=True, level=1, right=True),
-    )  # fmt: skip
+        Column[Happening](
+            "was", lambda h: h.step.was.value if h.step and h.step.was else None, "State before.", null=True
+        ),
+        Column[Happening](
+            "reason",
+            lambda h: to_plain(h.step.reason, Reason) if h.step else None,
+            "Why, as data; null for events.",
+            kind="object",
+            null=True,
+        ),
+        Column[Happening](
+            "fields", lambda h: dict(h.event.fields) if h.event else None, "Of an event.", kind="object", null=True
+        ),
+        Column[Happening](
+            "tick",
+            lambda h: h.step.tick if h.step else None,
+            "Number of the tick; null for events.",
+            kind="integer",
+            null=True,
+            level=1,
+            right=True,
+        ),
+    )
 
 
 @app.command()
@@ -80,8 +105,12 @@ def events(
     since: Annotated[
         str, typer.Option("--since", metavar="AGE", help="Go back this far: 30m, 4h, 2d; all for everything.")
     ] = "1h",
-    drone: Annotated[str | None, typer.Option("--drone", metavar="ID", help="Only of this drone, by any id.",
-                                                       autocompletion=complete.any_drones)] = None,
+    drone: Annotated[
+        str | None,
+        typer.Option(
+            "--drone", metavar="ID", help="Only of this drone, by any id.", autocompletion=complete.any_drones
+        ),
+    ] = None,
 ) -> None:
     """Tell what happened.
 
@@ -110,7 +139,7 @@ def age_s(text_: str) -> float:
 
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text_.strip())
     if not text_.strip() or found is None:
-        raise Failure(f"{say.clean(text_, 40)!r} is not an age: write 45s, 30m, 1h30m or 2d", code=Exit.USAGE)
+        raise Failure(f"{formatting.clean(text_, 40)!r} is not an age: write 45s, 30m, 1h30m or 2d", code=Exit.USAGE)
     days, hours, minutes, rest = (int(n or 0) for n in found.groups())
     return float(days * 86400 + hours * 3600 + minutes * 60 + rest)
 
@@ -130,7 +159,7 @@ def _listing(reader: Reader, start: float, since: str, only: str) -> Listing[Hap
     found.sort(key=lambda h: h.at)
     back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
     whose = f" of drone {only}" if only else ""
-    scope = f"{say.count(len(found), 'entry', 'entries')}{whose}, {back}"
+    scope = f"{formatting.count(len(found), 'entry', 'entries')}{whose}, {back}"
     return Listing(SCHEMA, columns(), found, lambda h: h.name, scope)
 
 
@@ -177,12 +206,10 @@ def _write(found: list[Happening], show: Show, page: Page) -> None:
         match show.output:
             case Format.TABLE | Format.WIDE:
                 drone = f"{happening.step.drone_id} " if happening.step else ""
-                line = say.clean(f"{say.iso(happening.at)}  {drone}{happening.name}: {happening.text}")
+                line = formatting.clean(f"{formatting.iso(happening.at)}  {drone}{happening.name}: {happening.text}")
                 print(line if page.width is None else table.shorten(line, page.width))
             case Format.NAME:
-                print(say.clean(happening.name))
+                print(formatting.clean(happening.name))
             case _:
                 print(dumps({c.key: c.of(happening) for c in known}))
     sys.stdout.flush()
-
-

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import complete
 from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Document
@@ -58,8 +58,11 @@ def explain_job(
 @app.command("class")
 @shared
 def explain_class(
-    where: Where, show: Show, class_id: Annotated[str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.",
-                                                          autocompletion=complete.classes)]
+    where: Where,
+    show: Show,
+    class_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.", autocompletion=complete.classes)
+    ],
 ) -> None:
     """Explain why the jobs of a class wait.
 
@@ -78,8 +81,9 @@ def explain_class(
 @app.command("drone")
 @shared
 def explain_drone(
-    where: Where, show: Show, any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.",
-                                                        autocompletion=complete.any_drones)]
+    where: Where,
+    show: Show,
+    any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.", autocompletion=complete.any_drones)],
 ) -> None:
     """Explain why a drone is as it is.
 
@@ -107,11 +111,11 @@ def _job(reader: Reader, text: str) -> Document:
     views, classes = _classes(reader)
     job = job_ids.parse(text)
     if job is None:
-        raise Failure(f"{say.clean(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+        raise Failure(f"{formatting.clean(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
     found = job_ids.classes_of(job, classes)
     match found:
         case [one]:
-            return _explained(reader, views, one, f"job {say.clean(text, 80)}")
+            return _explained(reader, views, one, f"job {formatting.clean(text, 80)}")
         case []:
             from provisioner.cli.explain_job import job_document, known_job
 
@@ -121,7 +125,7 @@ def _job(reader: Reader, text: str) -> Document:
             return job_document(known)
         case _:
             raise Failure(
-                f"job {say.clean(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
+                f"job {formatting.clean(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
                 "say the whole id (schedd#cluster.process), or explain the class",
             )
 
@@ -131,35 +135,39 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     from provisioner.cli import job_ids
 
     assert views.overlay.view is not None
-    when = say.ago(views.overlay.view.taken_at, time.time())
-    lines = [f"job {say.clean(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running nor "
-             "held, and it was not done in the last 7 days. It may be too new, removed, or in a queue that is not "
-             "looked at"]  # fmt: skip
+    when = formatting.ago(views.overlay.view.taken_at, time.time())
+    lines = [
+        f"job {formatting.clean(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running "
+        "nor held, and it was not done in the last 7 days. It may be too new, removed, or in a queue that is not "
+        "looked at"
+    ]
     if not any(not kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
     cut = [c.id for c in classes if job_ids.shortened(c.job_ids)]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
-    known = [f"{c.id} ({say.clean(c.job_ids, 40)})" for c in classes if c.job_ids]
+    known = [f"{c.id} ({formatting.clean(c.job_ids, 40)})" for c in classes if c.job_ids]
     if known:
         lines.append(f"classes with idle jobs: {named(known)}")
     return lines
 
 
 def _class(reader: Reader, class_id: str) -> Document:
-    from provisioner.decide.headroom import virtual_classes
+    from provisioner.planner.headroom import virtual_classes
 
     views, classes = _classes(reader)
     classes += virtual_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
-            return _explained(reader, views, job, f"class {say.clean(job.id, 80)}")
+            return _explained(reader, views, job, f"class {formatting.clean(job.id, 80)}")
     from difflib import get_close_matches
 
     ids = [c.id for c in classes]
     near = get_close_matches(class_id[:200], ids, n=3, cutoff=0.4) or ids[:3]
-    raise Failure(f"no job class {say.clean(class_id, 80)} in the newest look"
-                  + (f"; nearest: {named(near)}" if near else "; there is none at all"))  # fmt: skip
+    raise Failure(
+        f"no job class {formatting.clean(class_id, 80)} in the newest look"
+        + (f"; nearest: {named(near)}" if near else "; there is none at all")
+    )
 
 
 def _classes(reader: Reader) -> tuple[Views, list[JobClass]]:
@@ -167,7 +175,7 @@ def _classes(reader: Reader) -> tuple[Views, list[JobClass]]:
     if views is None:
         raise Failure("no tick is on record yet: `provisioner run` makes the first")
     if views.overlay.view is None:
-        fault = say.clean(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
+        fault = formatting.clean(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
         raise Failure(f"the overlay was never seen: {fault}")
     return views, list(views.overlay.view.classes)
 

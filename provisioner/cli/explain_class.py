@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import class_rows
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.class_rows import ClassRow
 from provisioner.cli.demand import newest_plan
 from provisioner.cli.listing import Column, Document, Listing
-from provisioner.model import DroneType, JobClass, Misfit
+from provisioner.model import DroneType, JobClass, UnmetRequirement
 from provisioner.reasons import Reason
 from provisioner.store import Reader, Views
 
 SCHEMA = "provisioner.class/1"
 
-_SHOWN = {"id": "class", "owner": "owner", "waiting": "waiting", "fresh": "not yet negotiated", "running": "running",
-          "held": "held", "needs": "needs", "job_ids": "jobs", "drones": "drones started for it"}  # fmt: skip
+_SHOWN = {
+    "id": "class",
+    "owner": "owner",
+    "waiting": "waiting",
+    "fresh": "not yet negotiated",
+    "running": "running",
+    "held": "held",
+    "needs": "needs",
+    "job_ids": "jobs",
+    "drones": "drones started for it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class Fit:
     """One drone type against the class. ``misfit`` is the first dimension that fails; None: it fits."""
 
     kind: DroneType
-    misfit: Misfit | None
+    misfit: UnmetRequirement | None
     live: int
 
 
@@ -38,7 +47,7 @@ class Said:
 
 def explained_class(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> Document:
     """The document of ``explain class`` and ``explain job``."""
-    from provisioner.decide import fit
+    from provisioner.planner import fit
 
     plan = newest_plan(reader)
     said = (*class_rows.reasons_for_all(plan), *class_rows.reasons_by_class(plan).get(job.id, ()))
@@ -49,7 +58,7 @@ def explained_class(reader: Reader, views: Views, job: JobClass, title: str, now
     facts = tuple(
         replace(c, level=0 if c.key in _SHOWN else 2, head=_SHOWN.get(c.key, "")) for c in class_rows.columns(now)
     )
-    when = f"tick {plan.tick}, {say.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
+    when = f"tick {plan.tick}, {formatting.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
     return Document(
         SCHEMA,
         Listing("", facts, [row], lambda r: r.job.id),
@@ -69,11 +78,17 @@ def _unsaid(row: ClassRow) -> list[Said]:
 
 
 def _said_columns() -> tuple[Column[Said], ...]:
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     return (
-        Column[Said]("tier", lambda s: say.tier(s.reason).value, "Kind of answer.", level=0, choices=tuple(say.Tier)),
-        words("text", lambda s: say.say(s.reason), "In words.", level=0, head="WHY", least=30),
+        Column[Said](
+            "tier",
+            lambda s: formatting.tier(s.reason).value,
+            "Kind of answer.",
+            level=0,
+            choices=tuple(formatting.Category),
+        ),
+        words("text", lambda s: formatting.say(s.reason), "In words.", level=0, head="WHY", least=30),
         Column[Said]("reason", lambda s: to_plain(s.reason, Reason), "As data.", kind="object"),
     )
 
@@ -81,19 +96,44 @@ def _said_columns() -> tuple[Column[Said], ...]:
 def _fit_columns() -> tuple[Column[Fit], ...]:
     return (
         text("type", lambda f: f.kind.key, "Drone type, as site/name.", level=0, least=12, tail=True),
-        Column[Fit]("fits", lambda f: f.misfit is None, "Could an empty drone of it run one job?", kind="boolean",
-                    level=0, tint=lambda f: "green" if f.misfit is None else ""),
-        text("dimension", lambda f: f.misfit.dimension if f.misfit else "", "First dimension that fails; empty: none.",
-             level=0, head="FAILS", least=8),
-        Column[Fit]("wanted", lambda f: f.misfit.wanted if f.misfit else "", "What the jobs want there.", level=0,
-                    least=10, show=lambda f: _amounts(f)[0]),
-        Column[Fit]("offered", lambda f: f.misfit.offered if f.misfit else "", "What the type has there.", level=0,
-                    least=10, show=lambda f: _amounts(f)[1]),
+        Column[Fit](
+            "fits",
+            lambda f: f.misfit is None,
+            "Could an empty drone of it run one job?",
+            kind="boolean",
+            level=0,
+            tint=lambda f: "green" if f.misfit is None else "",
+        ),
+        text(
+            "dimension",
+            lambda f: f.misfit.dimension if f.misfit else "",
+            "First dimension that fails; empty: none.",
+            level=0,
+            head="FAILS",
+            least=8,
+        ),
+        Column[Fit](
+            "wanted",
+            lambda f: f.misfit.wanted if f.misfit else "",
+            "What the jobs want there.",
+            level=0,
+            least=10,
+            show=lambda f: _amounts(f)[0],
+        ),
+        Column[Fit](
+            "offered",
+            lambda f: f.misfit.offered if f.misfit else "",
+            "What the type has there.",
+            level=0,
+            least=10,
+            show=lambda f: _amounts(f)[1],
+        ),
         whole("drones", lambda f: f.live, "Live drones of the type.", level=0),
-        Column[Fit]("price", lambda f: f.kind.price, "Relative price of a GPU-hour.", kind="number", level=1,
-                    right=True),
-    )  # fmt: skip
+        Column[Fit](
+            "price", lambda f: f.kind.price, "Relative price of a GPU-hour.", kind="number", level=1, right=True
+        ),
+    )
 
 
 def _amounts(row: Fit) -> tuple[str, str]:
-    return say.amounts(row.misfit.wanted, row.misfit.offered) if row.misfit else ("", "")
+    return formatting.amounts(row.misfit.wanted, row.misfit.offered) if row.misfit else ("", "")

@@ -19,7 +19,7 @@ PLAN_SCHEMA = "provisioner.plan/1"
 def snapshot_text(snapshot: Snapshot) -> str:
     """A snapshot as the JSON of ``provisioner snapshot``."""
     from provisioner import __version__
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     tree = {"schema": SNAPSHOT_SCHEMA, "version": __version__, "snapshot": to_plain(snapshot)}
     return json.dumps(tree, indent=1) + "\n"
@@ -42,7 +42,7 @@ def read_plan(path: Path) -> Plan:
 def _read(path: Path, kind: type, key: str, schema: str) -> object:
     from pydantic import ValidationError
 
-    from provisioner.codec import from_json
+    from provisioner.serialization import from_json
 
     try:
         tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, whole
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Column, Listing
@@ -34,8 +34,14 @@ _TINTS = {Verdict.CONVERTED: "green", Verdict.CHANGED: "yellow", Verdict.DROPPED
 def import_tardis(
     show: Show,
     pick: Pick,
-    tardis: Annotated[Path, typer.Argument(metavar="TARDIS_YML", help="Configuration of TARDIS, or of COBalD with a "
-                                           "`tardis` section.", show_default=False)],
+    tardis: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARDIS_YML",
+            help="Configuration of TARDIS, or of COBalD with a `tardis` section.",
+            show_default=False,
+        ),
+    ],
     cobald: Annotated[
         Path | None, typer.Option("--cobald", metavar="COBALD_YML", help="COBalD's configuration, with the pipeline.")
     ] = None,
@@ -43,7 +49,7 @@ def import_tardis(
         Path, typer.Option("--to", metavar="DIRECTORY", help="Where provisioner.yaml and site_configs/ are written.")
     ] = Path("."),
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
     Writes provisioner.yaml and a file per site, and tells of every key of the old files what became of it: converted;
@@ -75,16 +81,39 @@ def import_tardis(
 def columns() -> tuple[Column[Finding], ...]:
     """Of findings."""
     return (
-        Column("file", lambda f: f.file, "File of the old configuration.", level=0, head="WHERE", least=16, tail=True,
-               show=lambda f: f"{os.path.basename(f.file)}:{f.line}"),
+        Column(
+            "file",
+            lambda f: f.file,
+            "File of the old configuration.",
+            level=0,
+            head="WHERE",
+            least=16,
+            tail=True,
+            show=lambda f: f"{os.path.basename(f.file)}:{f.line}",
+        ),
         whole("line", lambda f: f.line, "Line, from 1."),
-        Column("verdict", lambda f: f.verdict.value, "What became of it.", level=0, head="BECAME",
-               choices=tuple(v.value for v in Verdict), tint=lambda f: _TINTS[f.verdict]),
+        Column(
+            "verdict",
+            lambda f: f.verdict.value,
+            "What became of it.",
+            level=0,
+            head="BECAME",
+            choices=tuple(v.value for v in Verdict),
+            tint=lambda f: _TINTS[f.verdict],
+        ),
         text("key", lambda f: f.key, "Its key there, dotted.", level=0, least=20, tail=True),
         text("ours", lambda f: f.ours, "File and key here; empty for none.", level=1),
-        Column("text", lambda f: f.text, "What happened to it, and what to do.", level=0, head="HOW, AND WHAT TO DO",
-               least=30, wrap=True, show=lambda f: f"{f.ours}: {f.text}" if f.ours else f.text),
-    )  # fmt: skip
+        Column(
+            "text",
+            lambda f: f.text,
+            "What happened to it, and what to do.",
+            level=0,
+            head="HOW, AND WHAT TO DO",
+            least=30,
+            wrap=True,
+            show=lambda f: f"{f.ours}: {f.text}" if f.ours else f.text,
+        ),
+    )
 
 
 def _source(path: Path) -> Source:
@@ -100,8 +129,8 @@ def _source(path: Path) -> Source:
 def _refusal(documents: list[Document]) -> Failure:
     problems = [problem for document in documents for problem in document.problems]
     return Failure(
-        *(say.clean(str(p)) for p in problems),
-        f"{say.count(len(problems), 'problem')}: nothing is written",
+        *(formatting.clean(str(p)) for p in problems),
+        f"{formatting.count(len(problems), 'problem')}: nothing is written",
         code=Exit.UNMET,
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.listing import Listing
 from provisioner.cli.options import Pick, Show, Where, shared
 from provisioner.cli.output import picked, present
@@ -50,4 +50,6 @@ def job_listing(queue: JobQueue, ids: list[int] | tuple[()], all_: bool, now: fl
     counts = Counter(str(j.state) for j in found)
     states = ", ".join(f"{n} {state}" for state, n in counts.most_common()) or "none"
     more = "" if all_ else "; --all for ended ones"
-    return Listing(SCHEMA, columns(now), found, lambda j: str(j.id), f"{say.count(len(found), 'job')}: {states}{more}")
+    return Listing(
+        SCHEMA, columns(now), found, lambda j: str(j.id), f"{formatting.count(len(found), 'job')}: {states}{more}"
+    )

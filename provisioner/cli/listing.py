@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from provisioner.say import clean
+from provisioner.formatting import clean
 
 Row = TypeVar("Row")
 

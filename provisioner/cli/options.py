@@ -14,11 +14,19 @@ from typer.core import TyperGroup
 
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show, Where
-from provisioner.say import local_times
+from provisioner.formatting import local_times
 
 __all__ = [
-    "LARGEST_TICK", "ConfigArgument", "ConfigPath", "Format", "Pick", "Show", "Where", "nothing_before", "shared",
-]  # fmt: skip
+    "LARGEST_TICK",
+    "ConfigArgument",
+    "ConfigPath",
+    "Format",
+    "Pick",
+    "Show",
+    "Where",
+    "nothing_before",
+    "shared",
+]
 
 LARGEST_TICK = 2**63 - 1
 """SQLite holds no larger number."""
@@ -26,11 +34,16 @@ LARGEST_TICK = 2**63 - 1
 ConfigPath = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", metavar="PATH", envvar="PROVISIONER_CONFIG", show_envvar=False, help="Configuration file "
+        "--config",
+        "-c",
+        metavar="PATH",
+        envvar="PROVISIONER_CONFIG",
+        show_envvar=False,
+        help="Configuration file "
         "[env: PROVISIONER_CONFIG; default: ./provisioner.yaml, ./site_configs/provisioner.yaml, "
         "/etc/provisioner/provisioner.yaml].",
     ),
-]  # fmt: skip
+]
 
 ConfigArgument = Annotated[
     Path | None,
@@ -43,7 +56,10 @@ _OPTIONS: dict[type, dict[str, Any]] = {
         "store": Annotated[
             Path | None,
             typer.Option(
-                "--store", metavar="PATH", envvar="PROVISIONER_STORE", show_envvar=False,
+                "--store",
+                metavar="PATH",
+                envvar="PROVISIONER_STORE",
+                show_envvar=False,
                 help="The record itself, without reading a configuration [env: PROVISIONER_STORE].",
             ),
         ],
@@ -52,7 +68,10 @@ _OPTIONS: dict[type, dict[str, Any]] = {
         "output": Annotated[
             Format,
             typer.Option(
-                "--output", "-o", envvar="PROVISIONER_OUTPUT", show_envvar=False,
+                "--output",
+                "-o",
+                envvar="PROVISIONER_OUTPUT",
+                show_envvar=False,
                 help="Form of the output [env: PROVISIONER_OUTPUT].",
             ),
         ],
@@ -66,8 +85,10 @@ _OPTIONS: dict[type, dict[str, Any]] = {
             bool, typer.Option("--watch", "-w", help="Show again and again; JSON as one object per line.")
         ],
         "interval": Annotated[
-            float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=86400,
-                                help="Pause between two with --watch.")
+            float,
+            typer.Option(
+                "--interval", "-i", metavar="SECONDS", min=0.1, max=86400, help="Pause between two with --watch."
+            ),
         ],
         "local": Annotated[
             bool, typer.Option("--local", help="Times in the local zone (TZ), not in UTC; tables only.")
@@ -82,7 +103,7 @@ _OPTIONS: dict[type, dict[str, Any]] = {
             int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="No more rows than this.")
         ],
     },
-}  # fmt: skip
+}
 """The option of each field; defaults are the fields' own."""
 
 
@@ -90,12 +111,14 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of ``verb`` that is annotated as one of the groups above by an option per field."""
     hints = get_type_hints(verb, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if kind in _OPTIONS}
-    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(verb).parameters.values()
-           if p.name not in groups]  # fmt: skip
+    own = [
+        p.replace(annotation=hints[p.name]) for p in inspect.signature(verb).parameters.values() if p.name not in groups
+    ]
     spread = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=_OPTIONS[kind][f.name])
-        for kind in groups.values() for f in fields(kind)
-    ]  # fmt: skip
+        for kind in groups.values()
+        for f in fields(kind)
+    ]
 
     @wraps(verb)
     def call(**given: Any) -> None:

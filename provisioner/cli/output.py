@@ -19,7 +19,7 @@ from provisioner.cli import table
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show
 from provisioner.cli.listing import Cell, Column, Document, Listing
-from provisioner.say import clean, iso
+from provisioner.formatting import clean, iso
 
 Row = TypeVar("Row")
 Answer = Listing[Any] | Document
@@ -141,8 +141,9 @@ def _sortable(value: Cell) -> tuple[int, float, str]:
 
 def chosen(columns: Sequence[Column[Row]], names: str) -> list[Column[Row]]:
     """The columns that are named, by JSON key or by table heading. Raises :class:`Failure` with the nearest name."""
-    known = {c.key: c for c in columns} | {c.title.lower(): c for c in columns if c.title.lower() not in
-                                           {d.key for d in columns}}  # fmt: skip
+    known = {c.key: c for c in columns} | {
+        c.title.lower(): c for c in columns if c.title.lower() not in {d.key for d in columns}
+    }
     found = []
     for name in filter(None, (n.strip().lower() for n in names.split(","))):
         if name not in known:
@@ -209,9 +210,7 @@ def _json_tree(listing: Listing[Any], columns: Sequence[Column[Any]] | None, enc
     return f"{head[:-1]}, {items}: [" + (f"\n  {body}\n" if lines else "") + "]}"
 
 
-def _json_lines(
-    listing: Listing[Any], columns: Sequence[Column[Any]] | None, encoder: json.JSONEncoder
-) -> list[str]:
+def _json_lines(listing: Listing[Any], columns: Sequence[Column[Any]] | None, encoder: json.JSONEncoder) -> list[str]:
     """Each row as JSON. Made column by column, which for many rows takes a third of the time."""
     shown = columns or listing.columns
     names = [encoder.encode(c.key).replace("%", "%%") for c in shown]
@@ -256,9 +255,7 @@ def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
         import yaml
 
         out.write("---\n" if show.watch else "")
-        yaml.dump(
-            json.loads(dumps(tree)), out, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False
-        )
+        yaml.dump(json.loads(dumps(tree)), out, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
     else:
         out.write(dumps(tree, indent=not show.watch) + "\n")
 

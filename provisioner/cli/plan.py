@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Document
 from provisioner.cli.options import Show, Where, shared
@@ -60,6 +60,6 @@ def next_snapshot(reader: Reader) -> Snapshot:
 def planned(snapshot: Snapshot, origin: str) -> Document:
     """The plan for a snapshot as a document."""
     from provisioner.cli.plan_rows import plan_document
-    from provisioner.decide.sound import sound_plan
+    from provisioner.planner.sound import sound_plan
 
-    return plan_document(sound_plan(snapshot).plan, f"{origin} at {say.iso(snapshot.now)}")
+    return plan_document(sound_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")

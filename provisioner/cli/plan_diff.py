@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.plan_rows import ACTIONS, PlanRow, in_brief, plan_rows
@@ -65,23 +65,41 @@ def _reasons(rows: Iterable[PlanRow]) -> str:
 def columns() -> tuple[Column[Difference], ...]:
     tints = {"more": "green", "less": "yellow"}
     return (
-        Column[Difference]("change", lambda d: d.change, "More or less of it than before, or for another reason.",
-                           level=0, choices=CHANGES, tint=lambda d: tints.get(d.change, "")),
+        Column[Difference](
+            "change",
+            lambda d: d.change,
+            "More or less of it than before, or for another reason.",
+            level=0,
+            choices=CHANGES,
+            tint=lambda d: tints.get(d.change, ""),
+        ),
         Column[Difference]("action", lambda d: d.action, "What is done.", level=0, choices=ACTIONS),
-        text("subject", lambda d: d.subject, "Drone type, site, scope, or what a refusal is about.", level=0,
-             least=14, tail=True),
-        text("drone", lambda d: d.drone, "Id of the drone, of what concerns one on record.", level=0, least=14,
-             tail=True),
+        text(
+            "subject",
+            lambda d: d.subject,
+            "Drone type, site, scope, or what a refusal is about.",
+            level=0,
+            least=14,
+            tail=True,
+        ),
+        text(
+            "drone", lambda d: d.drone, "Id of the drone, of what concerns one on record.", level=0, least=14, tail=True
+        ),
         whole("before", lambda d: d.before, "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
         whole("after", lambda d: d.after, "The same in the other plan.", level=0),
-        words("why", lambda d: d.why, "The other plan's reason; of what it does no more, the first one's.",
-              level=0, least=24),
-    )  # fmt: skip
+        words(
+            "why",
+            lambda d: d.why,
+            "The other plan's reason; of what it does no more, the first one's.",
+            level=0,
+            least=24,
+        ),
+    )
 
 
 def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
     """Both plans for machines, and for people where they differ. ``origin`` says what was asked."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     found = plan_differences(before, after)
     facts: tuple[Column[Sequence[Difference]], ...] = (
@@ -94,5 +112,7 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
         {"items": f"Plan for tick {before.tick}, otherwise"},
         main="items",
         raw={"before": to_plain(before), "after": to_plain(after)},
-        scope=f"{origin}: {in_brief(after)} instead of {in_brief(before)}; {say.count(len(found), 'difference')}",
+        scope=(
+            f"{origin}: {in_brief(after)} instead of {in_brief(before)}; {formatting.count(len(found), 'difference')}"
+        ),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, time_at, whole, words
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.model import Breaker, Plan
@@ -33,30 +33,32 @@ class PlanRow:
 def plan_rows(plan: Plan) -> list[PlanRow]:
     """Actions first, then what was learned, then what is not done and why."""
     rows = []
-    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, say.say(s.reason))):
+    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, formatting.say(s.reason))):
         rows.append(PlanRow("start", kind, len(starts), starts[0].reason, why, tuple(s.drone.id for s in starts)))
     for drain in plan.drains:
-        how = f"{drain.mode.value}: {say.say(drain.reason)}"
+        how = f"{drain.mode.value}: {formatting.say(drain.reason)}"
         rows.append(PlanRow("drain", drain.drone.type, 1, drain.reason, how, (drain.drone.id,)))
     for stop in plan.stops:
-        how = ("without notice: " if stop.kill else "") + say.say(stop.reason)
+        how = ("without notice: " if stop.kill else "") + formatting.say(stop.reason)
         rows.append(PlanRow("stop", stop.drone.type, 1, stop.reason, how, (stop.drone.id,)))
     for orphan in plan.orphans:
-        rows.append(PlanRow("stop-orphan", orphan.site, 1, orphan.reason, say.say(orphan.reason), (orphan.drone_id,)))
+        rows.append(
+            PlanRow("stop-orphan", orphan.site, 1, orphan.reason, formatting.say(orphan.reason), (orphan.drone_id,))
+        )
     for move in plan.moves:
-        step = f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {say.say(move.reason)}"
+        step = f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {formatting.say(move.reason)}"
         rows.append(PlanRow("move", move.drone.type, 1, move.reason, step, (move.drone.id,)))
     for breaker in plan.breakers:
         rows.append(PlanRow("breaker", breaker.scope, 1, None, _breaker(breaker)))
     for refusal in plan.refusals:
-        rows.append(PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, say.say(refusal.reason)))
+        rows.append(PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, formatting.say(refusal.reason)))
     return rows
 
 
 def _breaker(breaker: Breaker) -> str:
-    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
-    until = f" until {say.iso(breaker.until)}" if breaker.until else ""
-    return f"{breaker.state.value}{until}, {say.breaker_words(breaker.state)}{why}"
+    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
+    return f"{breaker.state.value}{until}, {formatting.breaker_words(breaker.state)}{why}"
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
@@ -68,21 +70,39 @@ def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, lis
 
 def columns() -> tuple[Column[PlanRow], ...]:
     """Of a plan's lines."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     tints = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
     return (
-        Column[PlanRow]("action", lambda r: r.action, "What is done.", level=0, choices=ACTIONS,
-                        tint=lambda r: tints.get(r.action, "")),
-        text("subject", lambda r: r.subject, "Drone type, site, scope, or what a refusal is about (class:, site:, "
-             "type:, all).", level=0, least=14, tail=True),
+        Column[PlanRow](
+            "action",
+            lambda r: r.action,
+            "What is done.",
+            level=0,
+            choices=ACTIONS,
+            tint=lambda r: tints.get(r.action, ""),
+        ),
+        text(
+            "subject",
+            lambda r: r.subject,
+            "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all).",
+            level=0,
+            least=14,
+            tail=True,
+        ),
         whole("count", lambda r: r.count, "Drones, or jobs that a refusal is about.", level=0),
-        Column[PlanRow]("drones", lambda r: list(r.drones), "Ids of the drones.", kind="array", level=0,
-                        show=_ids, least=14),
+        Column[PlanRow](
+            "drones", lambda r: list(r.drones), "Ids of the drones.", kind="array", level=0, show=_ids, least=14
+        ),
         words("text", lambda r: r.text, "Why, in words.", level=0, head="WHY", least=24),
-        Column[PlanRow]("reason", lambda r: to_plain(r.reason, Reason) if r.reason else None, "Why, as data.",
-                        kind="object", null=True),
-    )  # fmt: skip
+        Column[PlanRow](
+            "reason",
+            lambda r: to_plain(r.reason, Reason) if r.reason else None,
+            "Why, as data.",
+            kind="object",
+            null=True,
+        ),
+    )
 
 
 def _ids(row: PlanRow) -> str:
@@ -93,7 +113,7 @@ def _ids(row: PlanRow) -> str:
 
 def plan_document(plan: Plan, origin: str) -> Document:
     """A plan with its lines for people and as a whole for ``replay --expect``. ``origin`` says where it comes from."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     rows = plan_rows(plan)
     facts: tuple[Column[Plan], ...] = (
@@ -114,6 +134,10 @@ def plan_document(plan: Plan, origin: str) -> Document:
 
 def in_brief(plan: Plan) -> str:
     """``3 starts, 1 drain, 0 stops, 2 refusals``."""
-    counts = [(len(plan.starts), "start"), (len(plan.drains), "drain"),
-              (len(plan.stops) + len(plan.orphans), "stop"), (len(plan.refusals), "refusal")]  # fmt: skip
-    return ", ".join(say.count(n, noun) for n, noun in counts)
+    counts = [
+        (len(plan.starts), "start"),
+        (len(plan.drains), "drain"),
+        (len(plan.stops) + len(plan.orphans), "stop"),
+        (len(plan.refusals), "refusal"),
+    ]
+    return ", ".join(formatting.count(n, noun) for n, noun in counts)

@@ -57,7 +57,7 @@ def _parse_and_run(argv: Sequence[str] | None) -> int:
 
 
 def _tell(*lines: str, code: Exit) -> int:
-    from provisioner.say import clean
+    from provisioner.formatting import clean
 
     first, *rest = [clean(part) for line in lines for part in line.splitlines()] or ["failed"]
     print(f"provisioner: {first}", file=sys.stderr)

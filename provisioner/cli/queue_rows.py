@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import span_s, text, time_at, whole
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Column
@@ -119,19 +119,34 @@ def columns(now: float) -> tuple[Column[QueuedJob], ...]:
     tints = {"running": "green", "failed": "red", "held": "yellow"}
     return (
         whole("id", lambda j: j.id, "Id of the job.", level=0),
-        Column[QueuedJob]("state", lambda j: str(j.state), "State.", level=0, choices=STATES,
-                          tint=lambda j: tints.get(str(j.state), "")),
+        Column[QueuedJob](
+            "state",
+            lambda j: str(j.state),
+            "State.",
+            level=0,
+            choices=STATES,
+            tint=lambda j: tints.get(str(j.state), ""),
+        ),
         text("owner", lambda j: j.owner, "Who submitted it.", level=0, least=8),
-        whole("gpu_milli", lambda j: j.gpu_milli, "Thousandths of a GPU.", level=0, head="GPUS", show=say.gpus),
+        whole("gpu_milli", lambda j: j.gpu_milli, "Thousandths of a GPU.", level=0, head="GPUS", show=formatting.gpus),
         whole("cpus", lambda j: j.cpus, "CPUs.", level=1),
-        whole("memory_mib", lambda j: j.memory_mib, "Memory, MiB.", level=1, head="MEMORY", show=say.size),
+        whole("memory_mib", lambda j: j.memory_mib, "Memory, MiB.", level=1, head="MEMORY", show=formatting.size),
         whole("vram_mib", lambda j: j.vram_mib, "Least VRAM per GPU, MiB; 0: any."),
-        span_s("age_s", lambda j: max(0.0, now - j.submitted_at), "Since it was submitted, seconds.", level=0,
-               head="AGE"),
+        span_s(
+            "age_s", lambda j: max(0.0, now - j.submitted_at), "Since it was submitted, seconds.", level=0, head="AGE"
+        ),
         text("drone", lambda j: j.drone_id, "The drone that runs or ran it.", level=0, least=12, tail=True),
         whole("attempts", lambda j: j.attempts, "How often it was started.", level=1),
-        Column[QueuedJob]("exit_code", lambda j: j.exit_code, "Its exit code; null: it has not ended.",
-                          kind="integer", null=True, level=0, head="EXIT", right=True),
+        Column[QueuedJob](
+            "exit_code",
+            lambda j: j.exit_code,
+            "Its exit code; null: it has not ended.",
+            kind="integer",
+            null=True,
+            level=0,
+            head="EXIT",
+            right=True,
+        ),
         text("command", lambda j: " ".join(j.argv), "The command.", level=0, least=14),
         text("message", lambda j: j.message, "What went wrong.", level=1, least=12),
         Column[QueuedJob]("argv", lambda j: list(j.argv), "The command, word by word.", kind="array"),
@@ -139,4 +154,4 @@ def columns(now: float) -> tuple[Column[QueuedJob], ...]:
         time_at("submitted_at", lambda j: j.submitted_at, "When it was submitted."),
         time_at("started_at", lambda j: j.started_at, "When it was last started."),
         time_at("ended_at", lambda j: j.ended_at, "When it ended."),
-    )  # fmt: skip
+    )

@@ -13,13 +13,25 @@ from typing import Any
 
 from provisioner.cli.forms import Format, Pick, Show, Where
 
-_FLAGS = {"--ended": "ended", "--all": "all_", "-a": "all_", "--no-header": "no_header", "--no-color": "no_color",
-          "--local": "local"}  # fmt: skip
+_FLAGS = {
+    "--ended": "ended",
+    "--all": "all_",
+    "-a": "all_",
+    "--no-header": "no_header",
+    "--no-color": "no_color",
+    "--local": "local",
+}
 _ONE: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "--config": ("config", Path), "-c": ("config", Path), "--store": ("store", Path),
-    "--output": ("output", Format), "-o": ("output", Format), "--columns": ("columns", str),
-    "--sort": ("sort", str), "--limit": ("limit", int), "-n": ("limit", int),
-}  # fmt: skip
+    "--config": ("config", Path),
+    "-c": ("config", Path),
+    "--store": ("store", Path),
+    "--output": ("output", Format),
+    "-o": ("output", Format),
+    "--columns": ("columns", str),
+    "--sort": ("sort", str),
+    "--limit": ("limit", int),
+    "-n": ("limit", int),
+}
 _MANY = {"--site": "sites", "--state": "states", "--type": "types", "--node": "nodes"}
 _ENVIRONMENT = {"PROVISIONER_CONFIG": "--config", "PROVISIONER_STORE": "--store", "PROVISIONER_OUTPUT": "--output"}
 
@@ -32,8 +44,8 @@ def quick(argv: Sequence[str]) -> bool:
     if given is None:
         return False
     from provisioner.cli.drone_list import Which, list_drones
+    from provisioner.formatting import local_times
     from provisioner.model import DroneState
-    from provisioner.say import local_times
 
     def group(kind: type[Any]) -> Any:
         return kind(**{name: given.pop(name) for name in kind.__slots__ if name in given})
@@ -51,8 +63,9 @@ def quick(argv: Sequence[str]) -> bool:
 def _given(words: Sequence[str]) -> dict[str, Any] | None:
     """Options by field, those of the environment included; None if the parser had better look."""
     found: dict[str, Any] = {}
-    pairs = [word for name, option in _ENVIRONMENT.items() if (value := os.environ.get(name))
-             for word in (option, value)]  # fmt: skip
+    pairs = [
+        word for name, option in _ENVIRONMENT.items() if (value := os.environ.get(name)) for word in (option, value)
+    ]
     rest = iter([*pairs, *words])
     for word in rest:
         option, equals, tail = word.partition("=") if word.startswith("--") else (word, "", "")

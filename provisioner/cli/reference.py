@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import typer
 
-from provisioner import reasons, say
+from provisioner import formatting, reasons
 from provisioner.cli.exits import EXIT_HELP, Exit
 from provisioner.cli.options import Pick, Show, Where
 from provisioner.cli.reason_examples import EXAMPLES
@@ -33,10 +33,23 @@ def cli_page() -> str:
     assert isinstance(root, Verbs)
     context = typer.Context(root, info_name="provisioner")
     lines = [
-        NOTICE.format("docs/reference/cli.md"), "", "# The command line", "", *_prose(root.help or ""), "",
-        "## Exit codes", "", "| code | means |", "|---|---|", *_exit_rows(), "",
-        "## Options that many verbs share", "", *_shared_options(root, context), "",
-    ]  # fmt: skip
+        NOTICE.format("docs/reference/cli.md"),
+        "",
+        "# The command line",
+        "",
+        *_prose(root.help or ""),
+        "",
+        "## Exit codes",
+        "",
+        "| code | means |",
+        "|---|---|",
+        *_exit_rows(),
+        "",
+        "## Options that many verbs share",
+        "",
+        *_shared_options(root, context),
+        "",
+    ]
     for verb in VERBS:
         command = root.get_command(context, verb)
         if command is not None:
@@ -107,30 +120,39 @@ def _prose(help_text: str) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- reasons
 
 TIER_WORDS = {
-    say.Tier.CONFIGURATION: ("Configuration", "Somebody has to change something: the jobs, or the configuration."),
-    say.Tier.NOTHING_FITS: ("Nothing fits", "No drone type is good enough; the nearest, and where it fails first."),
-    say.Tier.LIMIT: ("Limit", "A limit that the operator set is reached."),
-    say.Tier.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
-    say.Tier.WAITING_SITE: ("Waiting for the site", "It comes by itself, or a site has to answer first."),
-    say.Tier.WAITING_NEGOTIATION: ("Waiting for negotiation", "The pool has not looked at the jobs yet."),
-    say.Tier.START: ("Why a drone is started", ""),
-    say.Tier.LEAVE: ("Why a drone leaves", ""),
-    say.Tier.STEP: ("What became known of a drone", ""),
+    formatting.Category.CONFIGURATION: (
+        "Configuration",
+        "Somebody has to change something: the jobs, or the configuration.",
+    ),
+    formatting.Category.NOTHING_FITS: (
+        "Nothing fits",
+        "No drone type is good enough; the nearest, and where it fails first.",
+    ),
+    formatting.Category.LIMIT: ("Limit", "A limit that the operator set is reached."),
+    formatting.Category.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
+    formatting.Category.WAITING_SITE: ("Waiting for the site", "It comes by itself, or a site has to answer first."),
+    formatting.Category.WAITING_NEGOTIATION: ("Waiting for negotiation", "The pool has not looked at the jobs yet."),
+    formatting.Category.START: ("Why a drone is started", ""),
+    formatting.Category.LEAVE: ("Why a drone leaves", ""),
+    formatting.Category.STEP: ("What became known of a drone", ""),
 }
 
 
 def reasons_page() -> str:
     """``docs/reference/reasons.md``."""
     lines = [
-        NOTICE.format("docs/reference/reasons.md"), "", "# Reasons", "",
+        NOTICE.format("docs/reference/reasons.md"),
+        "",
+        "# Reasons",
+        "",
         "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
         "the record; the fields are its numbers. What the tiers are for:",
         "[Reasons](../explanation/reasons.md).",
-    ]  # fmt: skip
+    ]
     for tier, (title, words) in TIER_WORDS.items():
         lines += ["", f"## {title}", ""]
         lines += [words, ""] if words else []
-        for example in (e for e in EXAMPLES if say.tier(e) is tier):
+        for example in (e for e in EXAMPLES if formatting.tier(e) is tier):
             lines += _reason(example)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -140,11 +162,13 @@ def _reason(example: reasons.Reason) -> list[str]:
     has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
     named = ", ".join(f"`{f.name}` ({_type_of(f.type)})" for f in fields(example) if f.name != "kind")
     return [
-        f"### `{example.kind}`", "",
+        f"### `{example.kind}`",
+        "",
         *([" ".join(meaning.split()), ""] if has_meaning else []),
         *([f"Fields: {named}.", ""] if named else []),
-        f"> {say.say(example)}", "",
-    ]  # fmt: skip
+        f"> {formatting.say(example)}",
+        "",
+    ]
 
 
 def _type_of(annotation: object) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.events import all_events
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.options import ConfigArgument, Where, shared
@@ -61,11 +61,15 @@ def _signal(reader: Reader) -> int:
     if holder is None:
         raise Failure("no controller runs; `provisioner run` reads the configuration when it starts")
     if holder.host not in (socket.gethostname(), socket.getfqdn()):
-        raise Failure(f"the controller runs on {holder.host}, this is {socket.gethostname()}: "
-                      f"run it there, or `kill -HUP {holder.pid}` there")  # fmt: skip
+        raise Failure(
+            f"the controller runs on {holder.host}, this is {socket.gethostname()}: "
+            f"run it there, or `kill -HUP {holder.pid}` there"
+        )
     if holder.process and holder.process != process_of(holder.pid):
-        raise Failure(f"the controller, process {holder.pid}, is no process that is seen from here: run it in the "
-                      f"container of the controller, or send SIGHUP to the controller there")  # fmt: skip
+        raise Failure(
+            f"the controller, process {holder.pid}, is no process that is seen from here: run it in the "
+            f"container of the controller, or send SIGHUP to the controller there"
+        )
     try:
         os.kill(holder.pid, signal.SIGHUP)
     except ProcessLookupError:
@@ -84,7 +88,7 @@ def _outcome(reader: Reader, before: int, pid: int, timeout_s: float) -> Event:
         if reader.holder() is None:
             raise Failure(f"the controller, process {pid}, has ended")
         if time.monotonic() >= deadline:
-            raise Failure(f"no answer from process {pid} after {say.age(timeout_s)}", code=Exit.TIMED_OUT)
+            raise Failure(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=Exit.TIMED_OUT)
         time.sleep(POLL_S)
 
 

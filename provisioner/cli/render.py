@@ -69,7 +69,7 @@ def _the_site(settings: Settings, name: str) -> SiteSpec:
 
 def _rendered(settings: Settings, spec: SiteSpec) -> str:
     from provisioner import loader
-    from provisioner.sites import RendersBlocking, SiteError
+    from provisioner.interfaces import AdapterError, SupportsRenderBlocking
 
     if not spec.policy.blocking:
         raise Failure(
@@ -80,11 +80,11 @@ def _rendered(settings: Settings, spec: SiteSpec) -> str:
         )
     try:
         made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
-        if not isinstance(made, RendersBlocking):
+        if not isinstance(made, SupportsRenderBlocking):
             raise Failure(
                 f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
                 "for its administrator to say; the planner and the drones keep the reserve all the same"
             )
         return made.render_blocking(spec.policy)
-    except (SiteError, loader.AdapterBroken, loader.AdapterUnknown) as error:
+    except (AdapterError, loader.AdapterBroken, loader.AdapterUnknown) as error:
         raise Failure(f"site {spec.name}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.options import LARGEST_TICK, Show, Where, shared
 from provisioner.cli.output import note, present
@@ -33,8 +33,13 @@ def replay(
     ] = None,
     tick: Annotated[
         int | None,
-        typer.Option("--tick", metavar="N", min=0, max=LARGEST_TICK,
-                     help="Replay this recorded tick and compare with its recorded plan."),
+        typer.Option(
+            "--tick",
+            metavar="N",
+            min=0,
+            max=LARGEST_TICK,
+            help="Replay this recorded tick and compare with its recorded plan.",
+        ),
     ] = None,
     policy: Annotated[
         Path | None,
@@ -42,8 +47,12 @@ def replay(
     ] = None,
     what_if: Annotated[
         list[str] | None,
-        typer.Option("--what-if", metavar="QUESTION", help="Decide as if this were so ('horeka down', 'topas price=2', "
-                     "'topas gpus=20'), and show what differs; may be given again."),
+        typer.Option(
+            "--what-if",
+            metavar="QUESTION",
+            help="Decide as if this were so ('horeka down', 'topas price=2', "
+            "'topas gpus=20'), and show what differs; may be given again.",
+        ),
     ] = None,
 ) -> None:
     """Decide again on a saved snapshot.
@@ -59,7 +68,7 @@ def replay(
       provisioner replay snapshot.json --policy new.yaml
       provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
-    from provisioner.decide.sound import sound_plan
+    from provisioner.planner.sound import sound_plan
 
     if (policy or what_if) and expect is not None:
         raise Failure("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
@@ -70,7 +79,7 @@ def replay(
     again = sound_plan(snapshot).plan
     from provisioner.cli.plan_rows import plan_document
 
-    present(show, lambda: plan_document(again, f"replay of {origin} at {say.iso(snapshot.now)}"))
+    present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
     if expected is not None:
         compare(expected, again if expect is not None else _as_recorded(again))
 
@@ -78,9 +87,9 @@ def replay(
 def _otherwise(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
     from provisioner.cli.plan_diff import plan_diff_document
-    from provisioner.decide.sound import sound_plan
-    from provisioner.sim.changed_snapshot import on_snapshot
-    from provisioner.sim.what_if import QuestionError, read
+    from provisioner.planner.sound import sound_plan
+    from provisioner.simulator.changed_snapshot import on_snapshot
+    from provisioner.simulator.what_if import QuestionError, read
 
     changed, notes = _under(snapshot, policy) if policy else (snapshot, [])
     try:
@@ -101,11 +110,17 @@ def _under(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
     from provisioner.config import load
 
     settings = load(config, connects=False)
-    notes = [f"{name}: no look at it is in the snapshot, so nothing starts there" for name in settings.policy.sites
-             if name not in snapshot.sites]  # fmt: skip
+    notes = [
+        f"{name}: no look at it is in the snapshot, so nothing starts there"
+        for name in settings.policy.sites
+        if name not in snapshot.sites
+    ]
     known = {kind.key for kind in snapshot.types}
-    notes += [f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
-              for kind in settings.types if kind.key not in known]  # fmt: skip
+    notes += [
+        f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
+        for kind in settings.types
+        if kind.key not in known
+    ]
     return replace(snapshot, policy=settings.policy, types=settings.types), notes
 
 
@@ -141,7 +156,7 @@ def _as_recorded(plan: Plan) -> Plan:
 
 def compare(expected: Plan, again: Plan) -> None:
     """Tell the differences on stderr. Raises :class:`Failure` with :attr:`Exit.UNMET` if there are any."""
-    from provisioner.codec import to_plain
+    from provisioner.serialization import to_plain
 
     found = list(differences(to_plain(expected), to_plain(again)))
     if not found:
@@ -149,9 +164,11 @@ def compare(expected: Plan, again: Plan) -> None:
         return
     more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
     raise Failure(
-        f"the plan differs in {say.count(len(found), 'place')} (expected -> now):", *found[:MOST_SHOWN], *more,
+        f"the plan differs in {formatting.count(len(found), 'place')} (expected -> now):",
+        *found[:MOST_SHOWN],
+        *more,
         code=Exit.UNMET,
-    )  # fmt: skip
+    )
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:

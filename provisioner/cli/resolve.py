@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from provisioner.cli.exits import Failure
+from provisioner.formatting import clean
 from provisioner.model import DroneId
-from provisioner.say import clean
 from provisioner.store import Reader
 
 MOST_NAMED = 8

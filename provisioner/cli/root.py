@@ -12,9 +12,28 @@ from provisioner.cli.complete import Hints
 from provisioner.cli.exits import EXIT_HELP, Exit, Failure
 
 VERBS = (
-    "run", "check", "render", "reload", "status", "drones", "sites", "demand", "explain", "plan", "events", "learned",
-    "snapshot", "replay", "simulate", "jobs", "submit", "demo", "import", "schema", "version",
-)  # fmt: skip
+    "run",
+    "check",
+    "render",
+    "reload",
+    "status",
+    "drones",
+    "sites",
+    "demand",
+    "explain",
+    "plan",
+    "events",
+    "estimates",
+    "snapshot",
+    "replay",
+    "simulate",
+    "jobs",
+    "submit",
+    "demo",
+    "import",
+    "schema",
+    "version",
+)
 """In the order of the help. Each is the ``app`` of the module of that name: start-up imports only the one that runs."""
 
 

@@ -19,10 +19,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def schema(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="controller, site, or as provisioner.drones/1.",
-                                   show_default=False)
+        str | None,
+        typer.Argument(metavar="NAME", help="controller, site, or as provisioner.drones/1.", show_default=False),
     ] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Print a JSON Schema; without a name, list those there are.
 
     controller and site describe the configuration files, for editors and CI. The others describe what -o json writes:

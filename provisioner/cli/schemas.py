@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from provisioner.cli.listing import Document, Listing, json_schema
 from provisioner.cli.site_rows import SiteRow
-from provisioner.model import Breaker, Drone, DroneId, DroneState, JobClass, OverlayReading, Plan, Policy, TypeKey
-from provisioner.sim.traces import Trace
+from provisioner.model import Breaker, Drone, DroneId, DroneState, JobClass, Plan, Policy, PolledOverlay, TypeKey
+from provisioner.simulator.traces import Trace
 from provisioner.store import Event, Hazard, Holder, Transition, Views
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def _answers() -> list[Listing[Any] | Document]:
         snapshot,
         status,
     )
+    from provisioner.cli.estimate_rows import Known, learned_document
     from provisioner.cli.explain_class import explained_class
     from provisioner.cli.explain_drone import explained_drone
     from provisioner.cli.explain_job import KnownJob, job_document
-    from provisioner.cli.learned_rows import Known, learned_document
     from provisioner.cli.plan_diff import plan_diff_document
     from provisioner.cli.plan_rows import plan_document
 
@@ -81,7 +81,7 @@ def _answers() -> list[Listing[Any] | Document]:
 
 _DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
 _SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
-_VIEWS = Views(1, 1.0, Policy(), (), OverlayReading(), {})
+_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
 
 
 class _AlmostNothing:

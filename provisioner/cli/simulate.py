@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format
 from provisioner.cli.options import Show, Where, shared
 from provisioner.cli.output import note, present
 
 if TYPE_CHECKING:
-    from provisioner.sim.replay import Replay
-    from provisioner.sim.results import Result
-    from provisioner.sim.traces import Cut, Trace
+    from provisioner.simulator.replay import Replay
+    from provisioner.simulator.results import Result
+    from provisioner.simulator.traces import Cut, Trace
 
     Runs = Mapping[str, Sequence[Result]]
 
@@ -41,45 +41,73 @@ def simulate(
     show: Show,
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="TRACE", help="Jobs: .csv or .swf, also .gz; here, or where PROVISIONER_TRACES says.",
-                       show_default=False),
+        typer.Argument(
+            metavar="TRACE",
+            help="Jobs: .csv or .swf, also .gz; here, or where PROVISIONER_TRACES says.",
+            show_default=False,
+        ),
     ] = None,
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="The jobs on record instead of a trace: of the 30 days before the last "
-                           "look, or of --span.")
+        bool,
+        typer.Option(
+            "--recorded",
+            help="The jobs on record instead of a trace: of the 30 days before the last look, or of --span.",
+        ),
     ] = False,
     world: Annotated[
-        Path | None, typer.Option("--world", metavar="PATH", help="What the sites are: queues, boots, owners, failures."
-                                  " Without it, derived from their limits.")
+        Path | None,
+        typer.Option(
+            "--world",
+            metavar="PATH",
+            help="What the sites are: queues, boots, owners, failures. Without it, derived from their limits.",
+        ),
     ] = None,
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Replay with seeds 1 to N.")
     ] = 1,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Replay with this seed alone.")] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Replays at one time, each in a process. "
-                                 "Default: as many as there are processors.")
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            metavar="N",
+            min=1,
+            help="Replays at one time, each in a process. Default: as many as there are processors.",
+        ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option("--policy", metavar="PATH", help="Another configuration, beside that of --config.")
     ] = None,
     what_if: Annotated[
-        list[str] | None, typer.Option("--what-if", metavar="TEXT", help="A change, beside what is: 'horeka down', "
-                                       "'horeka down 2d..3d', 'topas gpus=20', 'topas price=0.5', 'horeka queue*2', "
-                                       "'topas owner=none'. Several are made together.")
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="TEXT",
+            help="A change, beside what is: 'horeka down', "
+            "'horeka down 2d..3d', 'topas gpus=20', 'topas price=0.5', 'horeka queue*2', "
+            "'topas owner=none'. Several are made together.",
+        ),
     ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option("--compare", metavar="A B", help="These two configurations side by "
-                                               "side, instead of that of --config.")
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--compare", metavar="A B", help="These two configurations side by side, instead of that of --config."
+        ),
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page with plots.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all numbers of all replays.")
     ] = None,
     trace_columns: Annotated[
-        str | None, typer.Option("--trace-columns", metavar="A=B,...", help="Which column of a CSV holds what: submit, "
-                                 "duration, gpus, gpu_milli, vram, cpus, memory, user, group; in s and MiB, or with a "
-                                 "factor: memory=GB*1024.")
+        str | None,
+        typer.Option(
+            "--trace-columns",
+            metavar="A=B,...",
+            help="Which column of a CSV holds what: submit, "
+            "duration, gpus, gpu_milli, vram, cpus, memory, user, group; in s and MiB, or with a "
+            "factor: memory=GB*1024.",
+        ),
     ] = None,
     group: Annotated[
         list[str] | None, typer.Option("--group", metavar="NAME", help="Jobs of this group or user only; repeatable.")
@@ -99,8 +127,12 @@ def simulate(
         bool, typer.Option("--vram-mix", help="Draw the GPU memory that each job wants, 8 to 80 GB: no trace tells it.")
     ] = False,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="FIELD", help="Take gpu_milli, cpus, memory, vram, user or "
-                                       "group as not told; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="FIELD",
+            help="Take gpu_milli, cpus, memory, vram, user or group as not told; repeatable.",
+        ),
     ] = None,
     swf_cpus: Annotated[
         bool, typer.Option("--swf-cpus", help="In SWF a processor is a CPU of a job with one GPU, not a GPU.")
@@ -108,7 +140,7 @@ def simulate(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out lines that cannot be understood, and count them.")
     ] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Replay jobs against the configured sites, with the real service in simulated time.
 
     Nothing is connected to and nothing started: site files say types, limits, timeouts and prices, the world file what
@@ -146,7 +178,9 @@ def simulate(
     broken = [line for results in runs.values() for result in results for line in result.violations]
     if broken:
         more = [f"and {len(broken) - 5} more"] if len(broken) > 5 else []
-        raise Failure(f"{say.count(len(broken), 'violation')} in the replays:", *broken[:5], *more, code=Exit.UNMET)
+        raise Failure(
+            f"{formatting.count(len(broken), 'violation')} in the replays:", *broken[:5], *more, code=Exit.UNMET
+        )
 
 
 def _cut(
@@ -160,7 +194,7 @@ def _cut(
     ignore: Sequence[str] | None,
 ) -> Cut:
     from provisioner.config.nearest import choices
-    from provisioner.sim.traces import Cut
+    from provisioner.simulator.traces import Cut
 
     for name in ignore or ():
         if name not in IGNORED:
@@ -196,7 +230,7 @@ def _seconds(option: str, text: str | None, otherwise: float) -> float:
 
 
 def _trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_cpus: bool) -> Trace:
-    from provisioner.sim.traces import Columns, TraceError, is_swf, located, read_trace
+    from provisioner.simulator.traces import Columns, TraceError, is_swf, located, read_trace
 
     swf = is_swf(path)
     if swf and columns is not None:
@@ -217,27 +251,27 @@ def _trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_cpus: 
     except TraceError as error:
         raise Failure(*error.lines, code=Exit.UNMET) from None
     if read.left_out:
-        note(f"{read.name}: left out {say.count(read.left_out, 'job')} without a run time or a GPU")
+        note(f"{read.name}: left out {formatting.count(read.left_out, 'job')} without a run time or a GPU")
     if read.bad:
-        note(f"{read.name}: left out {say.count(len(read.bad), 'bad line')}, the first: {read.bad[0]}")
+        note(f"{read.name}: left out {formatting.count(len(read.bad), 'bad line')}, the first: {read.bad[0]}")
     return read
 
 
 def _recorded(where: Where, cut: Cut) -> Trace:
     """What the record tells of the jobs of its last 30 days, or of ``--span``."""
     from provisioner.cli.where import store_path
-    from provisioner.sim.recorded import last_look, recorded
-    from provisioner.sim.traces import Trace, TraceError, cut_jobs
+    from provisioner.simulator.recorded import last_look, recorded
+    from provisioner.simulator.traces import Trace, TraceError, cut_jobs
 
     path = store_path(where)
     if not path.is_file():
         raise Failure(f"no record at {path}", "`provisioner run` makes it; --store PATH names another")
     until = last_look(path) or time.time()
     since = until - (cut.span_s if isfinite(cut.span_s) else RECORDED_S)
-    note(f"{path}: jobs submitted from {say.iso(since)} to {say.iso(until)}")
+    note(f"{path}: jobs submitted from {formatting.iso(since)} to {formatting.iso(until)}")
     found = recorded(path, since=since, until=until)
     begin_s = found.jobs[0].submit_s if found.jobs else 0.0
-    for line in (*found.notes, f"the replay begins with the first job, at {say.iso(since + begin_s)}"):
+    for line in (*found.notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}"):
         note(line)
     try:
         return Trace("recorded", cut_jobs(found.jobs, replace(cut, from_s=begin_s, span_s=inf)))
@@ -252,7 +286,7 @@ def _run(replays: Sequence[Replay], seeds: Sequence[int], jobs: int | None, show
     from concurrent.futures.process import BrokenProcessPool
 
     from provisioner.cli.simulate_progress import interruptible, progress
-    from provisioner.sim.replay import run_all
+    from provisioner.simulator.replay import run_all
 
     span_s = max(replay.span_s for replay in replays)
     processes = jobs or os.cpu_count() or 1
@@ -271,7 +305,7 @@ def _can_write(report: Path | None, json_file: Path | None) -> None:
         if path is not None and path.is_dir():
             raise Failure(f"{path} is a directory: name a file")
     if report is not None:
-        from provisioner.sim.report import PlotsMissing, plots_there
+        from provisioner.simulator.report import PlotsMissing, plots_there
 
         try:
             plots_there()
@@ -284,12 +318,12 @@ def _write(runs: Runs, replays: Sequence[Replay], report: Path | None, json_file
     from provisioner.cli.files import write_whole
 
     if json_file is not None:
-        from provisioner.sim.report import to_json
+        from provisioner.simulator.report import to_json
 
         write_whole(json_file, to_json(runs))
         note(f"all numbers: {json_file}")
     if report is not None:
-        from provisioner.sim.report import html_page
+        from provisioner.simulator.report import html_page
 
         notes = tuple(dict.fromkeys(line for r in replays for line in r.world.notes))
         write_whole(report, html_page(runs, notes=notes, command=shlex.join(["provisioner", *sys.argv[1:]])))

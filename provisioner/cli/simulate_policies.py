@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.output import note
 
 if TYPE_CHECKING:
-    from provisioner.sim.replay import Misfits, Replay
-    from provisioner.sim.traces import Trace
-    from provisioner.sim.worldplan import WorldPlan
+    from provisioner.simulator.replay import Misfits, Replay
+    from provisioner.simulator.traces import Trace
+    from provisioner.simulator.worldplan import WorldPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ def replays_of(asked: Asked, trace: Trace) -> list[Replay]:
 
 def _world_if(world: WorldPlan, questions: Sequence[str], span_s: float) -> WorldPlan:
     """``world`` as it would be; what comes after the last submission is told to matter little."""
-    from provisioner.sim.changed_world import changed
-    from provisioner.sim.what_if import Down, QuestionError, read
+    from provisioner.simulator.changed_world import changed
+    from provisioner.simulator.what_if import Down, QuestionError, read
 
     try:
         for text in questions:
             question = read(text, [facility.name for facility in world.facilities])
             world = changed(world, question)
             if isinstance(question, Down) and question.from_s > span_s:
-                note(f"--what-if: {text}: by then the last job has come: it does so after {say.age(span_s)}")
+                note(f"--what-if: {text}: by then the last job has come: it does so after {formatting.age(span_s)}")
     except QuestionError as error:
         raise Failure(f"--what-if: {error}", code=Exit.USAGE) from None
     return world
@@ -69,8 +69,8 @@ def _names(configs: Sequence[Path]) -> list[str]:
 
 def _replay(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
     from provisioner.config import ConfigErrors, load
-    from provisioner.sim.replay import PATIENCE_S, Replay
-    from provisioner.sim.worldplan import world_of
+    from provisioner.simulator.replay import PATIENCE_S, Replay
+    from provisioner.simulator.worldplan import world_of
 
     settings = load(config, connects=False)
     try:
@@ -105,7 +105,7 @@ def _misfits(replay: Replay) -> str:
         return ""
     told = ", ".join(f"{alike.jobs:,} of {alike.label}{_lack(alike)}" for alike in sizes[:3])
     more = f" and {len(sizes) - 3} more sizes" if len(sizes) > 3 else ""
-    number = say.count(sum(alike.jobs for alike in sizes), "job")
+    number = formatting.count(sum(alike.jobs for alike in sizes), "job")
     return f"{number} of {len(replay.jobs):,} fit no drone type and wait for ever: {told}{more}"
 
 
@@ -113,7 +113,9 @@ def _lack(alike: Misfits) -> str:
     """Return what the nearest type lacks: ``(cpus 16 > 8 of farm/gpu)``."""
     if not alike.dimension:
         return ""
-    amount = {"gpus": say.gpus, "vram": say.size, "memory": say.size, "disk": say.size}.get(alike.dimension)
+    amount = {"gpus": formatting.gpus, "vram": formatting.size, "memory": formatting.size, "disk": formatting.size}.get(
+        alike.dimension
+    )
     if alike.dimension == "gpu_model":
         return f" (gpu_model {alike.wanted[0]} is not {alike.offered or 'told'} of {alike.nearest})"
     wanted = max(alike.wanted, key=float)

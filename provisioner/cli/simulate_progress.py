@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from provisioner import say
+from provisioner import formatting
 
 if TYPE_CHECKING:
-    from provisioner.sim.replay import Turn
+    from provisioner.simulator.replay import Turn
 
 Tell = Callable[["Turn", float], None]
 
@@ -23,9 +23,7 @@ LINE_EVERY_S = 30.0
 
 
 @contextmanager
-def progress(
-    turns: int, span_s: float, *, color: bool, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Tell]:
+def progress(turns: int, span_s: float, *, color: bool, clock: Callable[[], float] = time.monotonic) -> Iterator[Tell]:
     """Yield a listener that reports how far each of ``turns`` replays of ``span_s`` is, by simulated time.
 
     A bar on a terminal, elsewhere a line now and then.
@@ -35,9 +33,14 @@ def progress(
 
     console = Console(stderr=True, no_color=not color or bool(os.environ.get("NO_COLOR")))
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn(),
-        console=console, transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
     reached: dict[int, float] = {}
     days = span_s / 86400.0
     began = told = clock()
@@ -60,7 +63,7 @@ def progress(
 
 def _left(taken_s: float, done: float, of: int) -> str:
     """Return the time that the rest will take, if it goes on as it went."""
-    return f", about {say.age(taken_s / done * (of - done))} left" if done else ""
+    return f", about {formatting.age(taken_s / done * (of - done))} left" if done else ""
 
 
 @contextmanager

@@ -9,21 +9,35 @@ from statistics import fmean
 
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.listing import Column, Document, Listing
-from provisioner.say import age
-from provisioner.sim.replay import Replay
-from provisioner.sim.report.figures import FIGURES, Difference, Figure, Spread, paired, spread
-from provisioner.sim.report.words import amount, change
-from provisioner.sim.results import Result
-from provisioner.sim.traces import Trace
-from provisioner.sim.worldplan import described
+from provisioner.formatting import age
+from provisioner.simulator.replay import Replay
+from provisioner.simulator.report.figures import FIGURES, Difference, Figure, Spread, paired, spread
+from provisioner.simulator.report.words import amount, change
+from provisioner.simulator.results import Result
+from provisioner.simulator.traces import Trace
+from provisioner.simulator.worldplan import described
 
 SCHEMA = "provisioner.simulation/1"
 
 BRIEF = (
-    "Good", "Idle", "Boot and release", "Badput", "Waste", "Mean wait", "Median wait", "95th percentile of waits",
-    "First start of a burst", "Owner's wait for drones", "Jobs done", "Jobs that fit no drone", "Requests", "Preempted",
-    "Violations", "Decisions per second", "Energy per job",
-)  # fmt: skip
+    "Good",
+    "Idle",
+    "Boot and release",
+    "Badput",
+    "Waste",
+    "Mean wait",
+    "Median wait",
+    "95th percentile of waits",
+    "First start of a burst",
+    "Owner's wait for drones",
+    "Jobs done",
+    "Jobs that fit no drone",
+    "Requests",
+    "Preempted",
+    "Violations",
+    "Decisions per second",
+    "Energy per job",
+)
 """Of the many figures, those in tables; wide ones and machines get all."""
 
 
@@ -131,17 +145,36 @@ def fact_columns() -> tuple[Column[Facts], ...]:
     return (
         text("trace", lambda f: f.trace.name, "Name of the trace; `recorded` for jobs on record.", level=0),
         whole("jobs", lambda f: len(f.trace.jobs), "Jobs replayed.", level=0),
-        Column("span_s", lambda f: round(f.trace.span_s, 3), "From the begin of the replay to the last submission.",
-               kind="number", level=0, head="SPAN", show=lambda f: age(f.trace.span_s)),
+        Column(
+            "span_s",
+            lambda f: round(f.trace.span_s, 3),
+            "From the begin of the replay to the last submission.",
+            kind="number",
+            level=0,
+            head="SPAN",
+            show=lambda f: age(f.trace.span_s),
+        ),
         whole("left_out", lambda f: f.trace.left_out, "Jobs without a run time or a GPU."),
         whole("bad_lines", lambda f: len(f.trace.bad), "Lines left out because they could not be understood."),
         Column("seeds", lambda f: list(f.seeds), "Seeds of the replays.", kind="array", level=0),
-        Column("policies", lambda f: list(f.policies), "What was replayed; others are compared with the first.",
-               kind="array", level=0, show=lambda f: "; ".join(f.policies)),
-        Column("world", lambda f: list(f.world), "The sites of the first.", kind="array", level=0,
-               show=lambda f: "; ".join(f.world)),
+        Column(
+            "policies",
+            lambda f: list(f.policies),
+            "What was replayed; others are compared with the first.",
+            kind="array",
+            level=0,
+            show=lambda f: "; ".join(f.policies),
+        ),
+        Column(
+            "world",
+            lambda f: list(f.world),
+            "The sites of the first.",
+            kind="array",
+            level=0,
+            show=lambda f: "; ".join(f.world),
+        ),
         Column("notes", lambda f: list(f.notes), "What no file told of the sites, and what was taken.", kind="array"),
-    )  # fmt: skip
+    )
 
 
 def figure_columns(*, several: bool = False) -> tuple[Column[FigureRow], ...]:
@@ -151,25 +184,75 @@ def figure_columns(*, several: bool = False) -> tuple[Column[FigureRow], ...]:
         text("group", lambda r: r.heading, "What the figure is about."),
         text("figure", lambda r: r.figure.name, "Its name.", level=0),
         text("unit", lambda r: r.figure.unit, "Its unit; empty for a count.", level=0),
-        Column("policy", lambda r: r.policy, "Under which policy.", level=0, least=16, tail=True, spare=spare,
-               show=lambda r: "" if r.alone else r.policy),
-        Column("mean", lambda r: _finite(r.over.mean), "Mean over the seeds; null: infinite.", kind="number", null=True,
-               level=0, right=True, show=lambda r: amount(r.over.mean)),
-        Column("deviation", lambda r: _finite(r.over.deviation), "Standard deviation over the seeds.", kind="number",
-               level=0, head="+-", right=True, spare=2,
-               show=lambda r: amount(r.over.deviation) if r.over.count > 1 else ""),
+        Column(
+            "policy",
+            lambda r: r.policy,
+            "Under which policy.",
+            level=0,
+            least=16,
+            tail=True,
+            spare=spare,
+            show=lambda r: "" if r.alone else r.policy,
+        ),
+        Column(
+            "mean",
+            lambda r: _finite(r.over.mean),
+            "Mean over the seeds; null: infinite.",
+            kind="number",
+            null=True,
+            level=0,
+            right=True,
+            show=lambda r: amount(r.over.mean),
+        ),
+        Column(
+            "deviation",
+            lambda r: _finite(r.over.deviation),
+            "Standard deviation over the seeds.",
+            kind="number",
+            level=0,
+            head="+-",
+            right=True,
+            spare=2,
+            show=lambda r: amount(r.over.deviation) if r.over.count > 1 else "",
+        ),
         whole("seeds", lambda r: r.over.count, "Replays that tell the figure."),
-        Column("difference", lambda r: _finite(r.versus.spread.mean) if r.versus else None,
-               "Mean difference to the first policy, seed by seed; null for the first.", kind="number", null=True,
-               level=0, head="DIFFERENCE", right=True, spare=spare,
-               show=lambda r: change(r.versus.spread.mean) if r.versus else ""),
-        Column("difference_deviation", lambda r: _finite(r.versus.spread.deviation) if r.versus else None,
-               "Its standard deviation.", kind="number", null=True, level=0, head="+-", right=True, spare=2,
-               show=lambda r: amount(r.versus.spread.deviation) if r.versus and r.versus.spread.count > 1 else ""),
-        Column("improved", lambda r: r.versus.improved if r.versus else None,
-               "Seeds in which it is better than the first.", kind="integer", null=True, level=0, head="BETTER IN",
-               right=True, spare=2, show=_improved),
-    )  # fmt: skip
+        Column(
+            "difference",
+            lambda r: _finite(r.versus.spread.mean) if r.versus else None,
+            "Mean difference to the first policy, seed by seed; null for the first.",
+            kind="number",
+            null=True,
+            level=0,
+            head="DIFFERENCE",
+            right=True,
+            spare=spare,
+            show=lambda r: change(r.versus.spread.mean) if r.versus else "",
+        ),
+        Column(
+            "difference_deviation",
+            lambda r: _finite(r.versus.spread.deviation) if r.versus else None,
+            "Its standard deviation.",
+            kind="number",
+            null=True,
+            level=0,
+            head="+-",
+            right=True,
+            spare=2,
+            show=lambda r: amount(r.versus.spread.deviation) if r.versus and r.versus.spread.count > 1 else "",
+        ),
+        Column(
+            "improved",
+            lambda r: r.versus.improved if r.versus else None,
+            "Seeds in which it is better than the first.",
+            kind="integer",
+            null=True,
+            level=0,
+            head="BETTER IN",
+            right=True,
+            spare=2,
+            show=_improved,
+        ),
+    )
 
 
 def _improved(row: FigureRow) -> str:
@@ -181,19 +264,37 @@ def _improved(row: FigureRow) -> str:
 def class_columns() -> tuple[Column[ClassRow], ...]:
     return (
         text("class", lambda r: r.label, "What the jobs ask for.", level=0, least=16),
-        Column("policy", lambda r: r.policy, "Under which policy.", level=0, least=16, tail=True, spare=1,
-               show=lambda r: "" if r.alone else r.policy),
-        Column("jobs", lambda r: r.jobs, "Jobs done.", kind="number", level=0, right=True,
-               show=lambda r: amount(r.jobs)),
+        Column(
+            "policy",
+            lambda r: r.policy,
+            "Under which policy.",
+            level=0,
+            least=16,
+            tail=True,
+            spare=1,
+            show=lambda r: "" if r.alone else r.policy,
+        ),
+        Column(
+            "jobs", lambda r: r.jobs, "Jobs done.", kind="number", level=0, right=True, show=lambda r: amount(r.jobs)
+        ),
         *(
-            Column[ClassRow](key, lambda r, key=key: round(getattr(r, key), 3), doc, kind="number", level=0,  # type: ignore[misc]
-                             head=head, right=True, show=lambda r, key=key: amount(getattr(r, key)))  # type: ignore[misc]
+            Column[ClassRow](
+                key,
+                lambda r, key=key: round(getattr(r, key), 3),  # type: ignore[misc]
+                doc,
+                kind="number",
+                level=0,
+                head=head,
+                right=True,
+                show=lambda r, key=key: amount(getattr(r, key)),  # type: ignore[misc]
+            )
             for key, head, doc in (
-                ("mean_s", "MEAN s", "Mean wait."), ("p50_s", "MEDIAN s", "Median wait."),
+                ("mean_s", "MEAN s", "Mean wait."),
+                ("p50_s", "MEDIAN s", "Median wait."),
                 ("p95_s", "P95 s", "95th percentile."),
             )
         ),
-    )  # fmt: skip
+    )
 
 
 def broken_columns() -> tuple[Column[Broken], ...]:

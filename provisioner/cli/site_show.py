@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import amount, span_s, text, time_at, whole, words
 from provisioner.cli.hostlist import folded
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.cli.resolve import no_site
 from provisioner.cli.site_rows import WEEK_S, SiteRow, columns, hazard_columns, site_rows
-from provisioner.model import WHOLE_GPU, Claim, Drone, Node
+from provisioner.model import WHOLE_GPU, Drone, Node, OwnerDemand
 from provisioner.store import Hazard, Reader, Views
 
 SCHEMA = "provisioner.site/1"
 
 _SHOWN = {
-    "site": "site", "enabled": "enabled", "breaker": "breaker", "drones": "drones", "max_drones": "of at most",
-    "gpu_milli": "gpus", "states": "states", "free": "free", "owner": "the owner", "taken_back": "taken back",
-    "view_age_s": "age of view", "note": "note",
-}  # fmt: skip
+    "site": "site",
+    "enabled": "enabled",
+    "breaker": "breaker",
+    "drones": "drones",
+    "max_drones": "of at most",
+    "gpu_milli": "gpus",
+    "states": "states",
+    "free": "free",
+    "owner": "the owner",
+    "taken_back": "taken back",
+    "view_age_s": "age of view",
+    "note": "note",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ def site_document(
         replace(c, level=0, spare=0, head=_SHOWN[c.key]) if c.key in _SHOWN else replace(c, level=2)
         for c in columns(now)
     )
-    as_of = f"as of tick {views.tick}, {say.ago(views.at, now)} ago" if views else "no tick is on record yet"
+    as_of = f"as of tick {views.tick}, {formatting.ago(views.at, now)} ago" if views else "no tick is on record yet"
     return Document(
         SCHEMA,
         Listing("", facts, [row], lambda s: s.name),
@@ -72,7 +81,7 @@ def site_document(
         {
             "nodes": "Nodes (free of all)",
             "claims": "The owner's jobs that wait",
-            "hazards": f"Taken back in the last {say.age(row.hazard_s)}",
+            "hazards": f"Taken back in the last {formatting.age(row.hazard_s)}",
         },
         main="nodes",
         scope=f"{row.name} {as_of}",
@@ -81,7 +90,7 @@ def site_document(
 
 def node_rows(row: SiteRow, live: Sequence[Drone], quiet_s: float) -> list[NodeRow]:
     """The nodes of a site's newest view, by name."""
-    from provisioner.decide.floor import Floor
+    from provisioner.planner.floor import Floor
 
     nodes = row.view.nodes if row.view else ()
     floor = Floor.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
@@ -101,27 +110,64 @@ def node_columns() -> tuple[Column[NodeRow], ...]:
     return (
         text("node", lambda n: n.node.name, "Node, as the site names it.", level=0, least=12, tail=True),
         whole("gpu_milli", lambda n: n.node.gpu_milli, "Thousandths of its GPUs."),
-        _free_of("free_gpu_milli", lambda n: n.node.free_gpu_milli, lambda n: n.node.gpu_milli, say.gpus,
-                 "Thousandths of GPUs that nobody holds.", "GPUS"),
+        _free_of(
+            "free_gpu_milli",
+            lambda n: n.node.free_gpu_milli,
+            lambda n: n.node.gpu_milli,
+            formatting.gpus,
+            "Thousandths of GPUs that nobody holds.",
+            "GPUS",
+        ),
         whole("cpus", lambda n: n.node.cpus, "Its CPUs."),
-        _free_of("free_cpus", lambda n: n.node.free_cpus, lambda n: n.node.cpus, str, "CPUs that nobody holds.",
-                 "CPUS"),
+        _free_of(
+            "free_cpus", lambda n: n.node.free_cpus, lambda n: n.node.cpus, str, "CPUs that nobody holds.", "CPUS"
+        ),
         whole("memory_mib", lambda n: n.node.memory_mib, "Its memory, MiB."),
-        _free_of("free_memory_mib", lambda n: n.node.free_memory_mib, lambda n: n.node.memory_mib, say.size,
-                 "Memory that nobody holds, MiB.", "MEMORY"),
+        _free_of(
+            "free_memory_mib",
+            lambda n: n.node.free_memory_mib,
+            lambda n: n.node.memory_mib,
+            formatting.size,
+            "Memory that nobody holds, MiB.",
+            "MEMORY",
+        ),
         whole("disk_mib", lambda n: n.node.disk_mib, "Its disk, MiB; 0: not told."),
-        _free_of("free_disk_mib", lambda n: n.node.free_disk_mib, lambda n: n.node.disk_mib, say.size,
-                 "Disk that nobody holds, MiB.", "DISK", level=1),
-        words("kept", _kept, "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; "
-              "empty: nothing.", least=12),
+        _free_of(
+            "free_disk_mib",
+            lambda n: n.node.free_disk_mib,
+            lambda n: n.node.disk_mib,
+            formatting.size,
+            "Disk that nobody holds, MiB.",
+            "DISK",
+            level=1,
+        ),
+        words(
+            "kept",
+            _kept,
+            "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing.",
+            least=12,
+        ),
         whole("kept_cpus", lambda n: n.kept_cpus, "CPUs kept for its free GPUs."),
         whole("kept_memory_mib", lambda n: n.kept_memory_mib, "Memory kept for its free GPUs, MiB."),
         whole("kept_disk_mib", lambda n: n.kept_disk_mib, "Disk kept for its free GPUs, MiB."),
-        Column[NodeRow]("drones", lambda n: [d.id for d in n.drones], "Ids of our live drones there.", kind="array",
-                        level=0, right=True, show=lambda n: str(len(n.drones))),
-        Column[NodeRow]("types", lambda n: list(n.node.types), "Drone types that it could host if it were empty.",
-                        kind="array", level=1, least=8),
-    )  # fmt: skip
+        Column[NodeRow](
+            "drones",
+            lambda n: [d.id for d in n.drones],
+            "Ids of our live drones there.",
+            kind="array",
+            level=0,
+            right=True,
+            show=lambda n: str(len(n.drones)),
+        ),
+        Column[NodeRow](
+            "types",
+            lambda n: list(n.node.types),
+            "Drone types that it could host if it were empty.",
+            kind="array",
+            level=1,
+            least=8,
+        ),
+    )
 
 
 def _free_of(
@@ -144,25 +190,45 @@ def _free_of(
 
 def _kept(row: NodeRow) -> str:
     parts = [f"{row.kept_cpus} CPU"] if row.kept_cpus else []
-    parts += [f"{say.size(row.kept_memory_mib)}"] if row.kept_memory_mib else []
-    parts += [f"{say.size(row.kept_disk_mib)} disk"] if row.kept_disk_mib else []
+    parts += [f"{formatting.size(row.kept_memory_mib)}"] if row.kept_memory_mib else []
+    parts += [f"{formatting.size(row.kept_disk_mib)} disk"] if row.kept_disk_mib else []
     return ", ".join(parts)
 
 
-def _claim_columns(now: float) -> tuple[Column[Claim], ...]:
+def _claim_columns(now: float) -> tuple[Column[OwnerDemand], ...]:
     return (
         text("who", lambda c: c.who, "Whose; may be empty.", level=0, least=8),
         whole("jobs", lambda c: c.count, "Jobs of this shape.", level=0),
-        whole("gpu_milli", lambda c: c.gpu_milli, "Thousandths of GPUs of each.", level=0, head="GPUS", show=say.gpus),
+        whole(
+            "gpu_milli",
+            lambda c: c.gpu_milli,
+            "Thousandths of GPUs of each.",
+            level=0,
+            head="GPUS",
+            show=formatting.gpus,
+        ),
         whole("cpus", lambda c: c.cpus, "CPUs of each.", level=0),
         whole("memory_mib", lambda c: c.memory_mib, "Memory of each, MiB.", level=0, head="MEMORY", show=amount),
         whole("disk_mib", lambda c: c.disk_mib, "Disk of each, MiB.", level=1, head="DISK", show=amount),
-        span_s("waits_s", lambda c: max(0.0, now - c.since) if c.since else None, "Since the first of them was "
-               "submitted, seconds; null: not told.", level=0, head="WAITS"),
+        span_s(
+            "waits_s",
+            lambda c: max(0.0, now - c.since) if c.since else None,
+            "Since the first of them was submitted, seconds; null: not told.",
+            level=0,
+            head="WAITS",
+        ),
         time_at("since_at", lambda c: c.since, "When the first of them was submitted."),
-        Column[Claim]("nodes", lambda c: list(c.nodes), "Nodes that could host one if they were empty; empty: any.",
-                      kind="array", level=0, least=12, wrap=True, show=lambda c: folded(c.nodes) or "any"),
-    )  # fmt: skip
+        Column[OwnerDemand](
+            "nodes",
+            lambda c: list(c.nodes),
+            "Nodes that could host one if they were empty; empty: any.",
+            kind="array",
+            level=0,
+            least=12,
+            wrap=True,
+            show=lambda c: folded(c.nodes) or "any",
+        ),
+    )
 
 
 def _hazard_columns() -> tuple[Column[Hazard], ...]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import complete
 from provisioner.cli.exits import Failure
 from provisioner.cli.listing import Listing
@@ -47,8 +47,9 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
 @app.command("show")
 @shared
 def show_site(
-    where: Where, show: Show, name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.",
-                                       autocompletion=complete.sites)]
+    where: Where,
+    show: Show,
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete.sites)],
 ) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
@@ -70,8 +71,7 @@ def show_site(
 @shared
 def reset_site(
     where: Where,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.",
-                                       autocompletion=complete.sites)],
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete.sites)],
     type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")
@@ -96,8 +96,11 @@ def reset_site(
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
         _must_be_a_type(reader, scope)
-    troubled = [s for s, b in reader.breakers().items() if b.failures and (s == scope or s.startswith((f"{scope}/",
-                f"{scope}#")))]  # fmt: skip
+    troubled = [
+        s
+        for s, b in reader.breakers().items()
+        if b.failures and (s == scope or s.startswith((f"{scope}/", f"{scope}#")))
+    ]
     if not troubled:
         note(f"{scope} is not banned: nothing was asked for")
         return
@@ -112,7 +115,7 @@ def _must_be_a_type(reader: Reader, key: str) -> None:
     views = reader.views()
     known = sorted(str(t.key) for t in views.types) if views else []
     if views is not None and key not in known:
-        raise Failure(f"no drone type `{say.clean(key, 80)}`; known: {named(known) or 'none'}")
+        raise Failure(f"no drone type `{formatting.clean(key, 80)}`; known: {named(known) or 'none'}")
 
 
 def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:
@@ -120,10 +123,12 @@ def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:
     views = reader.views()
     rows = site_rows(views, reader.breakers(), reader.drones(), reader.hazards(now - WEEK_S, now), WEEK_S)
     if views is None:
-        scope = f"{say.count(len(rows), 'site')}; no tick is on record yet"
+        scope = f"{formatting.count(len(rows), 'site')}; no tick is on record yet"
     else:
         runs = "" if reader.holder() else "; no controller runs: as last recorded"
-        scope = f"{say.count(len(rows), 'site')} as of tick {views.tick}, {say.ago(views.at, now)} ago{runs}"
+        scope = (
+            f"{formatting.count(len(rows), 'site')} as of tick {views.tick}, {formatting.ago(views.at, now)} ago{runs}"
+        )
     return Listing(SCHEMA, columns(now), rows, lambda s: s.name, scope)
 
 

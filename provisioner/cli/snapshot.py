@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, time_at, whole
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Column, Listing
@@ -31,12 +31,12 @@ def snapshot(
     where: Where,
     show: Show,
     tick: Annotated[
-        int | None, typer.Option("--tick", metavar="N", min=0, max=LARGEST_TICK,
-                                        help="Of this recorded tick; else as the next one begins.")
+        int | None,
+        typer.Option(
+            "--tick", metavar="N", min=0, max=LARGEST_TICK, help="Of this recorded tick; else as the next one begins."
+        ),
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FILE", help="Write here instead of stdout.")
-    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write here instead of stdout.")] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Only list the ticks whose snapshots are kept, and what each did.")
     ] = False,
@@ -76,7 +76,7 @@ def snapshot_listing(reader: Reader) -> Listing[Plan]:
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
     rows = [plans.get(tick) or _repeated(reader, tick) for tick in kept]
-    return Listing(SCHEMA, columns(), rows, lambda p: str(p.tick), f"{say.count(len(kept), 'snapshot')} kept")
+    return Listing(SCHEMA, columns(), rows, lambda p: str(p.tick), f"{formatting.count(len(kept), 'snapshot')} kept")
 
 
 def _repeated(reader: Reader, tick: int) -> Plan:
@@ -93,9 +93,14 @@ def columns() -> tuple[Column[Plan], ...]:
         whole("starts", lambda p: len(p.starts), "Drones started."),
         whole("drains", lambda p: len(p.drains), "Drones asked to leave."),
         whole("stops", lambda p: len(p.stops) + len(p.orphans), "Drones stopped."),
-        text("did", lambda p: in_brief(p) if p.acts else "the same as a later tick", "What was done, in words.",
-             level=0, least=20),
-    )  # fmt: skip
+        text(
+            "did",
+            lambda p: in_brief(p) if p.acts else "the same as a later tick",
+            "What was done, in words.",
+            level=0,
+            least=20,
+        ),
+    )
 
 
 def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli import class_rows, events, sites
 from provisioner.cli.cells import span_s, text, time_at, whole, words
 from provisioner.cli.demand import newest_plan
@@ -127,12 +127,13 @@ def _check(where: Where) -> int:
         failure = failure_of(error)
         if failure is None:
             raise
-        print(say.clean(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
+        print(formatting.clean(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
         return UNKNOWN
     idle = sum(c.waiting + c.fresh for c in facts.waiting)
-    tick_s = say.ago(views.at, now) if views else "-"
+    tick_s = formatting.ago(views.at, now) if views else "-"
     code, line = check_line(
-        troubles(facts), f"{say.count(len(live), 'drone')}, {say.count(idle, 'idle job')}, last tick {tick_s} ago"
+        troubles(facts),
+        f"{formatting.count(len(live), 'drone')}, {formatting.count(idle, 'idle job')}, last tick {tick_s} ago",
     )
     print(f"{line} | drones={len(live)} idle_jobs={idle}")
     return code
@@ -145,28 +146,43 @@ def status_document(reader: Reader, now: float) -> Document:
     waiting = _waiting(views)
     found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
     recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
-    whole_ = Whole(reader.holder(), controller(live[0].id) if live else "", views, plan, live,
-                   views.policy.max_drones if views else None, views.policy.max_gpu_milli if views else None)
+    whole_ = Whole(
+        reader.holder(),
+        controller(live[0].id) if live else "",
+        views,
+        plan,
+        live,
+        views.policy.max_drones if views else None,
+        views.policy.max_gpu_milli if views else None,
+    )
     parts: dict[str, Listing[Any]] = {
         "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
         "views": Listing("", _view_columns(), _seen(views, now), lambda v: v.view),
         "sites": Listing("", _few(sites.columns(now), _SITE_KEYS), site_rows, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
-        "demand": Listing("", _few(class_rows.columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
-                          class_rows.class_rows(views, plan, live, waiting[:MOST_CLASSES]), lambda c: c.job.id),
+        "demand": Listing(
+            "",
+            _few(class_rows.columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
+            class_rows.class_rows(views, plan, live, waiting[:MOST_CLASSES]),
+            lambda c: c.job.id,
+        ),
         "limits": Listing("", _limit_columns(), _limits(plan), lambda r: r.limit),
         "events": Listing("", _few(events.columns(), ("at", "name", "text")), recent, lambda h: h.name),
-    }  # fmt: skip
+    }
     idle = sum(c.waiting + c.fresh for c in waiting)
     more = f", the largest {MOST_CLASSES} of {len(waiting)}" if len(waiting) > MOST_CLASSES else ""
     titles = {
         "troubles": f"Troubles: {len(found)}" if found else "Troubles",
-        "views": "Views", "sites": "Sites", "drones": f"Live drones: {len(live)}",
-        "demand": f"Waiting: {say.count(idle, 'job')} in {say.count(len(waiting), 'class', 'classes')}{more}",
-        "limits": "Limits reached", "events": "Last events of the controller",
-    }  # fmt: skip
-    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda _: ""), parts, titles,
-                    scope=_scope(found))  # fmt: skip
+        "views": "Views",
+        "sites": "Sites",
+        "drones": f"Live drones: {len(live)}",
+        "demand": (
+            f"Waiting: {formatting.count(idle, 'job')} in {formatting.count(len(waiting), 'class', 'classes')}{more}"
+        ),
+        "limits": "Limits reached",
+        "events": "Last events of the controller",
+    }
+    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda _: ""), parts, titles, scope=_scope(found))
 
 
 def _waiting(views: Views | None) -> list[JobClass]:
@@ -184,9 +200,18 @@ def facts_of(
     now: float,
 ) -> Facts:
     """Gather what troubles are judged by."""
-    return Facts(now, reader.holder(), views, plan, breakers, _waiting(views), events.all_events(reader),
-                 reader.drones(ended=True, states=[DroneState.FAILED, DroneState.NEVER_JOINED], limit=50),
-                 live, _free_bytes(reader))  # fmt: skip
+    return Facts(
+        now,
+        reader.holder(),
+        views,
+        plan,
+        breakers,
+        _waiting(views),
+        events.all_events(reader),
+        reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
+        live,
+        _free_bytes(reader),
+    )
 
 
 def _free_bytes(reader: Reader) -> int | None:
@@ -205,7 +230,7 @@ def _scope(found: Sequence[Trouble]) -> str:
     if not found:
         return "no trouble on record"
     counts = Counter(t.severity for t in found)
-    parts = [say.count(counts[s], *_SEVERITY_NOUNS[s]) for s in Severity if counts[s]]
+    parts = [formatting.count(counts[s], *_SEVERITY_NOUNS[s]) for s in Severity if counts[s]]
     return f"{', '.join(parts)}: {found[0].subject}: {found[0].text}"
 
 
@@ -222,32 +247,72 @@ _SEVERITY_NOUNS = {
 def _facts(now: float) -> tuple[Column[Whole], ...]:
     return (
         text("controller", lambda x: x.controller, "Name; empty while no drone lives."),
-        Column[Whole]("running", lambda x: x.holder is not None, "Does a controller hold the record?", kind="boolean",
-                  level=0, head="controller", show=lambda x: _holder(x, now)),
-        Column[Whole]("pid", lambda x: x.holder.pid if x.holder else None, "Its process; null: none runs.",
-                  kind="integer", null=True),
+        Column[Whole](
+            "running",
+            lambda x: x.holder is not None,
+            "Does a controller hold the record?",
+            kind="boolean",
+            level=0,
+            head="controller",
+            show=lambda x: _holder(x, now),
+        ),
+        Column[Whole](
+            "pid",
+            lambda x: x.holder.pid if x.holder else None,
+            "Its process; null: none runs.",
+            kind="integer",
+            null=True,
+        ),
         Column[Whole]("host", lambda x: x.holder.host if x.holder else None, "Its host; null: none runs.", null=True),
         time_at("running_since_at", lambda x: x.holder.since if x.holder else 0.0, "Since when it runs."),
-        Column[Whole]("tick", lambda x: x.views.tick if x.views else None, "Number of the newest tick; null: none yet.",
-                  kind="integer", null=True, level=0, head="newest tick", show=lambda x: _tick(x, now)),
+        Column[Whole](
+            "tick",
+            lambda x: x.views.tick if x.views else None,
+            "Number of the newest tick; null: none yet.",
+            kind="integer",
+            null=True,
+            level=0,
+            head="newest tick",
+            show=lambda x: _tick(x, now),
+        ),
         time_at("tick_at", lambda x: x.views.at if x.views else 0.0, "When it was."),
         span_s("tick_age_s", lambda x: max(0.0, now - x.views.at) if x.views else None, "Its age, seconds."),
-        whole("live_drones", lambda x: len(x.live), "Drones asked for and not confirmed gone.", level=0, head="drones",
-              show=str),
-        Column[Whole]("max_drones", lambda x: x.max_drones, "Limit on them; null: not known.", kind="integer",
-                      null=True, level=0, head="of at most"),
-        whole("gpu_milli", lambda x: sum(d.gpu_milli for d in x.live), "Thousandths of GPUs in them.", level=0,
-              head="gpus", show=say.gpus),
-        Column[Whole]("max_gpu_milli", lambda x: x.max_gpu_milli, "Limit on those; null: none.", kind="integer",
-                      null=True),
-    )  # fmt: skip
+        whole(
+            "live_drones",
+            lambda x: len(x.live),
+            "Drones asked for and not confirmed gone.",
+            level=0,
+            head="drones",
+            show=str,
+        ),
+        Column[Whole](
+            "max_drones",
+            lambda x: x.max_drones,
+            "Limit on them; null: not known.",
+            kind="integer",
+            null=True,
+            level=0,
+            head="of at most",
+        ),
+        whole(
+            "gpu_milli",
+            lambda x: sum(d.gpu_milli for d in x.live),
+            "Thousandths of GPUs in them.",
+            level=0,
+            head="gpus",
+            show=formatting.gpus,
+        ),
+        Column[Whole](
+            "max_gpu_milli", lambda x: x.max_gpu_milli, "Limit on those; null: none.", kind="integer", null=True
+        ),
+    )
 
 
 def _holder(row: Whole, now: float) -> str:
     name = f"{row.controller}: " if row.controller else ""
     if row.holder is None:
         return f"{name}not running; what follows is as last recorded"
-    return f"{name}runs as process {row.holder.pid} on {row.holder.host} for {say.ago(row.holder.since, now)}"
+    return f"{name}runs as process {row.holder.pid} on {row.holder.host} for {formatting.ago(row.holder.since, now)}"
 
 
 def _tick(row: Whole, now: float) -> str:
@@ -256,7 +321,7 @@ def _tick(row: Whole, now: float) -> str:
     from provisioner.cli.plan_rows import in_brief
 
     did = f"; last plan: {in_brief(row.plan)}" if row.plan else ""
-    return f"{row.views.tick}, {say.ago(row.views.at, now)} ago{did}"
+    return f"{row.views.tick}, {formatting.ago(row.views.at, now)} ago{did}"
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -285,18 +350,39 @@ def _view_columns() -> tuple[Column[Seen], ...]:
     tints = {"failed": "red", "never": "red", "old": "yellow"}
     return (
         text("view", lambda v: v.view, "overlay, or site:<name>.", level=0, least=12, tail=True),
-        Column[Seen]("verdict", lambda v: v.verdict, "fresh; old: past its limit; failed: the newest look failed; "
-                     "never: none succeeded.", level=0, head="IS", choices=("fresh", "old", "failed", "never"),
-                     tint=lambda v: tints.get(v.verdict, "")),
-        span_s("age_s", lambda v: v.age_s, "Age of the newest good view, seconds; null: there is none.", level=0,
-               head="AGE"),
+        Column[Seen](
+            "verdict",
+            lambda v: v.verdict,
+            "fresh; old: past its limit; failed: the newest look failed; never: none succeeded.",
+            level=0,
+            head="IS",
+            choices=("fresh", "old", "failed", "never"),
+            tint=lambda v: tints.get(v.verdict, ""),
+        ),
+        span_s(
+            "age_s",
+            lambda v: v.age_s,
+            "Age of the newest good view, seconds; null: there is none.",
+            level=0,
+            head="AGE",
+        ),
         span_s("limit_s", lambda v: v.limit_s, "Older than this it is not acted on, seconds.", level=0, head="LIMIT"),
         time_at("taken_at", lambda v: v.taken_at, "When it was taken."),
-        Column[Seen]("fault", lambda v: v.fault.kind.value if v.fault else None, "Kind of fault of the newest look; "
-                     "null: it succeeded.", null=True),
-        words("message", lambda v: v.said, "What went wrong; of a view that is good, what is odd in it.", level=0,
-              head="NOTE", least=20),
-    )  # fmt: skip
+        Column[Seen](
+            "fault",
+            lambda v: v.fault.kind.value if v.fault else None,
+            "Kind of fault of the newest look; null: it succeeded.",
+            null=True,
+        ),
+        words(
+            "message",
+            lambda v: v.said,
+            "What went wrong; of a view that is good, what is odd in it.",
+            level=0,
+            head="NOTE",
+            least=20,
+        ),
+    )
 
 
 def _by_site(live: Sequence[Drone]) -> list[SiteStates]:
@@ -311,11 +397,21 @@ def _state_columns(live: Sequence[Drone]) -> tuple[Column[SiteStates], ...]:
 
     def column(state: DroneState) -> Column[SiteStates]:
         doc = f"Live drones in state {state.value}."
-        return Column(state.value, lambda s: s.counts.get(state, 0), doc, kind="integer", right=True,
-                      level=0 if state in present_ else 2, show=lambda s: str(s.counts.get(state) or "-"))  # fmt: skip
+        return Column(
+            state.value,
+            lambda s: s.counts.get(state, 0),
+            doc,
+            kind="integer",
+            right=True,
+            level=0 if state in present_ else 2,
+            show=lambda s: str(s.counts.get(state) or "-"),
+        )
 
-    return (text("site", lambda s: s.site, "Site.", level=0, least=12, tail=True), *map(column, LIVE),
-            whole("total", lambda s: sum(s.counts.values()), "All live drones.", level=0))  # fmt: skip
+    return (
+        text("site", lambda s: s.site, "Site.", level=0, least=12, tail=True),
+        *map(column, LIVE),
+        whole("total", lambda s: sum(s.counts.values()), "All live drones.", level=0),
+    )
 
 
 def _limits(plan: Plan | None) -> list[LimitReached]:
@@ -328,11 +424,25 @@ def _limit_columns() -> tuple[Column[LimitReached], ...]:
     return (
         text("limit", lambda r: r.limit, "Name of the setting.", level=0, least=12),
         text("scope", lambda r: r.scope, "What it limits.", level=0, least=12, tail=True),
-        Column[LimitReached]("used", lambda r: r.used, "How much is used.", kind="number", level=0, right=True,
-                             show=lambda r: say.number(r.used)),
-        Column[LimitReached]("allowed", lambda r: r.allowed, "How much may be.", kind="number", level=0, right=True,
-                             show=lambda r: say.number(r.allowed)),
-    )  # fmt: skip
+        Column[LimitReached](
+            "used",
+            lambda r: r.used,
+            "How much is used.",
+            kind="number",
+            level=0,
+            right=True,
+            show=lambda r: formatting.number(r.used),
+        ),
+        Column[LimitReached](
+            "allowed",
+            lambda r: r.allowed,
+            "How much may be.",
+            kind="number",
+            level=0,
+            right=True,
+            show=lambda r: formatting.number(r.allowed),
+        ),
+    )
 
 
 def _few(columns: Sequence[Column[Row]], keys: Sequence[str]) -> tuple[Column[Row], ...]:

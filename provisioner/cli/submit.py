@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.events import age_s
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.options import Where, shared
@@ -47,15 +47,26 @@ def submit(
     """
     queue = open_queue(where)
     try:
-        ids = answer_of(queue.submit(
-            command, count=count, gpus=gpus, cpus=cpus, memory_mib=_mib(memory), disk_mib=_mib(disk),
-            vram_mib=_mib(vram), capability=round(capability * 10), gpu_model=gpu_model, walltime_s=age_s(walltime),
-            env=_environment(env or []), priority=priority,
-        ))  # fmt: skip
+        ids = answer_of(
+            queue.submit(
+                command,
+                count=count,
+                gpus=gpus,
+                cpus=cpus,
+                memory_mib=_mib(memory),
+                disk_mib=_mib(disk),
+                vram_mib=_mib(vram),
+                capability=round(capability * 10),
+                gpu_model=gpu_model,
+                walltime_s=age_s(walltime),
+                env=_environment(env or []),
+                priority=priority,
+            )
+        )
     except ValueError as error:  # the queue says which request can never be met, and what to write instead
         raise Failure(str(error), code=Exit.USAGE) from error
     print("\n".join(map(str, ids)))
-    note(f"{say.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
+    note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
 
 
 def _mib(text: str) -> int:
@@ -68,11 +79,11 @@ def _mib(text: str) -> int:
         return int(TypeAdapter(Size).validate_python(text))
     except ValidationError as error:
         what = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise Failure(f"{say.clean(text, 40)!r}: {what}", code=Exit.USAGE) from None
+        raise Failure(f"{formatting.clean(text, 40)!r}: {what}", code=Exit.USAGE) from None
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
     wrong = [p for p in pairs if "=" not in p]
     if wrong:
-        raise Failure(f"--env {say.clean(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
+        raise Failure(f"--env {formatting.clean(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
     return {name: value for name, _, value in (p.partition("=") for p in pairs)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from provisioner import say
+from provisioner import formatting
 from provisioner.cli.cells import text, words
 from provisioner.cli.class_rows import reasons_by_class
 from provisioner.cli.listing import Column
@@ -111,14 +111,25 @@ def troubles(facts: Facts) -> list[Trouble]:
 def trouble_columns() -> tuple[Column[Trouble], ...]:
     """Severity of troubles."""
     return (
-        Column[Trouble]("severity", lambda t: t.severity.value, "critical: nothing is done; warning: something is not "
-                        "done; note: users or sites cause it.", level=0, choices=tuple(Severity),
-                        tint=lambda t: SEVERITY_TINTS.get(t.severity, "")),
+        Column[Trouble](
+            "severity",
+            lambda t: t.severity.value,
+            "critical: nothing is done; warning: something is not done; note: users or sites cause it.",
+            level=0,
+            choices=tuple(Severity),
+            tint=lambda t: SEVERITY_TINTS.get(t.severity, ""),
+        ),
         text("kind", lambda t: t.kind, "Stable name of the kind of trouble."),
-        text("subject", lambda t: t.subject, "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
-             level=0, least=12, tail=True),
+        text(
+            "subject",
+            lambda t: t.subject,
+            "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
+            level=0,
+            least=12,
+            tail=True,
+        ),
         words("text", lambda t: t.text, "What is wrong, and what to do.", level=0, head="TROUBLE", least=30),
-    )  # fmt: skip
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -126,9 +137,12 @@ def trouble_columns() -> tuple[Column[Trouble], ...]:
 
 def _controller_down(facts: Facts) -> Iterator[Trouble]:
     if facts.holder is None:
-        last = f", the last tick was {say.ago(facts.views.at, facts.now)} ago" if facts.views else ""
-        yield _critical("controller-down", "controller", f"no controller runs{last}. Start it: nothing is started or "
-                        "drained meanwhile")  # fmt: skip
+        last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
+        yield _critical(
+            "controller-down",
+            "controller",
+            f"no controller runs{last}. Start it: nothing is started or drained meanwhile",
+        )
 
 
 def _no_tick(facts: Facts) -> Iterator[Trouble]:
@@ -137,33 +151,40 @@ def _no_tick(facts: Facts) -> Iterator[Trouble]:
     limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
     last = max(facts.holder.since, facts.views.at if facts.views else 0.0)
     if facts.now - last > limit_s:
-        yield _critical("no-tick", "controller", f"no tick recorded for {say.age(facts.now - last)} although the "
-                        "controller runs: the store cannot be written (disk full?) or the controller hangs. "
-                        "Look at its log")  # fmt: skip
+        yield _critical(
+            "no-tick",
+            "controller",
+            f"no tick recorded for {formatting.age(facts.now - last)} although the "
+            "controller runs: the store cannot be written (disk full?) or the controller hangs. "
+            "Look at its log",
+        )
 
 
 def _disk_full(facts: Facts) -> Iterator[Trouble]:
     if facts.free_bytes is not None and facts.free_bytes < LEAST_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
-        yield _critical("disk-full", "controller", f"disk of the store nearly full: {left} left. Make room: nothing "
-                        "is done that cannot be recorded")  # fmt: skip
+        yield _critical(
+            "disk-full",
+            "controller",
+            f"disk of the store nearly full: {left} left. Make room: nothing is done that cannot be recorded",
+        )
 
 
 def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
     if facts.views is None or any(_no_tick(facts)) or facts.holder is None:
         return  # then every view is old
     overlay = facts.views.overlay
-    age = f", the newest is {say.ago(overlay.view.taken_at, facts.now)} old" if overlay.view else ""
+    age = f", the newest is {formatting.ago(overlay.view.taken_at, facts.now)} old" if overlay.view else ""
     if overlay.fault is not None:
-        yield _critical("view-failed", "overlay", f"pool not visible{age}: {say.told(overlay.fault.message)}")
+        yield _critical("view-failed", "overlay", f"pool not visible{age}: {formatting.told(overlay.fault.message)}")
     elif overlay.view is None or facts.now - overlay.view.taken_at > facts.views.policy.overlay_max_age_s:
         yield _critical("view-old", "overlay", f"pool not seen lately{age}: nothing is decided on so old a view")
     for name, policy in sorted(facts.views.policy.sites.items()):
         reading = facts.views.sites.get(name)
         view = reading.view if reading else None
-        age = f", the newest view is {say.ago(view.taken_at, facts.now)} old" if view else ""
+        age = f", the newest view is {formatting.ago(view.taken_at, facts.now)} old" if view else ""
         if reading is not None and reading.fault is not None:
-            message = f"site cannot be listed{age}: {say.told(reading.fault.message)}"
+            message = f"site cannot be listed{age}: {formatting.told(reading.fault.message)}"
             yield _warning("view-failed", f"site:{name}", message)
         elif view is None or facts.now - view.taken_at > policy.view_max_age_s:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
@@ -173,7 +194,7 @@ def _types_unfit(facts: Facts) -> Iterator[Trouble]:
     for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in reading.view.unfit.items() if reading.view else ():
             advice = "Change the type in the site's file"
-            yield _warning("unfit", f"type:{name}/{kind}", f"can never start there: {say.told(lack)}. {advice}")
+            yield _warning("unfit", f"type:{name}/{kind}", f"can never start there: {formatting.told(lack)}. {advice}")
 
 
 def _notices(facts: Facts) -> Iterator[Trouble]:
@@ -187,7 +208,7 @@ def _notices(facts: Facts) -> Iterator[Trouble]:
             ("remark", Severity.NOTE, view.remarks if view else ()),
         ):
             for line in lines[:MOST_NOTICES]:
-                yield Trouble(severity, kind, subject, say.told(line))
+                yield Trouble(severity, kind, subject, formatting.told(line))
             if len(lines) > MOST_NOTICES:
                 more = f"{len(lines) - MOST_NOTICES} more {kind}s: `provisioner status -o json`"
                 yield Trouble(severity, kind, subject, more)
@@ -199,11 +220,11 @@ def _negotiator_silent(facts: Facts) -> Iterator[Trouble]:
     if view is None or not jobs or facts.views is None or facts.views.overlay.fault is not None:
         return
     count = sum(c.waiting + c.fresh for c in jobs)
-    wait = f"{say.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
+    wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
     silent_s = view.taken_at - view.negotiated_at
     advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
     if view.negotiated_at and silent_s > NEGOTIATION_TIMEOUT_S:
-        silence = f"no negotiation cycle for {say.age(silent_s)} although {wait}"
+        silence = f"no negotiation cycle for {formatting.age(silent_s)} although {wait}"
         yield _critical("no-negotiation", "overlay", f"{silence}. {advice}")
     elif not view.negotiated_at and any(
         c.fresh and c.waits_since and view.taken_at - c.waits_since > NEGOTIATION_TIMEOUT_S for c in jobs
@@ -220,14 +241,14 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
             yield Trouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
             continue
         if breaker.node:
-            yield _warning("node-eats-jobs", f"site:{breaker.scope.partition('@')[0]}", _of_node(breaker))
+            yield _warning("black-hole-node", f"site:{breaker.scope.partition('@')[0]}", _of_node(breaker))
             continue
         kind, _, _ = breaker.scope.partition("/")
         of_type = kind != breaker.scope
         if of_type and fault is not None and fault.kind in _NORMAL:
             continue
-        until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-        why = f" ({fault.kind.value}): {say.told(fault.message)}" if fault else ""
+        until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+        why = f" ({fault.kind.value}): {formatting.told(fault.message)}" if fault else ""
         advice = f". After the repair: `{_reset(breaker.scope)}`" if breaker.state is BreakerState.BANNED else ""
         subject = f"type:{breaker.scope}" if of_type else f"site:{breaker.scope}"
         state = {BreakerState.BANNED: "not used", BreakerState.PROBING: "tried with one drone"}.get(
@@ -237,23 +258,27 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
 
 
 def _of_class(breaker: Breaker) -> str:
-    until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
+    until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
     return f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{why}"
 
 
 def _of_node(breaker: Breaker) -> str:
     site, _, node = breaker.scope.partition("@")
-    until = f" until {say.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
+    until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
     state = f"avoided{until}" if until else "watched"
-    why = f": {say.told(breaker.fault.message)}" if breaker.fault else ""
-    drones = say.count(breaker.failures, "drone")
-    return f"node {say.clean(node, 80)} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
+    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    drones = formatting.count(breaker.failures, "drone")
+    return (
+        f"node {formatting.clean(node, 80)} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
+    )
 
 
 def _reset(scope: str) -> str:
     site, _, kind = scope.partition("/")
-    return f"provisioner sites reset {say.clean(site, 80)}" + (f" --type {say.clean(kind, 80)}" if kind else "")
+    return f"provisioner sites reset {formatting.clean(site, 80)}" + (
+        f" --type {formatting.clean(kind, 80)}" if kind else ""
+    )
 
 
 def _events_lasting(facts: Facts) -> Iterator[Trouble]:
@@ -284,46 +309,50 @@ def _events_recent(facts: Facts) -> Iterator[Trouble]:
 def _of_event(event: Event, now: float) -> str:
     fields = [str(v) for k, v in event.fields.items() if k != "drone"]
     what = _EVENT_WORDS.get(event.name, event.name)
-    return f"{what} ({say.ago(event.at, now)} ago): {say.clean('; '.join(fields), say.SHORT_TEXT)}"
+    return f"{what} ({formatting.ago(event.at, now)} ago): {formatting.clean('; '.join(fields), formatting.SHORT_TEXT)}"
 
 
 def _drains_refused(facts: Facts) -> Iterator[Trouble]:
     for drone in facts.live:
         if drone.drain_refusal:
-            said = f"drain refused, it goes on taking jobs: {say.told(drone.drain_refusal)}"
+            said = f"drain refused, it goes on taking jobs: {formatting.told(drone.drain_refusal)}"
             yield _warning("drain-refused", f"drone:{drone.id}", said)
 
 
 def _drones_failed(facts: Facts) -> Iterator[Trouble]:
     failed: dict[str, list[Drone]] = {}
     for drone in facts.ended:
-        if drone.state in (DroneState.FAILED, DroneState.NEVER_JOINED) and facts.now - drone.ended_at <= RECENT_S:
+        if drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT) and facts.now - drone.ended_at <= RECENT_S:
             failed.setdefault(str(drone.type), []).append(drone)
     for kind, drones in sorted(failed.items()):
         if len(drones) >= FAILED_DRONES:
             last = max(drones, key=lambda d: d.ended_at)
-            why = f", the last: {say.told(last.site_reason)}" if last.site_reason else ""
-            yield _warning("drones-failed", f"type:{kind}", f"{len(drones)} drones failed within an hour{why}. "
-                           f"See `provisioner drones show {last.id}`")  # fmt: skip
+            why = f", the last: {formatting.told(last.site_reason)}" if last.site_reason else ""
+            yield _warning(
+                "drones-failed",
+                f"type:{kind}",
+                f"{len(drones)} drones failed within an hour{why}. See `provisioner drones show {last.id}`",
+            )
 
 
 def _brakes(facts: Facts) -> Iterator[Trouble]:
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
-        yield _warning(reason.kind, "controller", say.say(reason))
+        yield _warning(reason.kind, "controller", formatting.say(reason))
 
 
 def _hopeless_classes(facts: Facts) -> Iterator[Trouble]:
     said = reasons_by_class(facts.plan)
-    hopeless = (say.Tier.CONFIGURATION, say.Tier.NOTHING_FITS)
-    never = [c.id for c in facts.waiting if any(say.tier(r) in hopeless for r in said.get(c.id, ()))]
+    hopeless = (formatting.Category.CONFIGURATION, formatting.Category.NOTHING_FITS)
+    never = [c.id for c in facts.waiting if any(formatting.tier(r) in hopeless for r in said.get(c.id, ()))]
     if never:
         more = f" and {len(never) - 5} more" if len(never) > 5 else ""
         yield Trouble(
             Severity.NOTE,
             "hopeless",
             f"class:{never[0]}" if len(never) == 1 else "classes",
-            f"classes that can never start: {', '.join(map(say.clean, never[:5]))}{more}. See `provisioner demand`",
+            f"classes that can never start: {', '.join(map(formatting.clean, never[:5]))}{more}. "
+            "See `provisioner demand`",
         )
 
 
@@ -362,4 +391,4 @@ def check_line(found: Sequence[Trouble], now_facts: str) -> tuple[int, str]:
     code = 2 if any(t.severity is Severity.CRITICAL for t in alarms) else 1 if alarms else 0
     word = ("OK", "WARNING", "CRITICAL")[code]
     said = "; ".join(f"{t.subject}: {t.text}" for t in alarms) or now_facts
-    return code, say.clean(f"PROVISIONER {word} - {said}").replace("|", "/")
+    return code, formatting.clean(f"PROVISIONER {word} - {said}").replace("|", "/")

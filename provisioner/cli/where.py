@@ -54,7 +54,7 @@ def store_path(where: Where) -> Path:
 
 
 def _path_in(config: Path) -> Path:
-    """Return ``store.path`` of a configuration, by a light look: the strict loader is for ``run`` and ``check``."""
+    """Return ``store.path`` of a configuration, by a light poll: the strict loader is for ``run`` and ``check``."""
     import yaml
 
     try:

@@ -125,8 +125,8 @@ class PolicySection(Section):
         default=_POLICY.idle_timeout_s,
         description="Longest time that a drone is kept without a job, at least `tick`. Once the first drone of a site "
         "has come, a shorter time applies: what another start costs there, or the time that would have cost least over "
-        "the gaps between jobs (`provisioner learned` and `provisioner explain drone` show it). It applies as written "
-        "with `idle_fixed`.",
+        "the gaps between jobs (`provisioner estimates` and `provisioner explain drone` show it). It applies as "
+        "written with `idle_fixed`.",
         examples=["10min"],
     )
     idle_fixed: bool = Field(
@@ -512,7 +512,6 @@ class TypeSection(Section):
             if size_mib == 0:
                 raise mistake_at(key, f"a drone needs some: write `{key}: 20 GiB`")
         return self
-
 
     def _can_be_shared(self) -> None:
         if self.sharing is Sharing.EXCLUSIVE:

@@ -19,9 +19,9 @@ from provisioner.config.models import BlockingSection, ControllerFile, HeadroomS
 from provisioner.config.nearest import choices
 from provisioner.config.strict_yaml import Document, Steps
 from provisioner.config.together import KeepsLife
+from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter, site_adapter
 from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
-from provisioner.sites import OverlayFactory, SiteFactory
 
 M = TypeVar("M", bound=BaseModel)
 

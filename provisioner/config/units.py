@@ -104,9 +104,22 @@ _ORDER = {"w": 0, "d": 1, "h": 2, "min": 3, "m": 3, "s": 4, "ms": 5}
 _PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
 _LONGEST_S = 3660 * 86400
 _OTHER_WORDS = {
-    "sec": "s", "secs": "s", "second": "s", "seconds": "s", "mins": "min", "minute": "min", "minutes": "min",
-    "hr": "h", "hrs": "h", "hour": "h", "hours": "h", "day": "d", "days": "d", "week": "w", "weeks": "w",
-}  # fmt: skip
+    "sec": "s",
+    "secs": "s",
+    "second": "s",
+    "seconds": "s",
+    "mins": "min",
+    "minute": "min",
+    "minutes": "min",
+    "hr": "h",
+    "hrs": "h",
+    "hour": "h",
+    "hours": "h",
+    "day": "d",
+    "days": "d",
+    "week": "w",
+    "weeks": "w",
+}
 DURATION_PATTERN = (
     rf"^\s*(?=\d)({_NUMBER}\s*w\s*)?({_NUMBER}\s*d\s*)?({_NUMBER}\s*h\s*)?({_NUMBER}\s*(min|m)\s*)?"
     rf"({_NUMBER}\s*s\s*)?({_NUMBER}\s*ms)?\s*$"

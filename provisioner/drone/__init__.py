@@ -23,7 +23,7 @@ def script(name: str) -> bytes:
 
 def environment(order: StartOrder) -> Mapping[str, str]:
     """What every drone is told of itself, wherever it runs (``docs/reference/drone.md``). Its site adds ``DRONE_DIR``
-    and which GPUs are its own; the overlay adds its part (:class:`provisioner.model.Admission`)."""
+    and which GPUs are its own; the overlay adds its part (:class:`provisioner.model.Bootstrap`)."""
     kind = order.type
     return {
         "DRONE_ID": order.drone_id,

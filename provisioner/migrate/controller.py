@@ -14,9 +14,7 @@ _RATIOS = (
     " leave when idle (`policy.idle_timeout`)"
 )
 _POOL_QUERY = "an option of the tool that TARDIS asks with: the pool's collector is asked, for all drones at once"
-_NUMBERS = (
-    "there is no such plugin; the numbers are in `provisioner status`, `drones` and `events`, all with `-o json`"
-)
+_NUMBERS = "there is no such plugin; the numbers are in `provisioner status`, `drones` and `events`, all with `-o json`"
 _PLUGINS = {"TelegrafMonitoring", "PrometheusMonitoring", "ElasticsearchMonitoring"}
 
 
@@ -38,9 +36,11 @@ def overlay(given: Section) -> Block:
         notes.converted(line, key, f"{FILE}: overlay.adapter")
     else:
         notes.needed(
-            line, key, f"{FILE}: overlay.adapter",
+            line,
+            key,
+            f"{FILE}: overlay.adapter",
             f"drones join an HTCondor pool, not {kind or 'this'}: the overlay is to be an HTCondor pool that you name",
-        )  # fmt: skip
+        )
     block.put("adapter", "htcondor")
     block.put("options", _pool(given, with_options=kind == "HTCondor"))
     return block
@@ -57,29 +57,45 @@ def _pool(given: Section, *, with_options: bool) -> Block:
     else:
         block.put("collector", wanted("host:9618 of the pool's collector"))
         notes.needed(
-            pool.line if pool else given.line, options.name("pool") if pool else given.path, f"{_OPTIONS}.collector",
+            pool.line if pool else given.line,
+            options.name("pool") if pool else given.path,
+            f"{_OPTIONS}.collector",
             "write the pool's collector as `host:port`; TARDIS took it from HTCondor's own configuration",
-        )  # fmt: skip
+        )
     for key, what, why in (
         ("trust_domain", "TRUST_DOMAIN of the pool", "the issuer of its tokens: `condor_config_val TRUST_DOMAIN`"),
-        ("token", "{file: controller.token}", "TARDIS asked as whoever it ran as; make a token with READ, DAEMON and"
-         " ADMINISTRATOR and name its file (docs/how-to/first-real-pool.md)"),
-        ("drone_token", "{file: drone.token}", "your pilots brought their own credential; make a token with READ,"
-         " ADVERTISE_STARTD and ADVERTISE_MASTER and name its file"),
-    ):  # fmt: skip
+        (
+            "token",
+            "{file: controller.token}",
+            "TARDIS asked as whoever it ran as; make a token with READ, DAEMON and"
+            " ADMINISTRATOR and name its file (docs/how-to/first-real-pool.md)",
+        ),
+        (
+            "drone_token",
+            "{file: drone.token}",
+            "your pilots brought their own credential; make a token with READ,"
+            " ADVERTISE_STARTD and ADVERTISE_MASTER and name its file",
+        ),
+    ):
         block.put(key, wanted(what))
         notes.needed(given.line, given.path, f"{_OPTIONS}.{key}", why)
     options.drop_rest(_POOL_QUERY)
-    given.drop({
-        "max_age": "nothing is cached: each tick looks once, and `policy.overlay_max_age` says when a view is too old",
-        "ratios": _RATIOS,
-    })  # fmt: skip
+    given.drop(
+        {
+            "max_age": (
+                "nothing is cached: each tick looks once, and `policy.overlay_max_age` says when a view is too old"
+            ),
+            "ratios": _RATIOS,
+        }
+    )
     executor = given.take("executor")
     if executor is not None and kind_of(executor) != "ShellExecutor":
         notes.needed(
-            executor.line, given.name("executor"), f"{_OPTIONS}.token",
+            executor.line,
+            given.name("executor"),
+            f"{_OPTIONS}.token",
             "the pool is not asked over ssh: its collector and schedds must be reachable from here, with the token",
-        )  # fmt: skip
+        )
     elif executor is not None:
         notes.dropped(executor.line, given.name("executor"), "no shell is needed: HTCondor's bindings ask the pool")
     given.drop_rest("TARDIS knows no such key of a batch system")
@@ -91,19 +107,22 @@ def plugins(given: Section) -> None:
     registry = given.take("SqliteRegistry")
     if registry is not None:
         given.notes.changed(
-            registry.line, given.name("SqliteRegistry"), f"{FILE}: store.path",
+            registry.line,
+            given.name("SqliteRegistry"),
+            f"{FILE}: store.path",
             "the record is always kept, in a form of its own. Drones that TARDIS has started are unknown to it: stop"
             " TARDIS's demand and let them run out first",
-        )  # fmt: skip
+        )
     for name, told in given.left():
         key = given.name(name)
         if name in _PLUGINS:
             given.notes.dropped(told.line, key, _NUMBERS)
         elif name == "Auditor":
             given.notes.dropped(
-                told.line, key,
+                told.line,
+                key,
                 "nothing is sent to AUDITOR; `provisioner drones --ended -o json` has begin, end and size of each",
-            )  # fmt: skip
+            )
         else:
             given.notes.dropped(told.line, key, "there are no plugins; what it does is to be found out from its code")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from provisioner.config.strict_yaml import Document, Spot
+from provisioner.formatting import clean
 from provisioner.migrate import controller
 from provisioner.migrate.executors import KINDS, kind_of
 from provisioner.migrate.findings import Finding, Notes, Verdict
@@ -16,7 +17,6 @@ from provisioner.migrate.section import Section
 from provisioner.migrate.shapes import our_name, renamed
 from provisioner.migrate.sites import FAKE, Site
 from provisioner.migrate.told import Told, read, walk
-from provisioner.say import clean
 
 _SIMULATED = {"PeriodicValue", "RandomGauss"}
 
@@ -67,9 +67,7 @@ def convert(
         if inner is not None:
             steering.notes.dropped(inner.line, "tardis", "a TARDIS configuration of its own: import it by itself")
         steering.read(section)
-    files = {
-        site.file: site.text(tardis.document.file, installed, read_file) for site in sites if site.kind != FAKE
-    }
+    files = {site.file: site.text(tardis.document.file, installed, read_file) for site in sites if site.kind != FAKE}
     pool = controller.overlay(root.below("BatchSystem"))
     controller.plugins(root.below("Plugins"))
     limit = _limit(steering, sites)
@@ -121,17 +119,21 @@ def _sites(root: Section, document: Document) -> list[Site]:
         found.append(site)
         if adapter.text == FAKE:
             root.notes.needed(
-                adapter.line, entry.name("adapter"), f"{controller.FILE}: sites",
+                adapter.line,
+                entry.name("adapter"),
+                f"{controller.FILE}: sites",
                 "a simulated site is not taken over: `provisioner demo` has one; write a real one",
-            )  # fmt: skip
+            )
             root.notes.dropped(name.line, entry.name("name"), "of a simulated site")
             entry.drop_rest("of a simulated site")
             site.section.drop_rest("of a simulated site")
             continue
         root.notes.converted(
-            name.line, entry.name("name"), f"{site.file}: site",
+            name.line,
+            entry.name("name"),
+            f"{site.file}: site",
             renamed(name.text, ours),
-        )  # fmt: skip
+        )
         if not site.section.is_there:
             root.notes.needed(name.line, entry.name("name"), site.file, f"there is no section `{name.text}`")
     return found
@@ -148,17 +150,21 @@ def _limit(steering: Pipeline, sites: list[Site]) -> tuple[int, str] | None:
         return None
     most = min(max(int(cores // smallest), 1), 1_000_000)
     steering.notes.changed(
-        line, key, f"{controller.FILE}: policy.max_drones",
+        line,
+        key,
+        f"{controller.FILE}: policy.max_drones",
         f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)",
-    )  # fmt: skip
+    )
     return most, f"{cores:g} cores, {smallest} each"
 
 
 def _rest(root: Section, notes: Notes, oddities: Sequence[tuple[int, str]]) -> None:
     notes.needed(
-        1, "", f"{controller.FILE}: controller",
+        1,
+        "",
+        f"{controller.FILE}: controller",
         "give it a name: it begins each drone's id, and no two controllers share one",
-    )  # fmt: skip
+    )
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
     for line, oddity in oddities:
         notes.needed(line, "", "", oddity)

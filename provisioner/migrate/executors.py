@@ -31,9 +31,11 @@ def put_executor(section: Section, options: Block, ours: str) -> None:
     kind = kind_of(told)
     if kind not in KINDS:
         section.notes.needed(
-            told.line, key, f"{ours}.transport",
+            told.line,
+            key,
+            f"{ours}.transport",
             f"`{told.tag or 'this'}` is no executor of TARDIS: say how the site's tools run",
-        )  # fmt: skip
+        )
         options.put("transport", wanted("tools, with ssh if the site is elsewhere"))
         return
     options.put("transport", "tools")
@@ -46,9 +48,11 @@ def put_executor(section: Section, options: Block, ours: str) -> None:
         ssh.put("forced_command", "stdin")
         wrapper = given.take("wrapper")
         section.notes.converted(
-            wrapper.line if wrapper else told.line, given.name("wrapper") if wrapper else key,
-            f"{ours}.tools.ssh.forced_command", "the far end reads its command from its input, as with the wrapper",
-        )  # fmt: skip
+            wrapper.line if wrapper else told.line,
+            given.name("wrapper") if wrapper else key,
+            f"{ours}.tools.ssh.forced_command",
+            "the far end reads its command from its input, as with the wrapper",
+        )
     else:
         section.notes.converted(told.line, key, f"{ours}.tools.ssh", "the tools run over one ssh connection")
     given.drop_rest("an option of asyncssh: our ssh has its own, see `ssh` in the reference")
@@ -85,9 +89,11 @@ def _ssh(given: Section, ours: str) -> Block:
     if not let_in:
         block.put("agent", True)
         notes.changed(
-            given.line, given.path, f"{ours}.agent",
+            given.line,
+            given.path,
+            f"{ours}.agent",
             "no key is named, so asyncssh tried those of ~/.ssh; here the ssh agent is asked: better name a `key`",
-        )  # fmt: skip
+        )
     return block
 
 
@@ -115,6 +121,8 @@ def _known_hosts(given: Section, block: Block, ours: str) -> None:
         given.notes.converted(told.line, key, f"{ours}.known_hosts")
     else:
         given.notes.changed(
-            told.line, key, f"{ours}.known_hosts",
+            told.line,
+            key,
+            f"{ours}.known_hosts",
             "TARDIS believed any host. Here the host must be in ~/.ssh/known_hosts, or in the file named here",
-        )  # fmt: skip
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from provisioner.say import clean
+from provisioner.formatting import clean
 
 _LONGEST_TEXT = 600
 

@@ -36,30 +36,55 @@ OURS = {
     **dict.fromkeys(("environment", "env", "getenv"), _ENVIRONMENT),
     **dict.fromkeys(("arguments", "args"), _DRONE),
     **dict.fromkeys(("job_lease_duration", "jobleaseduration"), "write `options.lease`"),
-    **dict.fromkeys(("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"),
-                    "write `timeouts.grace`"),
+    **dict.fromkeys(
+        ("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "write `timeouts.grace`"
+    ),
     **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "write `options.keep_ended`"),
     **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _LIFE),
     **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _LIFE),
     **dict.fromkeys(("max_retries", "retry_until", "success_exit_code", "numjobstarts", "hold"), _LIFE),
     **dict.fromkeys(("on_exit_remove", "onexitremove", "on_exit_hold", "onexithold"), _LIFE),
     **dict.fromkeys(("checkpoint_exit_code", "want_graceful_removal", "wantgracefulremoval"), _LIFE),
-    **dict.fromkeys(("include", "use", "if", "elif", "else", "endif", "inputs", "outputs", "queue"),
-                    "it is a statement, not a command"),
-    **dict.fromkeys(("provisionercontroller", "drone_id", "droneid", "dronetype", "dronesite", "dronegraces",
-                     "droneinputs", "jobstatus", "clusterid", "procid"), "drones are listed by it"),
+    **dict.fromkeys(
+        ("include", "use", "if", "elif", "else", "endif", "inputs", "outputs", "queue"),
+        "it is a statement, not a command",
+    ),
+    **dict.fromkeys(
+        (
+            "provisionercontroller",
+            "drone_id",
+            "droneid",
+            "dronetype",
+            "dronesite",
+            "dronegraces",
+            "droneinputs",
+            "jobstatus",
+            "clusterid",
+            "procid",
+        ),
+        "drones are listed by it",
+    ),
     **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "write `timeouts.grace`"),
     "provisionerusesreserve": "`blocking` decides it",
-}  # fmt: skip
+}
 """Submit commands and attributes, in small letters, that our site sets itself, and why they are not taken over."""
 _PILOT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
     " container, mounts, a proxy) has to be there on the node, or goes into `overlay.options.drone_config`"
 )
 _SILENT = {
-    "queue", "request_cpus", "request_memory", "request_disk", "request_gpus", "gpus_minimum_memory",
-    "log", "output", "error", "environment", "arguments",
-}  # fmt: skip
+    "queue",
+    "request_cpus",
+    "request_memory",
+    "request_disk",
+    "request_gpus",
+    "gpus_minimum_memory",
+    "log",
+    "output",
+    "error",
+    "environment",
+    "arguments",
+}
 """Of these: what every template of TARDIS has, so that nothing is lost."""
 _NO_TICK = "there is no such cache: each tick looks once (`policy.tick`, `timeouts.view_max_age`)"
 COMMON = {
@@ -73,13 +98,13 @@ COMMON = {
 
 _POLICY = (
     "blocking:                       # what each free GPU keeps for the drone that will take it",
-    "  - {nodes: [\"*\"], cpus: 8, memory: 20 GiB}",
+    '  - {nodes: ["*"], cpus: 8, memory: 20 GiB}',
     "owner:                          # drones make room for the jobs that `options.owner` names",
     "  ask_first: true",
 )
 _OWNER = (
     "owner:                        # whose jobs come first here, and where they wait",
-    "  jobs: AcctGroup == \"group_of_the_owner\"",
+    '  jobs: AcctGroup == "group_of_the_owner"',
     "  schedds: [submit.example.org]",
 )
 
@@ -111,16 +136,20 @@ class HTCondorSite:
         if told is None or not told.text:
             self.requirements[machine.ours] = wanted("requirements of this type, or remove the line")
             self.notes.needed(
-                told.line if told else given.line, key, f"{self.ours}.types.{machine.ours}.requirements",
+                told.line if told else given.line,
+                key,
+                f"{self.ours}.types.{machine.ours}.requirements",
                 "no submit template: write what the site wants of its jobs, such as an accounting group under `submit`",
-            )  # fmt: skip
+            )
         elif text is None:
             self.requirements[machine.ours] = wanted(f"requirements of {told.text}, or remove the line")
             self.notes.needed(
-                told.line, key, f"{self.ours}.types.{machine.ours}.requirements",
+                told.line,
+                key,
+                f"{self.ours}.types.{machine.ours}.requirements",
                 f"{told.text} cannot be read here: put it beside the configuration and import again, or write its"
                 " requirements here and its accounting group and attributes under `submit`",
-            )  # fmt: skip
+            )
         else:
             found = commands(text)
             self.notes.converted(told.line, key, self.ours, f"{len(found)} commands read, told one by one")
@@ -184,12 +213,19 @@ class HTCondorSite:
         elif unknown and bare == "requirements":
             self.requirements[machine.ours] = wanted(f"requirements without ${unknown}, which has no value here")
             notes.needed(
-                line, name, f"{self.ours}.types.{machine.ours}.requirements",
+                line,
+                name,
+                f"{self.ours}.types.{machine.ours}.requirements",
                 f"`${unknown}` has no value here: write them without it",
-            )  # fmt: skip
+            )
         elif unknown:
-            self._write(machine, notes, command, wanted(f"{name} without ${unknown}, which has no value here"),
-                        f"`${unknown}` has no value here: write the value, or remove the line")  # fmt: skip
+            self._write(
+                machine,
+                notes,
+                command,
+                wanted(f"{name} without ${unknown}, which has no value here"),
+                f"`${unknown}` has no value here: write the value, or remove the line",
+            )
         elif not value or not value.isprintable():
             notes.needed(line, name, f"{self.ours}.submit", "a value on one line is wanted: write it under `submit`")
         elif bare == "requirements":
@@ -231,10 +267,12 @@ class HTCondorSite:
     def policy(self) -> tuple[str, ...]:
         """What TARDIS has no word for: remarks for the site file, above its types, and a finding that names them."""
         self.notes.changed(
-            self.section.line, self.section.path, f"{self.file}: blocking, owner, options.owner",
+            self.section.line,
+            self.section.path,
+            f"{self.file}: blocking, owner, options.owner",
             "TARDIS knew neither what a free GPU keeps of its node nor whose jobs come first: both stand there as"
             " remarks, see docs/how-to/topas.md",
-        )  # fmt: skip
+        )
         return _POLICY
 
     def options(self) -> Block:
@@ -243,16 +281,20 @@ class HTCondorSite:
         if "collector" not in place.keys:
             place.put("collector", wanted("host:9618 of the site's collector"))
             self.notes.needed(
-                self.section.line, self.section.path, f"{self.ours}.collector",
+                self.section.line,
+                self.section.path,
+                f"{self.ours}.collector",
                 "TARDIS left it to the configuration of HTCondor: write `host:port`, as in COLLECTOR_HOST there",
-            )  # fmt: skip
+            )
         if "schedd" not in place.keys:
             place.remark("schedd: submit1.example.org    # the only one that the collector lists, if left out")
             self.notes.changed(
-                self.section.line, self.section.path, f"{self.ours}.schedd",
+                self.section.line,
+                self.section.path,
+                f"{self.ours}.schedd",
                 "TARDIS submits to the schedd of the host where its executor runs; here it is named, unless the"
                 " collector lists one only",
-            )  # fmt: skip
+            )
         block.lines += place.lines
         block.keys |= place.keys
         put_executor(self.section, block, self.ours)

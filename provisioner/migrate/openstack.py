@@ -107,10 +107,12 @@ class OpenStackSite:
             return
         if disks is not None:
             self.notes.needed(
-                disks.line, key, f"{self.ours}.types.{machine.ours}.boot_volume",
+                disks.line,
+                key,
+                f"{self.ours}.types.{machine.ours}.boot_volume",
                 "a server boots from its image, or from one volume that is made of it, and has no other: write"
                 " `boot_volume`, or nothing if the flavour's disk will do",
-            )  # fmt: skip
+            )
         told = given.take("imageRef")
         where = told if told is not None else Told(None, given.line)
         image = _reference(told) if told is not None else None
@@ -192,14 +194,18 @@ class OpenStackSite:
         auth.put(name, wanted(f"{{file: {file}}}"))
         told = self.section.take(name)
         self.notes.needed(
-            told.line if told is not None else self.section.line, self.section.name(name), f"{at}.{name}",
+            told.line if told is not None else self.section.line,
+            self.section.name(name),
+            f"{at}.{name}",
             f"{_NOT_COPIED}. Put it into a file that only the service can read, and name that: `{{file: {file}}}`",
-        )  # fmt: skip
+        )
         block.put("auth", auth)
-        self.section.drop({
-            "password": f"{_NOT_COPIED}; the application credential is enough",
-            **dict.fromkeys(_PASSWORD, "the application credential says who we are, and in which project"),
-        })  # fmt: skip
+        self.section.drop(
+            {
+                "password": f"{_NOT_COPIED}; the application credential is enough",
+                **dict.fromkeys(_PASSWORD, "the application credential says who we are, and in which project"),
+            }
+        )
 
     def _cloud(self, block: Block) -> None:
         """``cloud``: an entry of a clouds.yaml, which stands here as a remark with all but the password."""
@@ -210,17 +216,20 @@ class OpenStackSite:
             auth.put(name, value or "...")
             if told is not None:
                 self.notes.dropped(
-                    told.line, self.section.name(name),
+                    told.line,
+                    self.section.name(name),
                     f"it goes into clouds.yaml, entry `{self.name}`: a remark under `options` has that, to be copied",
-                )  # fmt: skip
+                )
         auth.put("password", "...")
         told = self.section.take("password")
         self.notes.needed(
-            told.line if told is not None else self.section.line, key, f"{self.ours}.cloud",
+            told.line if told is not None else self.section.line,
+            key,
+            f"{self.ours}.cloud",
             f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` as in the"
             " remark under `options`, and the password; better with an application credential"
             " (docs/how-to/openstack.md, step 1)",
-        )  # fmt: skip
+        )
         block.put("cloud", self.name)
         block.remark("Its entry, for a clouds.yaml that only the service can read (`clouds_file` says where it is):")
         for line in str(_nested("clouds", self.name, "auth", auth)).splitlines():

@@ -48,10 +48,12 @@ class Pipeline:
         told = root.take("pipeline")
         for n, step in enumerate(told.items if told is not None else []):
             self._step(step, f"pipeline[{n}]")
-        root.drop({
-            "logging": "the controller logs to standard error; systemd keeps it",
-            "__config_test": "a test of COBalD",
-        })  # fmt: skip
+        root.drop(
+            {
+                "logging": "the controller logs to standard error; systemd keeps it",
+                "__config_test": "a test of COBalD",
+            }
+        )
         for key, service in root.left():
             if service.tag.removeprefix("!").removeprefix("Tardis") in ("RestApi", "RestService"):
                 self.notes.dropped(service.line, key, "no REST here yet: `provisioner drones -o json` has what it gave")
@@ -75,11 +77,13 @@ class Pipeline:
             self.cores = (cores, most.line, given.name("maximum"))
         elif most is not None and (cores is None or cores <= 0):
             self.notes.dropped(most.line, given.name("maximum"), "no number of cores: write `policy.max_drones`")
-        given.drop({
-            "minimum": "there is no minimum: nothing is started for which no job waits",
-            "granularity": "drones are whole anyway",
-            "backlog": "`limits.max_pending` of each site says how many may be on their way",
-            "surplus": "idle drones leave after `policy.idle_timeout`",
-        })  # fmt: skip
+        given.drop(
+            {
+                "minimum": "there is no minimum: nothing is started for which no job waits",
+                "granularity": "drones are whole anyway",
+                "backlog": "`limits.max_pending` of each site says how many may be on their way",
+                "surplus": "idle drones leave after `policy.idle_timeout`",
+            }
+        )
         given.drop_rest("unknown to COBalD")
         self.notes.converted(line, key, "", "told key by key")

@@ -118,30 +118,38 @@ def _gpus(machine: MachineType, block: Block, sizes: Section, at: str, *, hidden
     if hidden and not machine.gpus:
         block.put("gpus", wanted("GPUs of one drone, 0 for a CPU drone"))
         notes.needed(
-            machine.line, f"{sizes.path}", f"{at}.gpus",
+            machine.line,
+            f"{sizes.path}",
+            f"{at}.gpus",
             "only the flavour tells whether it has GPUs: write their number, 0 for a CPU drone; with GPUs also `vram`"
             " and `capability`",
-        )  # fmt: skip
+        )
         return
     block.put("gpus", machine.gpus)
     if not machine.gpus:
         notes.changed(
-            machine.line, f"{sizes.path}", f"{at}.gpus",
+            machine.line,
+            f"{sizes.path}",
+            f"{at}.gpus",
             "TARDIS does not know GPUs and nothing here asks for one: a CPU drone. If it has some, write `gpus`, `vram`"
             " and `capability`",
-        )  # fmt: skip
+        )
         return
     block.put("vram", format_size(machine.vram_mib) if machine.vram_mib else wanted("memory of each GPU, as 40 GiB"))
     if not machine.vram_mib:
         notes.needed(machine.line, machine.gpu_key, f"{at}.vram", "jobs ask for GPUs by memory: write it, as `40 GiB`")
     block.put("capability", wanted("CUDA compute capability, as 8.0"))
-    block.remark("gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it"
-                 + (f"; the site says {machine.gpu_model}" if machine.gpu_model else ""))  # fmt: skip
+    block.remark(
+        "gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it"
+        + (f"; the site says {machine.gpu_model}" if machine.gpu_model else "")
+    )
     block.remark('driver: "12.4"                # newest CUDA version of the driver')
     notes.needed(
-        machine.line, machine.gpu_key, f"{at}.capability",
+        machine.line,
+        machine.gpu_key,
+        f"{at}.capability",
         "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model` if jobs ask for it",
-    )  # fmt: skip
+    )
 
 
 _SLURM = re.compile(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?")

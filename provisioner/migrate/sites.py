@@ -64,10 +64,12 @@ class Site:
             self.entry.notes.converted(self.adapter.line, self.entry.name("adapter"), at)
         else:
             self.entry.notes.needed(
-                self.adapter.line, self.entry.name("adapter"), at,
+                self.adapter.line,
+                self.entry.name("adapter"),
+                at,
                 f"no site adapter `{ours}` is installed: keep the file for the time when there is one, and take it"
                 " out of `sites` until then; or write one (docs/how-to/add-a-site.md)",
-            )  # fmt: skip
+            )
         return ours
 
     def _types_and_options(self, read_file: ReadFile) -> tuple[Block, Block, tuple[str, ...]]:
@@ -90,8 +92,13 @@ class Site:
                 site.machine(machine, own)
             else:
                 site.machine(machine, own, self.file)
-            shape = drone_type(machine, sizes.below(machine.theirs), self.file, decimal=self.kind == "Kubernetes",
-                               hidden_gpus=self.kind == "OpenStack")  # fmt: skip
+            shape = drone_type(
+                machine,
+                sizes.below(machine.theirs),
+                self.file,
+                decimal=self.kind == "Kubernetes",
+                hidden_gpus=self.kind == "OpenStack",
+            )
             self._cap(machine, shape)
             types.put(machine.ours, shape)
         for left in (given, sizes):

@@ -12,18 +12,82 @@ from provisioner.migrate.told import Told
 from provisioner.migrate.written import Block, Quoted, wanted
 
 _LONG = {
-    "A": "account", "C": "constraint", "G": "gpus", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes",
-    "D": "chdir", "c": "cpus-per-task", "d": "dependency", "e": "error", "m": "distribution", "n": "ntasks",
-    "o": "output", "p": "partition", "q": "qos", "t": "time", "w": "nodelist", "x": "exclude",
-}  # fmt: skip
+    "A": "account",
+    "C": "constraint",
+    "G": "gpus",
+    "J": "job-name",
+    "L": "licenses",
+    "M": "clusters",
+    "N": "nodes",
+    "D": "chdir",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "e": "error",
+    "m": "distribution",
+    "n": "ntasks",
+    "o": "output",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
 _OURS = {
-    "job-name", "output", "error", "time", "time-min", "deadline", "begin", "nodes", "ntasks", "cpus-per-task", "mem",
-    "mem-per-cpu", "mem-per-gpu", "tmp", "gpus-per-socket", "cpus-per-gpu", "ntasks-per-node", "ntasks-per-gpu",
-    "ntasks-per-core", "ntasks-per-socket", "tasks-per-node", "tres-per-task", "mincpus", "core-spec", "thread-spec",
-    "overcommit", "jobid", "workdir", "array", "parsable", "wrap", "input", "chdir", "export", "export-file",
-    "get-user-env", "open-mode", "uid", "gid", "test-only", "wait", "signal", "requeue", "no-requeue", "hold",
-    "dependency", "kill-on-invalid-dep", "cluster", "clusters", "help", "usage", "version", "quiet", "verbose",
-}  # fmt: skip
+    "job-name",
+    "output",
+    "error",
+    "time",
+    "time-min",
+    "deadline",
+    "begin",
+    "nodes",
+    "ntasks",
+    "cpus-per-task",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "tmp",
+    "gpus-per-socket",
+    "cpus-per-gpu",
+    "ntasks-per-node",
+    "ntasks-per-gpu",
+    "ntasks-per-core",
+    "ntasks-per-socket",
+    "tasks-per-node",
+    "tres-per-task",
+    "mincpus",
+    "core-spec",
+    "thread-spec",
+    "overcommit",
+    "jobid",
+    "workdir",
+    "array",
+    "parsable",
+    "wrap",
+    "input",
+    "chdir",
+    "export",
+    "export-file",
+    "get-user-env",
+    "open-mode",
+    "uid",
+    "gid",
+    "test-only",
+    "wait",
+    "signal",
+    "requeue",
+    "no-requeue",
+    "hold",
+    "dependency",
+    "kill-on-invalid-dep",
+    "cluster",
+    "clusters",
+    "help",
+    "usage",
+    "version",
+    "quiet",
+    "verbose",
+}
 """Options of ``sbatch`` that follow from the drone type, or that make a drone of a job. The site refuses them."""
 _NAMED = ("partition", "account", "qos", "reservation", "constraint", "gres")
 """Options with a key of their own; the others stand under ``submit``."""
@@ -61,11 +125,13 @@ class SlurmSite:
                 name = _LONG.get(theirs, "") if form == "short" else theirs
                 self._option(machine, name, value, form_section.name(theirs), f"{ours}: types.{machine.ours}.gpus")
         options.drop_rest("`sbatch` gets `short` and `long` options only")
-        given.drop({
-            "StartupCommand": _PILOT,
-            "StatusOptions": "jobs are found by our own tag, not by options of `squeue`",
-            "TerminateOptions": "jobs are cancelled by their number alone",
-        })  # fmt: skip
+        given.drop(
+            {
+                "StartupCommand": _PILOT,
+                "StatusOptions": "jobs are found by our own tag, not by options of `squeue`",
+                "TerminateOptions": "jobs are cancelled by their number alone",
+            }
+        )
         given.drop_rest("TARDIS's Slurm adapter has no such option")
 
     def _walltime(self, machine: MachineType, given: Section, ours: str) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from provisioner.config.strict_yaml import Surprise, scalar
-from provisioner.say import clean
+from provisioner.formatting import clean
 
 Scalar = str | int | float | bool
 

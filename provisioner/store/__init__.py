@@ -10,24 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
-from provisioner.learned import NOTHING_LEARNED, Experience, Learned
+from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import (
     Breaker,
-    Completion,
+    CompletedJob,
     DrainMode,
     Drone,
     DroneId,
     DroneState,
     DroneType,
-    Move,
     OperatorRequest,
-    OverlayReading,
-    Patience,
+    OwnerClaimBackoff,
     Plan,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RequestKind,
-    SiteReading,
     Snapshot,
+    StateChange,
 )
 from provisioner.reasons import Reason
 
@@ -89,9 +89,9 @@ class Views:
     at: float
     policy: Policy
     types: tuple[DroneType, ...]
-    overlay: OverlayReading
-    sites: Mapping[str, SiteReading]
-    learned: Learned = NOTHING_LEARNED
+    overlay: PolledOverlay
+    sites: Mapping[str, PolledSite]
+    estimates: Estimates = NO_ESTIMATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Store(Protocol):
     def breakers(self) -> Mapping[str, Breaker]: ...
 
     @property
-    def patience(self) -> Mapping[str, Patience]:
+    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
         """Return the patience with waiting owner's jobs that the newest plan recorded, by site."""
 
     @property
@@ -193,7 +193,7 @@ class Store(Protocol):
         ...
 
     async def settle(
-        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         """Commit what came of a plan: receipts as moves, breakers changed by them. Or, with ``set_to``, that the
         controller's clock was set to this time, which the host's wall clock tells as well, and times were moved."""
@@ -205,15 +205,15 @@ class Store(Protocol):
         """Commit what drones said last, for as long as they are on record."""
         ...
 
-    async def completed(self, completions: Sequence[Completion]) -> None:
+    async def completed(self, completions: Sequence[CompletedJob]) -> None:
         """Commit jobs that were done. One that is on record already (by job id and end) stays as it is."""
         ...
 
-    async def experience(self) -> Experience | None:
+    async def experience(self) -> EstimateSamples | None:
         """What :meth:`learn` committed last. Raises :class:`ExperienceUnread` if it cannot be made out."""
         ...
 
-    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         """Commit what was learned, in the place of what was committed before. ``forgotten``: the numbers of what
         operators wanted forgotten and is not in it any more."""
         ...
@@ -271,11 +271,11 @@ class Reader(Protocol):
         drones of that time are still on record. By scope."""
         ...
 
-    def completions(self, since: float, until: float) -> list[Completion]:
+    def completions(self, since: float, until: float) -> list[CompletedJob]:
         """Jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
         ...
 
-    def experience(self) -> Experience | None:
+    def experience(self) -> EstimateSamples | None:
         """What was learned, as the controller kept it last. Raises :class:`ExperienceUnread`."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 
-from provisioner.model import Breaker, Drone, DroneId, DroneState, Move, Patience, Plan
+from provisioner.model import Breaker, Drone, DroneId, DroneState, OwnerClaimBackoff, Plan, StateChange
 from provisioner.reasons import Reason
 from provisioner.store import Transition
 
@@ -35,11 +35,11 @@ class Mirror:
     """Time of the newest recorded tick, on the controller's clock; 0 before the first."""
     drift_s: float = 0.0
     """Lead of the host's wall clock over it, in seconds."""
-    patience: Mapping[str, Patience] = field(default_factory=dict)
+    patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
     """By site, as the newest plan left it."""
 
 
-def remembered(plan: Plan) -> Mapping[str, Patience]:
+def remembered(plan: Plan) -> Mapping[str, OwnerClaimBackoff]:
     """Return what a plan leaves for the next tick to remember, by site."""
     return {each.site: each for each in plan.patience}
 
@@ -53,7 +53,7 @@ def planned(plan: Plan) -> Change:
     return _change(written, plan.breakers, plan.tick)
 
 
-def settled(tick: int, moves: Sequence[Move], breakers: Sequence[Breaker]) -> Change:
+def settled(tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker]) -> Change:
     """What the receipts of tick ``tick`` change."""
     return _change([(move.drone, move.was, move.reason) for move in moves], breakers, tick)
 

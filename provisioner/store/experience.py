@@ -11,8 +11,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from provisioner import codec
-from provisioner.learned import UNKNOWN, Delays, Experience, SiteExperience
+from provisioner import serialization
+from provisioner.estimates import UNKNOWN, EstimateSamples, SiteSamples, StartDelays
 from provisioner.store import ExperienceUnread
 
 FORM = 1
@@ -43,7 +43,7 @@ class _Document:
     seen: tuple[tuple[str, _Amount], ...] = ()
 
 
-def written(experience: Experience) -> bytes:
+def written(experience: EstimateSamples) -> bytes:
     """The document of what was learned. Raises ``ValueError`` for what :func:`read` would not take: better now, while
     the document before it is there, than at the next start."""
     document = _Document(
@@ -53,41 +53,41 @@ def written(experience: Experience) -> bytes:
         {name: _site_written(site) for name, site in experience.sites.items()},
         tuple(sorted(experience.seen)),
     )
-    text = codec.to_json(document).encode()
+    text = serialization.to_json(document).encode()
     try:
-        codec.from_json(_Document, text)
+        serialization.from_json(_Document, text)
     except ValidationError as error:
         raise ValueError(f"of what was learned, {_first(error)}") from error
     return zlib.compress(text, 1)
 
 
-def read(path: Path, form: int, body: bytes) -> Experience:
+def read(path: Path, form: int, body: bytes) -> EstimateSamples:
     """What was learned, from its document. Raises :class:`ExperienceUnread`."""
     if form != FORM:
         raise _of_another(path, form)
     try:
-        document = codec.from_json(_Document, zlib.decompress(body))
+        document = serialization.from_json(_Document, zlib.decompress(body))
     except ValidationError as error:
         raise _damaged(path, _first(error)) from error
     except (zlib.error, TypeError) as error:
         raise _damaged(path, str(error)) from error
-    return Experience(
+    return EstimateSamples(
         document.at,
         document.runs,
-        {key: Delays(*each) for key, each in document.delays.items()},
+        {key: StartDelays(*each) for key, each in document.delays.items()},
         {name: _site_read(site) for name, site in document.sites.items()},
         frozenset(document.seen),
     )
 
 
-def _site_written(site: SiteExperience) -> _Site:
+def _site_written(site: SiteSamples) -> _Site:
     lengths = tuple((held, sum(1 for _ in same)) for held, same in groupby(site.use_milli))
     return _Site(lengths, site.used_at, site.gaps_s, site.taken, site.run_s)
 
 
-def _site_read(site: _Site) -> SiteExperience:
+def _site_read(site: _Site) -> SiteSamples:
     use_milli = tuple(chain.from_iterable(repeat(held, count) for held, count in site.use))
-    return SiteExperience(use_milli, site.used_at, site.gaps_s, site.taken, site.run_s)
+    return SiteSamples(use_milli, site.used_at, site.gaps_s, site.taken, site.run_s)
 
 
 def _first(error: ValidationError) -> str:

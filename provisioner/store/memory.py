@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Self
 
-from provisioner.learned import Experience
+from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Breaker,
-    Completion,
+    CompletedJob,
     DrainMode,
     Drone,
     DroneId,
     DroneState,
-    Move,
     OperatorRequest,
-    Patience,
+    OwnerClaimBackoff,
     Plan,
     RequestKind,
     Snapshot,
+    StateChange,
 )
 from provisioner.store import Event, Forget, Hazard, Holder, StoreHeld, Transition, Views
 from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, serial_of, settled
@@ -46,7 +46,7 @@ class _Record:
     """The steps of each drone."""
     words: dict[DroneId, tuple[float, str]] = field(default_factory=dict)
     """What drones said last, and when that was told."""
-    completions: dict[tuple[float, str], Completion] = field(default_factory=dict)
+    completions: dict[tuple[float, str], CompletedJob] = field(default_factory=dict)
     """By end and job id."""
     last_step: int = 0
     plans: list[Plan] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Record:
     asked: dict[int, OperatorRequest] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
     last_request: int = 0
-    experience: Experience | None = None
+    experience: EstimateSamples | None = None
     forgets: dict[int, Forget] = field(default_factory=dict)
     last_forget: int = 0
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=100_000))
@@ -125,7 +125,7 @@ class MemoryStore:
         return self._record.mirror.breakers
 
     @property
-    def patience(self) -> Mapping[str, Patience]:
+    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
         return self._record.mirror.patience
 
     @property
@@ -167,7 +167,7 @@ class MemoryStore:
                 del record.snapshots[min(record.snapshots)]
 
     async def settle(
-        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         self._apply(settled(tick, moves, breakers), self.tick)
         if set_to is not None:
@@ -180,14 +180,14 @@ class MemoryStore:
     async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
         self._record.words |= {drone_id: (at, text) for drone_id, text in words.items()}
 
-    async def completed(self, completions: Sequence[Completion]) -> None:
+    async def completed(self, completions: Sequence[CompletedJob]) -> None:
         for each in completions:
             self._record.completions.setdefault((each.ended_at, each.job_id), each)
 
-    async def experience(self) -> Experience | None:
+    async def experience(self) -> EstimateSamples | None:
         return self._record.experience
 
-    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         self._record.experience = experience
         for number in forgotten:
             self._record.forgets.pop(number, None)
@@ -279,11 +279,11 @@ class MemoryReader:
         known = self._record.drones.values()
         return hazards_of((life_of(d) for d in known if not d.state.ended or d.ended_at >= since), since, now)
 
-    def completions(self, since: float, until: float) -> list[Completion]:
+    def completions(self, since: float, until: float) -> list[CompletedJob]:
         known = self._record.completions
         return [known[key] for key in sorted(known) if since <= key[0] < until]
 
-    def experience(self) -> Experience | None:
+    def experience(self) -> EstimateSamples | None:
         return self._record.experience
 
     def forgets(self) -> tuple[Forget, ...]:
@@ -324,7 +324,7 @@ class MemoryReader:
             seen.types,
             seen.overlay,
             dict(seen.sites),
-            seen.learned,
+            seen.estimates,
         )
 
     def breakers(self) -> Mapping[str, Breaker]:

@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from provisioner import codec
-from provisioner.learned import NOTHING_LEARNED, Learned
+from provisioner import serialization
+from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import (
-    Completion,
+    CompletedJob,
     DroneId,
     DroneType,
-    OverlayReading,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
-    SiteReading,
     Slot,
     Snapshot,
 )
 from provisioner.store import Views
 
 POLICY, TYPES, OVERLAY, SLOTS, SITE, REMOTE = "policy", "types", "overlay", "slots", "site", "remote"
-COMPLETIONS, LEARNED = "completions", "learned"
+COMPLETIONS, LEARNED = "completions", "estimates"
 
 _KINDS: dict[str, Any] = {
     POLICY: Policy,
     TYPES: tuple[DroneType, ...],
-    LEARNED: Learned,
-    OVERLAY: OverlayReading,
+    LEARNED: Estimates,
+    OVERLAY: PolledOverlay,
     SLOTS: tuple[Slot, ...],
-    COMPLETIONS: tuple[Completion, ...],
-    SITE: SiteReading,
+    COMPLETIONS: tuple[CompletedJob, ...],
+    SITE: PolledSite,
     REMOTE: dict[DroneId, RemoteDrone],
 }
 
@@ -55,7 +55,7 @@ def pieces_of(snapshot: Snapshot) -> dict[PieceKey, Piece]:
     pieces = {
         PieceKey(POLICY): Piece(snapshot.policy),
         PieceKey(TYPES): Piece(snapshot.types),
-        PieceKey(LEARNED): Piece(snapshot.learned),
+        PieceKey(LEARNED): Piece(snapshot.estimates),
     }
     if overlay.view is None:
         pieces[PieceKey(OVERLAY)] = Piece(overlay)
@@ -76,17 +76,17 @@ def pieces_of(snapshot: Snapshot) -> dict[PieceKey, Piece]:
 
 
 def encode(key: PieceKey, piece: Piece) -> bytes:
-    return codec.to_json(piece.value, _KINDS[key.kind]).encode()
+    return serialization.to_json(piece.value, _KINDS[key.kind]).encode()
 
 
 def decode(key: PieceKey, body: bytes) -> Any:
-    return codec.from_json(_KINDS[key.kind], body)
+    return serialization.from_json(_KINDS[key.kind], body)
 
 
 def views_of(tick: int, at: float, pieces: Mapping[PieceKey, Piece]) -> Views:
     """The views put together again."""
     overlay: Any = pieces[PieceKey(OVERLAY)]
-    reading: OverlayReading = overlay.value
+    reading: PolledOverlay = overlay.value
     if reading.view is not None:
         slots: Any = pieces[PieceKey(SLOTS)].value
         done = pieces.get(PieceKey(COMPLETIONS))
@@ -96,12 +96,12 @@ def views_of(tick: int, at: float, pieces: Mapping[PieceKey, Piece]) -> Views:
     policy: Any = pieces[PieceKey(POLICY)].value
     types: Any = pieces[PieceKey(TYPES)].value
     known = pieces.get(PieceKey(LEARNED))
-    learned: Any = known.value if known is not None else NOTHING_LEARNED
-    return Views(tick, at, policy, types, reading, _sites_of(pieces), learned)
+    estimates: Any = known.value if known is not None else NO_ESTIMATES
+    return Views(tick, at, policy, types, reading, _sites_of(pieces), estimates)
 
 
-def _sites_of(pieces: Mapping[PieceKey, Piece]) -> dict[str, SiteReading]:
-    sites: dict[str, SiteReading] = {}
+def _sites_of(pieces: Mapping[PieceKey, Piece]) -> dict[str, PolledSite]:
+    sites: dict[str, PolledSite] = {}
     for key, piece in pieces.items():
         if key.kind != SITE:
             continue

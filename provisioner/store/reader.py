@@ -16,16 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from provisioner.learned import Experience
+from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Breaker,
-    Completion,
+    CompletedJob,
     DrainMode,
     Drone,
     DroneId,
     DroneState,
     OperatorRequest,
-    Patience,
+    OwnerClaimBackoff,
     Plan,
     RequestKind,
     Snapshot,
@@ -151,12 +151,12 @@ class SqlReader:
         with self._open() as sql:
             return hazards_of(map(Life._make, sql.execute(query, (since,))), since, now)
 
-    def completions(self, since: float, until: float) -> list[Completion]:
+    def completions(self, since: float, until: float) -> list[CompletedJob]:
         query = _COMPLETIONS + " WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
         with self._open() as sql:
             return completions_of(sql.execute(query, (since, until)))
 
-    def experience(self) -> Experience | None:
+    def experience(self) -> EstimateSamples | None:
         with self._open() as sql:
             row = sql.execute("SELECT form, body FROM experience").fetchone()
         if row is None:
@@ -302,11 +302,11 @@ class SqlReader:
                 patience=_patience(sql),
                 requests=_pending(sql),
                 gpu_wanted_at=float(known.get("gpu_wanted_at", views.at)),
-                learned=views.learned,
+                estimates=views.estimates,
             )
 
 
-def _patience(sql: sqlite3.Connection) -> Mapping[str, Patience]:
+def _patience(sql: sqlite3.Connection) -> Mapping[str, OwnerClaimBackoff]:
     """Return what the newest plan left for the next tick to remember, by site."""
     row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
     return {each.site: each for each in _unpack(Plan, row[0]).patience} if row else {}
@@ -349,24 +349,24 @@ def _pending(sql: sqlite3.Connection) -> tuple[OperatorRequest, ...]:
 
 
 def _unpack(kind: type[T], body: bytes) -> T:
-    from provisioner import codec
+    from provisioner import serialization
 
-    return codec.from_json(kind, zlib.decompress(body))
+    return serialization.from_json(kind, zlib.decompress(body))
 
 
 def _step(row: Sequence[Any]) -> Transition:
-    from provisioner import codec, reasons
+    from provisioner import reasons, serialization
 
     drone_id, at, was, state, reason, tick = row[:6]
-    why: reasons.Reason = codec.from_json(cast(Any, reasons.Reason), reason)
+    why: reasons.Reason = serialization.from_json(cast(Any, reasons.Reason), reason)
     return Transition(drone_id, at, DroneState(was) if was else None, DroneState(state), why, tick)
 
 
 def _breakers(sql: sqlite3.Connection) -> dict[str, Breaker]:
-    from provisioner import codec
+    from provisioner import serialization
 
     rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
-    return {scope: codec.from_json(Breaker, body) for scope, body in rows}
+    return {scope: serialization.from_json(Breaker, body) for scope, body in rows}
 
 
 def _views(sql: sqlite3.Connection) -> Views | None:

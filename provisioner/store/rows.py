@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from provisioner.model import Completion, DrainMode, Drone, DroneState
+from provisioner.model import CompletedJob, DrainMode, Drone, DroneState
 from provisioner.store.changes import serial_of
 
 FIELDS = tuple(each.name for each in fields(Drone))
 """Columns that make up a drone, in the order in which :func:`drones_of` wants them."""
-COMPLETION_FIELDS = tuple(each.name for each in fields(Completion))
+COMPLETION_FIELDS = tuple(each.name for each in fields(CompletedJob))
 """The same of a job that was done, for :func:`completions_of`."""
 
 _STATE = FIELDS.index("state")
@@ -46,11 +46,11 @@ def drones_of(rows: Iterable[Sequence[Any]]) -> list[Drone]:
     return drones
 
 
-def completions_of(rows: Iterable[Sequence[Any]]) -> list[Completion]:
+def completions_of(rows: Iterable[Sequence[Any]]) -> list[CompletedJob]:
     """Completions from rows with the columns :data:`COMPLETION_FIELDS`."""
-    return [Completion(*row) for row in rows]
+    return [CompletedJob(*row) for row in rows]
 
 
-def completion_row(done: Completion) -> dict[str, object]:
+def completion_row(done: CompletedJob) -> dict[str, object]:
     """A completion as its row."""
     return {name: getattr(done, name) for name in COMPLETION_FIELDS}

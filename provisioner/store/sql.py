@@ -12,18 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from provisioner.learned import Experience
+from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Breaker,
-    Completion,
+    CompletedJob,
     Drone,
     DroneId,
     DroneState,
-    Move,
     OperatorRequest,
-    Patience,
+    OwnerClaimBackoff,
     Plan,
     Snapshot,
+    StateChange,
 )
 from provisioner.store import Forget, StoreError
 from provisioner.store.lock import StoreLock
@@ -86,7 +86,7 @@ class SqlStore:
         return self._opened.mirror.breakers
 
     @property
-    def patience(self) -> Mapping[str, Patience]:
+    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
         return self._opened.mirror.patience
 
     @property
@@ -120,7 +120,7 @@ class SqlStore:
         await self._do(lambda: writer.record(plan, snapshot))
 
     async def settle(
-        self, tick: int, moves: Sequence[Move], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         writer = self._opened
         await self._do(lambda: writer.settle(tick, moves, breakers, set_to))
@@ -133,14 +133,14 @@ class SqlStore:
         writer = self._opened
         await self._do(lambda: writer.keep(at, words))
 
-    async def completed(self, completions: Sequence[Completion]) -> None:
+    async def completed(self, completions: Sequence[CompletedJob]) -> None:
         writer = self._opened
         await self._do(lambda: writer.completed(completions))
 
-    async def experience(self) -> Experience | None:
+    async def experience(self) -> EstimateSamples | None:
         return await self._do(self._opened.experience)
 
-    async def learn(self, experience: Experience, forgotten: Sequence[int] = ()) -> None:
+    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         writer = self._opened
         await self._do(lambda: writer.learn(experience, forgotten))
 

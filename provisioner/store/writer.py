@@ -15,9 +15,19 @@ from sqlalchemy import Connection, Table, and_, delete, exc, func, or_, select, 
 from sqlalchemy import insert as plain_insert
 from sqlalchemy.dialects.sqlite import insert
 
-from provisioner import codec
-from provisioner.learned import Experience
-from provisioner.model import Breaker, Completion, DroneId, DroneState, Move, OperatorRequest, Patience, Plan, Snapshot
+from provisioner import serialization
+from provisioner.estimates import EstimateSamples
+from provisioner.model import (
+    Breaker,
+    CompletedJob,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    OwnerClaimBackoff,
+    Plan,
+    Snapshot,
+    StateChange,
+)
 from provisioner.store import Forget, Holder, StoreError, Transition
 from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
 from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, settled
@@ -58,9 +68,7 @@ class Writer:
     ``mirror`` is what is committed: it is replaced after a commit and stays as it was when a write fails.
     """
 
-    def __init__(
-        self, path: Path, controller: str, snapshots_kept: int, birth: str | None, holder: Holder
-    ) -> None:
+    def __init__(self, path: Path, controller: str, snapshots_kept: int, birth: str | None, holder: Holder) -> None:
         self._path = path
         self._snapshots_kept = snapshots_kept
         self._said: Plan | None = None
@@ -122,7 +130,7 @@ class Writer:
         self.mirror, self._pieces, self._said = mirror, pieces, said
 
     def settle(
-        self, tick: int, moves: Sequence[Move], changed: Sequence[Breaker], set_to: float | None = None
+        self, tick: int, moves: Sequence[StateChange], changed: Sequence[Breaker], set_to: float | None = None
     ) -> None:
         change = settled(tick, moves, changed)
         if not (change.drones or change.breakers or set_to is not None):
@@ -144,7 +152,7 @@ class Writer:
         if change.steps:
             sql.execute(plain_insert(transitions), [_step_row(step) for step in change.steps])
         kept = [each for each in change.breakers if not each.forgotten]
-        _upsert(sql, breakers, [{"scope": each.scope, "body": codec.to_json(each)} for each in kept])
+        _upsert(sql, breakers, [{"scope": each.scope, "body": serialization.to_json(each)} for each in kept])
         if gone := [each.scope for each in change.breakers if each.forgotten]:
             sql.execute(delete(breakers).where(breakers.c.scope.in_(gone)))
 
@@ -176,7 +184,7 @@ class Writer:
             "last_tick": said.tick,
             "last_at": said.at,
             "acting": said.acts,
-            "body": zlib.compress(codec.to_json(said).encode()),
+            "body": zlib.compress(serialization.to_json(said).encode()),
         }
         sql.execute(plain_insert(plans), row)
 
@@ -218,24 +226,24 @@ class Writer:
         with self._transaction() as sql:
             _upsert(sql, last_words, rows)
 
-    def completed(self, jobs: Sequence[Completion]) -> None:
+    def completed(self, jobs: Sequence[CompletedJob]) -> None:
         with self._transaction() as sql:
             if jobs:
                 new = insert(completions).on_conflict_do_nothing()
                 sql.execute(new, [completion_row(each) for each in jobs])
 
-    def experience(self) -> Experience | None:
+    def experience(self) -> EstimateSamples | None:
         with self._transaction() as sql:
             row = sql.execute(select(experience.c.form, experience.c.body)).first()
         return read(self._path, *row) if row else None
 
-    def learn(self, learned: Experience, forgotten: Sequence[int]) -> None:
+    def learn(self, estimates: EstimateSamples, forgotten: Sequence[int]) -> None:
         try:
-            body = written(learned)  # it takes a while: operators may write meanwhile
+            body = written(estimates)  # it takes a while: operators may write meanwhile
         except ValueError as error:
             raise unfit(self._path, error) from error
         with self._transaction() as sql:
-            _upsert(sql, experience, [{"id": 1, "form": FORM, "at": learned.at, "body": body}])
+            _upsert(sql, experience, [{"id": 1, "form": FORM, "at": estimates.at, "body": body}])
             if forgotten:
                 sql.execute(delete(forgets).where(forgets.c.id.in_(forgotten)))
 
@@ -316,7 +324,6 @@ class Writer:
         except (ValueError, OverflowError) as error:
             raise unfit(self._path, error) from error
 
-
     def _check_claim(self) -> None:
         """Fence off a controller whose store another took: neither a link nor a removed lock file lets two write."""
         row = self._connection.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
@@ -335,18 +342,18 @@ def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:
         drift_s=float(known.get("drift_s", 0.0)),
         drones={drone.id: drone for drone in drones_of(tuple(row) for row in sql.execute(live))},
         breakers={
-            scope: codec.from_json(Breaker, body)
+            scope: serialization.from_json(Breaker, body)
             for scope, body in sql.execute(select(breakers.c.scope, breakers.c.body))
         },
         patience=_patience(sql),
     )
 
 
-def _patience(sql: Connection) -> Mapping[str, Patience]:
+def _patience(sql: Connection) -> Mapping[str, OwnerClaimBackoff]:
     """Return what the newest plan left to remember; nothing if another version wrote it and it cannot be read."""
     body = sql.execute(select(plans.c.body).order_by(plans.c.seq.desc()).limit(1)).scalar()
     try:
-        return remembered(codec.from_json(Plan, zlib.decompress(body).decode())) if body else {}
+        return remembered(serialization.from_json(Plan, zlib.decompress(body).decode())) if body else {}
     except (ValueError, zlib.error):
         return {}
 
@@ -364,7 +371,7 @@ def _write_meta(sql: Connection, **values: str) -> None:
 
 
 def _write_snapshot(sql: Connection, snapshot: Snapshot, tick: int, kept: int) -> None:
-    body = zlib.compress(codec.to_json(snapshot).encode(), 1)
+    body = zlib.compress(serialization.to_json(snapshot).encode(), 1)
     _upsert(sql, snapshots, [{"tick": tick, "body": body}])
     newest = select(snapshots.c.tick).order_by(snapshots.c.tick.desc()).limit(kept)
     sql.execute(delete(snapshots).where(snapshots.c.tick.not_in(newest)))
@@ -376,6 +383,6 @@ def _step_row(step: Transition) -> dict[str, object]:
         "at": step.at,
         "was": step.was.value if step.was else None,
         "state": step.state.value,
-        "reason": codec.to_json(step.reason),
+        "reason": serialization.to_json(step.reason),
         "tick": step.tick,
     }

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from provisioner.cli.process import run_verb
-from provisioner.decide import decide
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -28,20 +27,21 @@ from provisioner.model import (
     Fault,
     FaultKind,
     JobClass,
-    Move,
-    OverlayReading,
     OverlayView,
     Plan,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
     RemoteState,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
+    StateChange,
 )
+from provisioner.planner import decide
 from provisioner.reasons import Accepted, EndedAtSite, SeenInPool
 from provisioner.store.sql import SqlReader, SqlStore
 
@@ -182,10 +182,10 @@ def _look(store: SqlStore, at: float, slots: tuple[Slot, ...], remotes: dict[Any
         next_serial=store.next_serial,
         policy=POLICY,
         types=(A100, H100),
-        overlay=OverlayReading(OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))),
+        overlay=PolledOverlay(OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))),
         sites={
-            "topas": SiteReading("topas", SiteView("topas", at - 1, remotes, {"a100": 3})),
-            "horeka": SiteReading("horeka", None, Fault(FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)),
+            "topas": PolledSite("topas", SiteView("topas", at - 1, remotes, {"a100": 3})),
+            "horeka": PolledSite("horeka", None, Fault(FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)),
         },
         drones=dict(store.drones),
         breakers=dict(store.breakers),
@@ -204,28 +204,55 @@ async def _story(path: Path) -> None:
         await store.settle(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
         one, two, three = (store.drones[d.id] for d in born)
         moves = (
-            _now(one, DroneState.BUSY, NOW - 2500, SeenInPool("busy", 2, 500.0), jobs=2, jobs_started=2,
-                 joined_at=NOW - 2500, busy_at=NOW - 2500, started_at=NOW - 2700, slot="slot1@gpu07.example.org"),
+            _now(
+                one,
+                DroneState.BUSY,
+                NOW - 2500,
+                SeenInPool("busy", 2, 500.0),
+                jobs=2,
+                jobs_started=2,
+                joined_at=NOW - 2500,
+                busy_at=NOW - 2500,
+                started_at=NOW - 2700,
+                slot="slot1@gpu07.example.org",
+            ),
             _now(two, DroneState.FAILED, NOW - 2400, EndedAtSite("exited", 71, "", 61.0, 0), ended_at=NOW - 2400),
-            _now(three, DroneState.IDLE, NOW - 100, SeenInPool("idle", 0, 2900.0), joined_at=NOW - 100,
-                 idle_at=NOW - 100, started_at=NOW - 300, slot="slot1@gpu08.example.org"),
-        )  # fmt: skip
+            _now(
+                three,
+                DroneState.IDLE,
+                NOW - 100,
+                SeenInPool("idle", 0, 2900.0),
+                joined_at=NOW - 100,
+                idle_at=NOW - 100,
+                started_at=NOW - 300,
+                slot="slot1@gpu08.example.org",
+            ),
+        )
         second = _look(store, NOW - 100, (), {})
         await store.record(Plan(second.tick, second.now, moves), second)
         slots = (
             Slot(one.id, SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name="slot1@gpu07.example.org"),
-            Slot(three.id, SlotState.IDLE, NOW - 5, idle_since=NOW - 100, name="slot1@gpu08.example.org",
-                 free_gpu_milli=1000, free_cpus=8, free_memory_mib=20480, free_disk_mib=51200),
-        )  # fmt: skip
+            Slot(
+                three.id,
+                SlotState.IDLE,
+                NOW - 5,
+                idle_since=NOW - 100,
+                name="slot1@gpu08.example.org",
+                free_gpu_milli=1000,
+                free_cpus=8,
+                free_memory_mib=20480,
+                free_disk_mib=51200,
+            ),
+        )
         remotes = {d.id: RemoteDrone(d.id, RemoteState.RUNNING, f"881{i}.0", "a100") for i, d in ((0, one), (2, three))}
         third = _look(store, NOW - 4, slots, remotes)
         await store.record(decide(third), third)
 
 
-def _accepted(drone: Drone, number: int) -> Move:
+def _accepted(drone: Drone, number: int) -> StateChange:
     at = drone.requested_at + 3
     after = replace(drone, state=DroneState.SUBMITTED, since=at, submitted_at=at, remote_id=f"881{number}.0")
-    return Move(after, drone.state, Accepted(after.remote_id))
+    return StateChange(after, drone.state, Accepted(after.remote_id))
 
 
 def _banned() -> Breaker:
@@ -233,5 +260,5 @@ def _banned() -> Breaker:
     return Breaker("horeka", BreakerState.BANNED, NOW - 60, 2, NOW + 600, fault)
 
 
-def _now(was: Drone, state: DroneState, at: float, reason: Any, **known: Any) -> Move:
-    return Move(replace(was, state=state, since=at, **known), was.state, reason)
+def _now(was: Drone, state: DroneState, at: float, reason: Any, **known: Any) -> StateChange:
+    return StateChange(replace(was, state=state, since=at, **known), was.state, reason)

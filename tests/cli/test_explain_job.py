@@ -9,12 +9,12 @@ import pytest
 
 from provisioner.cli.explain_job import job_document, known_job
 from provisioner.model import (
-    Completion,
+    CompletedJob,
     DroneId,
     JobClass,
-    OverlayReading,
     OverlayView,
     Policy,
+    PolledOverlay,
     Slot,
     SlotState,
 )
@@ -23,14 +23,14 @@ from provisioner.store import Reader, Views
 NOW = 1.7e9
 SLOT = Slot(DroneId("kit-ab12-3"), SlotState.BUSY, NOW, jobs=1, begun_at=NOW - 60, job_ids="204.17, 205.0")
 CLASS = JobClass("7", 1000, 1, 1, running=3, held=2, running_ids="204.17, 300.0-300.2", held_ids="301.0")
-VIEWS = Views(1, NOW, Policy(), (), OverlayReading(OverlayView(NOW, (CLASS,), (SLOT,))), {})
-DONE = Completion("schedd@a#199.0", NOW - 900, NOW - 2000, 45.0, 1000, 1, 1, drone_id=DroneId("kit-ab12-1"))
+VIEWS = Views(1, NOW, Policy(), (), PolledOverlay(OverlayView(NOW, (CLASS,), (SLOT,))), {})
+DONE = CompletedJob("schedd@a#199.0", NOW - 900, NOW - 2000, 45.0, 1000, 1, 1, drone_id=DroneId("kit-ab12-1"))
 
 
 class Record:
     """The part of a record that is asked."""
 
-    def completions(self, since: float, until: float) -> list[Completion]:
+    def completions(self, since: float, until: float) -> list[CompletedJob]:
         return [DONE, replace(DONE, job_id="schedd@b#198.0", drone_id=None)]
 
 

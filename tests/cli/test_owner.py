@@ -12,35 +12,35 @@ import pytest
 
 from provisioner.cli.exits import Exit
 from provisioner.cli.schemas import output_schemas
-from provisioner.decide import decide
 from provisioner.model import (
-    Claim,
     Drone,
     DroneId,
     DroneState,
     DroneType,
     JobClass,
-    Move,
     Node,
-    OverlayReading,
     OverlayView,
+    OwnerDemand,
     OwnerLoad,
     Plan,
     Policy,
+    PolledOverlay,
+    PolledSite,
     RemoteDrone,
     RemoteState,
     Reserve,
     ReserveWhen,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
     Start,
+    StateChange,
     type_key,
 )
-from provisioner.reasons import JobsWait, TakenBack
+from provisioner.planner import decide
+from provisioner.reasons import JobsWaiting, Preempted
 from provisioner.store.sql import SqlReader, SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, Cli
 
@@ -71,8 +71,8 @@ def _node(name: str, free_gpus: int, free_cpus: int, free_gib: int) -> Node:
 
 NODES = (_node(TWO, 0, 60, 500), _node(ONE, 3, 24, 60), _node(THREE, 0, 0, 0))
 CLAIMS = (
-    Claim(2, 3000, 24, 100 * GIB, NOW - 95, nodes=(ONE, TWO, THREE), who="etp/anna"),
-    Claim(1, 0, 8, 16 * GIB, NOW - 30, who="etp/bert"),
+    OwnerDemand(2, 3000, 24, 100 * GIB, NOW - 95, nodes=(ONE, TWO, THREE), who="etp/anna"),
+    OwnerDemand(1, 0, 8, 16 * GIB, NOW - 30, who="etp/bert"),
 )
 
 
@@ -83,9 +83,21 @@ def drone(serial: int, state: DroneState, kind: DroneType = A100, **known: objec
 
 def _running(serial: int, kind: DroneType, node: str, place: int, **known: object) -> Drone:
     began = NOW - 10 * HOUR
-    return drone(serial, DroneState.BUSY, kind, node=node, site_slot=f"slot1_{place}@{node}", started_at=began,
-                 joined_at=began, busy_at=began, remote_id=f"88.{serial}", slot=f"slot1@kit-ab12-{serial}", jobs=1,
-                 jobs_started=3, **known)  # fmt: skip
+    return drone(
+        serial,
+        DroneState.BUSY,
+        kind,
+        node=node,
+        site_slot=f"slot1_{place}@{node}",
+        started_at=began,
+        joined_at=began,
+        busy_at=began,
+        remote_id=f"88.{serial}",
+        slot=f"slot1@kit-ab12-{serial}",
+        jobs=1,
+        jobs_started=3,
+        **known,
+    )
 
 
 WORKS = _running(1, A100, ONE, 1, work_gpu_milli=1000, work_at=NOW - 120)
@@ -95,10 +107,10 @@ GONE = _running(4, A100, TWO, 4, notice_at=NOW - 2 * DAY - 9, lost_gpu_s=7200.0,
 GONE_TODAY = _running(5, CPU, THREE, 5, notice_at=NOW - HOUR - 3, lost_gpu_s=960.0, lost_jobs=1)
 
 
-def _ended(was: Drone, at: float) -> Move:
+def _ended(was: Drone, at: float) -> StateChange:
     after = replace(was, state=DroneState.PREEMPTED, since=at, ended_at=at, started_at=at - 5 * HOUR, jobs=0)
-    reason = TakenBack("the owner's job took its place", at - was.notice_at, 30.0, was.lost_gpu_s, was.lost_jobs)
-    return Move(after, was.state, reason)
+    reason = Preempted("the owner's job took its place", at - was.notice_at, 30.0, was.lost_gpu_s, was.lost_jobs)
+    return StateChange(after, was.state, reason)
 
 
 async def _alone(path: Path) -> None:
@@ -109,8 +121,8 @@ async def _alone(path: Path) -> None:
         view = looked.sites["topas"].view
         assert view is not None
         alone = replace(view, drones={}, nodes=(NODES[1],), claims=())
-        overlay = OverlayReading(OverlayView(NOW - 3, (CPU_ONLY,), (), NOW - 20))
-        sites = dict(looked.sites) | {"topas": SiteReading("topas", alone)}
+        overlay = PolledOverlay(OverlayView(NOW - 3, (CPU_ONLY,), (), NOW - 20))
+        sites = dict(looked.sites) | {"topas": PolledSite("topas", alone)}
         looked = replace(looked, overlay=overlay, sites=sites)
         await store.record(Plan(1, NOW - 2, refusals=decide(looked).refusals), looked)
 
@@ -119,14 +131,14 @@ async def _unseen(path: Path) -> None:
     """No look at the cluster has ever succeeded."""
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
         looked = _look(store, NOW - 2)
-        looked = replace(looked, sites=dict(looked.sites) | {"topas": SiteReading("topas")})
+        looked = replace(looked, sites=dict(looked.sites) | {"topas": PolledSite("topas")})
         await store.record(Plan(1, NOW - 2), looked)
 
 
 async def _story(path: Path) -> None:
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
         all_of_them = (WORKS, CPUS, TOLD, GONE, GONE_TODAY)
-        starts = tuple(Start(each, JobsWait("7", 20, 0, 5)) for each in all_of_them)
+        starts = tuple(Start(each, JobsWaiting("7", 20, 0, 5)) for each in all_of_them)
         looked = _look(store, NOW - 2 * DAY)
         await store.record(Plan(1, NOW - 2 * DAY, starts=starts), looked)
         await store.settle(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
@@ -138,20 +150,36 @@ async def _story(path: Path) -> None:
 def _look(store: SqlStore, at: float) -> Snapshot:
     living = (WORKS, CPUS, TOLD)
     remotes = {
-        d.id: RemoteDrone(d.id, RemoteState.RUNNING, d.remote_id, d.type.partition("/")[2], started_at=d.started_at,
-                          node=d.node, slot=d.site_slot, notice_at=d.notice_at)
+        d.id: RemoteDrone(
+            d.id,
+            RemoteState.RUNNING,
+            d.remote_id,
+            d.type.partition("/")[2],
+            started_at=d.started_at,
+            node=d.node,
+            slot=d.site_slot,
+            notice_at=d.notice_at,
+        )
         for d in living
-    }  # fmt: skip
+    }
     slots = tuple(Slot(d.id, SlotState.BUSY, at - 1, jobs=1, name=d.slot) for d in living)
     topas = SiteView("topas", at - 1, remotes, None, NODES, CLAIMS, OwnerLoad(4, 10_000, 40, 400 * GIB))
     return Snapshot(
-        now=at, tick=store.tick + 1, id_prefix=f"{CONTROLLER}-{store.birth}", next_serial=store.next_serial,
-        policy=POLICY, types=(A100, CPU, LOCAL),
-        overlay=OverlayReading(OverlayView(at - 1, (LARGE, CPU_ONLY), slots, at - 20)),
-        sites={"topas": SiteReading("topas", topas),
-               "local": SiteReading("local", SiteView("local", at - 1, {}, {"one": 2}))},
-        drones=dict(store.drones), breakers={}, gpu_wanted_at=at,
-    )  # fmt: skip
+        now=at,
+        tick=store.tick + 1,
+        id_prefix=f"{CONTROLLER}-{store.birth}",
+        next_serial=store.next_serial,
+        policy=POLICY,
+        types=(A100, CPU, LOCAL),
+        overlay=PolledOverlay(OverlayView(at - 1, (LARGE, CPU_ONLY), slots, at - 20)),
+        sites={
+            "topas": PolledSite("topas", topas),
+            "local": PolledSite("local", SiteView("local", at - 1, {}, {"one": 2})),
+        },
+        drones=dict(store.drones),
+        breakers={},
+        gpu_wanted_at=at,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +235,7 @@ def test_drones_are_chosen_by_node_and_found_by_their_place(at: Cli, cli: Cli, _
 
 
 def test_a_drone_tells_what_is_at_risk_and_what_its_end_has_cost(at: Cli) -> None:
-    works, told, gone, cpu = (
-        " ".join(at("drones", "show", serial).out.split()) for serial in ("1", "3", "4", "5")
-    )
+    works, told, gone, cpu = (" ".join(at("drones", "show", serial).out.split()) for serial in ("1", "3", "4", "5"))
     assert f"node {ONE}" in works and f"slot at the site slot1_1@{ONE}" in works
     assert "work at risk" in works and "GPU-seconds" in works
     assert at("drones", "show", "1", "-o", "json").json["at_risk_gpu_s"] >= 120, "its job began two minutes ago"
@@ -229,8 +255,11 @@ def test_sites_tells_of_the_owner_and_of_what_was_taken_back(at: Cli) -> None:
     items = {i["site"]: i for i in at("sites", "-o", "json").json["items"]}
     topas = items["topas"]
     assert (topas["claims"], topas["claims_gpu_milli"], topas["owner_jobs"], topas["owner_gpu_milli"]) == (
-        3, 6000, 4, 10_000,
-    )  # fmt: skip
+        3,
+        6000,
+        4,
+        10_000,
+    )
     assert (topas["free_gpu_milli"], topas["node_gpu_milli"]) == (3000, 24_000)
     assert (topas["preempted"], topas["lost_gpu_s"], topas["lost_cpu_s"], topas["hazard_s"]) == (2, 7200, 960, 7 * DAY)
     assert topas["life_median_s"] == 5 * HOUR and topas["grace_mean_s"] == 6.0
@@ -271,8 +300,14 @@ def test_a_site_is_shown_node_by_node(at: Cli) -> None:
     text = at("sites", "show", "topas")
     assert max(map(len, text.lines)) <= 100
     flat = " ".join(text.out.split())
-    for words in ("3 of 8", "24 of 192", "60 GiB of 1024 GiB", "24 CPU, 60 GiB", "Taken back in the last 7d",
-                  "the owner 3 jobs wait for 6 GPUs, 4 jobs run on 10 GPUs"):  # fmt: skip
+    for words in (
+        "3 of 8",
+        "24 of 192",
+        "60 GiB of 1024 GiB",
+        "24 CPU, 60 GiB",
+        "Taken back in the last 7d",
+        "the owner 3 jobs wait for 6 GPUs, 4 jobs run on 10 GPUs",
+    ):
         assert words in flat, words
     assert "topas-a100-[1-3].example.org" in flat.replace("- ", "-")
     rows = at("sites", "show", "topas", "-o", "csv", "--columns", "node,free_gpu_milli,kept_cpus").lines

@@ -51,9 +51,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("words", PLAIN, ids=" ".join)
-def test_both_ways_say_the_same(
-    words: Sequence[str], cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ways_say_the_same(words: Sequence[str], cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW + 1.5)
     line = ["drones", *words, "--store", record]
     answered: list[bool] = []
@@ -89,7 +87,11 @@ def test_the_parser_is_not_loaded(record: Path) -> None:
         "sys.exit(code or ', '.join(slow) or 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PROVISIONER_STORE": str(record)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={**os.environ, "PROVISIONER_STORE": str(record)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -12,12 +12,12 @@ import pytest
 
 from provisioner.cli.exits import Exit
 from provisioner.cli.files import read_snapshot, snapshot_text
-from provisioner.codec import from_json, to_json
-from provisioner.decide import decide
-from provisioner.model import Completion, DroneId, Group, Plan, Snapshot
+from provisioner.model import CompletedJob, DroneId, Group, Plan, Snapshot
+from provisioner.planner import decide
+from provisioner.serialization import from_json, to_json
 from tests.cli.conftest import NOW, Cli
 
-DONE = Completion(
+DONE = CompletedJob(
     "s#1.0", NOW - 60, NOW - 900, 600.0, 200, 1, 2048, owner="ann", group="group_a", drone_id=DroneId("k-a-1")
 )
 
@@ -53,9 +53,20 @@ def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte
 
 
 NEW = {
-    "completions", "groups", "group", "duty_milli", "width_milli", "owner", "begun_at", "shares", "power_w",
-    "job_gpu_milli", "job_cpus", "job_memory_mib", "avoids",
-}  # fmt: skip
+    "completions",
+    "groups",
+    "group",
+    "duty_milli",
+    "width_milli",
+    "owner",
+    "begun_at",
+    "shares",
+    "power_w",
+    "job_gpu_milli",
+    "job_cpus",
+    "job_memory_mib",
+    "avoids",
+}
 
 
 def without(tree: Any, names: set[str]) -> Any:

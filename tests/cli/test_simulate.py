@@ -18,11 +18,11 @@ import pytest
 from provisioner.cli.schemas import output_schemas
 from provisioner.cli.simulate_progress import progress
 from provisioner.config import load
-from provisioner.sim.jobs import SimJob, Wants
-from provisioner.sim.replay import Turn
-from provisioner.sim.report import from_json
-from provisioner.sim.scenario import Scenario, simulate
-from provisioner.sim.worldplan import world_of
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.replay import Turn
+from provisioner.simulator.report import from_json
+from provisioner.simulator.scenario import Scenario, simulate
+from provisioner.simulator.worldplan import world_of
 from provisioner.store.sql import SqlStore
 from tests.cli.conftest import Cli, process
 
@@ -190,7 +190,7 @@ def test_a_page_is_written(here: Path, cli: Cli) -> None:
 
 def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """A farm that is away for ever leaves jobs undone: no cloud, no drone."""
-    monkeypatch.setattr("provisioner.sim.replay.STILL_S", 600.0)
+    monkeypatch.setattr("provisioner.simulator.replay.STILL_S", 600.0)
     (here / "provisioner.yaml").write_text(CONTROLLER.replace("farm.yaml, cloud.yaml", "farm.yaml"))
     ran = cli("simulate", "t.csv", "--limit", "2", "--what-if", "farm down", "-j", "1", "-o", "json")
     assert ran.code == 3

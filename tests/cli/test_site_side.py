@@ -71,7 +71,7 @@ class Telling(Plain):
             raise SiteRefused("disk cannot be kept without a disk of its own")
         lines = [f"# {' '.join(kept.nodes)}: {kept.cpus} CPUs, {kept.memory_mib} MiB" for kept in policy.blocking]
         return "\\n".join([f"# grace {policy.grace_s:g} s", *lines])
-'''  # fmt: skip
+'''
 
 
 @pytest.fixture
@@ -198,9 +198,7 @@ def test_an_audit_that_fails_is_a_failed_look_beside_the_good_one(cli: Cli, lib:
     ran = cli("check", path, "--live", "-o", "json")
     assert ran.code == Exit.UNMET
     assert [(i["view"], i["ok"]) for i in ran.json["items"][1:]] == [("site:topas", True), ("site:topas", False)]
-    assert ran.json["items"][2]["text"] == (
-        "audit: the collector does not let us read its configuration"
-    )
+    assert ran.json["items"][2]["text"] == ("audit: the collector does not let us read its configuration")
     path = configured(lib.parent, "telling-cluster", options="{fails: look}")
     items = cli("check", path, "--live", "-o", "json").json["items"]
     assert [(i["ok"], i["text"]) for i in items[1:]] == [(False, "the token has expired")]

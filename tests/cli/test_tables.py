@@ -24,7 +24,6 @@ from provisioner.cli.sites import SiteRow
 from provisioner.model import (
     Breaker,
     BreakerState,
-    Claim,
     Drone,
     DroneId,
     DroneState,
@@ -32,9 +31,10 @@ from provisioner.model import (
     FaultKind,
     JobClass,
     Node,
+    OwnerDemand,
     OwnerLoad,
+    PolledSite,
     SitePolicy,
-    SiteReading,
     SiteView,
     TypeKey,
 )
@@ -50,41 +50,108 @@ AT = st.floats(1.7e9, NOW) | st.just(0.0)
 
 DRONES = st.builds(
     Drone,
-    id=NAME.map(DroneId), type=st.builds("{}/{}".format, NAME, NAME).map(TypeKey), state=st.sampled_from(DroneState),
-    since=AT, requested_at=AT, gpu_milli=COUNT, for_class=TEXT, remote_id=TEXT, jobs=COUNT, missing_at=AT,
-    unslotted_at=AT, node=TEXT, site_slot=TEXT, notice_at=AT, work_at=AT,
-    leaving=st.sampled_from(DroneState) | st.none(), slot=TEXT, site_reason=TEXT, asked=COUNT,
-)  # fmt: skip
+    id=NAME.map(DroneId),
+    type=st.builds("{}/{}".format, NAME, NAME).map(TypeKey),
+    state=st.sampled_from(DroneState),
+    since=AT,
+    requested_at=AT,
+    gpu_milli=COUNT,
+    for_class=TEXT,
+    remote_id=TEXT,
+    jobs=COUNT,
+    missing_at=AT,
+    unslotted_at=AT,
+    node=TEXT,
+    site_slot=TEXT,
+    notice_at=AT,
+    work_at=AT,
+    leaving=st.sampled_from(DroneState) | st.none(),
+    slot=TEXT,
+    site_reason=TEXT,
+    asked=COUNT,
+)
 CLASSES = st.builds(
     ClassRow,
-    job=st.builds(JobClass, id=NAME, gpu_milli=COUNT, cpus=COUNT, memory_mib=COUNT, vram_mib=COUNT, owner=TEXT,
-                  waiting=COUNT, running=COUNT, oldest_at=AT, job_ids=TEXT),
+    job=st.builds(
+        JobClass,
+        id=NAME,
+        gpu_milli=COUNT,
+        cpus=COUNT,
+        memory_mib=COUNT,
+        vram_mib=COUNT,
+        owner=TEXT,
+        waiting=COUNT,
+        running=COUNT,
+        oldest_at=AT,
+        job_ids=TEXT,
+    ),
     reasons=st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple),
-    fits=st.lists(NAME, max_size=3).map(tuple), nearest=NAME, drones=COUNT,
-)  # fmt: skip
+    fits=st.lists(NAME, max_size=3).map(tuple),
+    nearest=NAME,
+    drones=COUNT,
+)
 FAULTS = st.builds(Fault, st.sampled_from(FaultKind), TEXT, AT)
 NODES = st.builds(
-    Node, NAME, st.just(("a100",)), COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT,
-)  # fmt: skip
-CLAIMS = st.builds(Claim, COUNT, COUNT, COUNT, COUNT, AT, nodes=st.lists(NAME, max_size=9).map(tuple), who=TEXT)
+    Node,
+    NAME,
+    st.just(("a100",)),
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+    COUNT,
+)
+CLAIMS = st.builds(OwnerDemand, COUNT, COUNT, COUNT, COUNT, AT, nodes=st.lists(NAME, max_size=9).map(tuple), who=TEXT)
 SPAN = st.none() | st.floats(0, 1e8)
 HAZARDS = st.builds(
-    Hazard, NAME, COUNT, st.floats(0, 1e9), COUNT, SPAN, SPAN, SPAN, st.floats(0, 1e9), st.floats(0, 1e9), COUNT,
-)  # fmt: skip
+    Hazard,
+    NAME,
+    COUNT,
+    st.floats(0, 1e9),
+    COUNT,
+    SPAN,
+    SPAN,
+    SPAN,
+    st.floats(0, 1e9),
+    st.floats(0, 1e9),
+    COUNT,
+)
 SITES = st.builds(
     SiteRow,
-    name=NAME, policy=st.builds(SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
-    reading=st.builds(SiteReading, NAME, st.builds(
-        SiteView, NAME, AT, free=st.dictionaries(NAME, COUNT, max_size=4), nodes=st.lists(NODES, max_size=2).map(tuple),
-        claims=st.lists(CLAIMS, max_size=2).map(tuple), owner_runs=st.none() | st.builds(OwnerLoad, COUNT, COUNT)),
-        FAULTS | st.none()),
-    breaker=st.builds(Breaker, NAME, st.sampled_from(BreakerState), fault=FAULTS), type_breakers=st.just(()),
-    states=st.dictionaries(st.sampled_from(DroneState), COUNT), gpu_milli=COUNT, hazard=st.none() | HAZARDS,
-)  # fmt: skip
+    name=NAME,
+    policy=st.builds(SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
+    reading=st.builds(
+        PolledSite,
+        NAME,
+        st.builds(
+            SiteView,
+            NAME,
+            AT,
+            free=st.dictionaries(NAME, COUNT, max_size=4),
+            nodes=st.lists(NODES, max_size=2).map(tuple),
+            claims=st.lists(CLAIMS, max_size=2).map(tuple),
+            owner_runs=st.none() | st.builds(OwnerLoad, COUNT, COUNT),
+        ),
+        FAULTS | st.none(),
+    ),
+    breaker=st.builds(Breaker, NAME, st.sampled_from(BreakerState), fault=FAULTS),
+    type_breakers=st.just(()),
+    states=st.dictionaries(st.sampled_from(DroneState), COUNT),
+    gpu_milli=COUNT,
+    hazard=st.none() | HAZARDS,
+)
 PLANS = st.builds(
-    PlanRow, action=st.sampled_from(["start", "stop-orphan"]), subject=TEXT, count=COUNT, reason=st.none(), text=TEXT,
+    PlanRow,
+    action=st.sampled_from(["start", "stop-orphan"]),
+    subject=TEXT,
+    count=COUNT,
+    reason=st.none(),
+    text=TEXT,
     drones=st.lists(NAME, max_size=3).map(tuple),
-)  # fmt: skip
+)
 HAPPENINGS = st.builds(
     events.Happening, at=AT, step=st.none(), event=st.builds(Event, COUNT, AT, TEXT, st.dictionaries(NAME, TEXT))
 )
@@ -124,8 +191,19 @@ def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) ->
 
 
 @settings(deadline=None)
-@given(st.lists(st.builds(check.Look, NAME, st.booleans(), TEXT, st.sampled_from(["", "cpus", "preemption"]),
-                          st.lists(NAME, max_size=9).map(tuple)), max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.builds(
+            check.Look,
+            NAME,
+            st.booleans(),
+            TEXT,
+            st.sampled_from(["", "cpus", "preemption"]),
+            st.lists(NAME, max_size=9).map(tuple),
+        ),
+        max_size=5,
+    )
+)
 def test_looks_and_gaps_fit_100_columns(rows: list[check.Look]) -> None:
     _fits(check.look_columns(), rows)
 
@@ -191,8 +269,10 @@ def test_a_sentence_goes_on_in_further_lines_and_loses_no_word() -> None:
 
 EVIL = replace(
     Drone(DroneId("kit-ab12-1"), TypeKey("topas/a100"), DroneState.IDLE, 1.0, 1.0, 1000),
-    slot="slot1@\x1b[31mevil\x1b[0m\n", site_reason="x" * 5000 + '",\x00\u202e', remote_id="=cmd|' /C calc'!A1",
-)  # fmt: skip
+    slot="slot1@\x1b[31mevil\x1b[0m\n",
+    site_reason="x" * 5000 + '",\x00\u202e',
+    remote_id="=cmd|' /C calc'!A1",
+)
 
 
 def _written(output: Format, rows: list[Drone], **more: Any) -> str:

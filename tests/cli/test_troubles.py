@@ -18,14 +18,14 @@ from provisioner.model import (
     Fault,
     FaultKind,
     JobClass,
-    OverlayReading,
     OverlayView,
     Plan,
     Policy,
+    PolledOverlay,
+    PolledSite,
     Refusal,
     RequestKind,
     SitePolicy,
-    SiteReading,
     SiteView,
     TypeKey,
 )
@@ -41,16 +41,22 @@ SITE = SiteView("here", NOW - 1)
 CALM = Facts(
     NOW,
     Holder(1, "host", NOW - 5000),
-    Views(9, NOW - 3, Policy(sites={"here": SitePolicy("here")}), (), OverlayReading(OVERLAY),
-          {"here": SiteReading("here", SITE)}),
+    Views(
+        9,
+        NOW - 3,
+        Policy(sites={"here": SitePolicy("here")}),
+        (),
+        PolledOverlay(OVERLAY),
+        {"here": PolledSite("here", SITE)},
+    ),
     None,
     (),
     (JOBS,),
     free_bytes=1 << 30,
-)  # fmt: skip
+)
 
 
-def views(overlay: OverlayReading | None = None, here: SiteReading | None = None, at: float = NOW - 3) -> Views:
+def views(overlay: PolledOverlay | None = None, here: PolledSite | None = None, at: float = NOW - 3) -> Views:
     assert CALM.views is not None
     return replace(
         CALM.views, at=at, overlay=overlay or CALM.views.overlay, sites={"here": here or CALM.views.sites["here"]}
@@ -59,105 +65,161 @@ def views(overlay: OverlayReading | None = None, here: SiteReading | None = None
 
 def ended(number: int) -> Drone:
     words = f"drone=kit-{number} exit=74 reason=no-condor why=condor_master%20is%20missing"
-    return Drone(DroneId(f"kit-{number}"), TypeKey("here/a100"), DroneState.FAILED, NOW - 50, NOW - 99, 1000,
-                 ended_at=NOW - 50, site_reason=words)  # fmt: skip
+    return Drone(
+        DroneId(f"kit-{number}"),
+        TypeKey("here/a100"),
+        DroneState.FAILED,
+        NOW - 50,
+        NOW - 99,
+        1000,
+        ended_at=NOW - 50,
+        site_reason=words,
+    )
 
 
-EATEN = Fault(FaultKind.EATER, "kit-7: job 7.3 held with code 12", NOW)
+EATEN = Fault(FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
 BANNED = Fault(FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9)
 CASES = {
     "controller down": (replace(CALM, holder=None), "critical", "controller", "no controller runs"),
     "disk full, no tick recorded": (
-        replace(CALM, views=views(at=NOW - 145)), "critical", "controller", "no tick recorded for 2m25s"
+        replace(CALM, views=views(at=NOW - 145)),
+        "critical",
+        "controller",
+        "no tick recorded for 2m25s",
     ),
     "no tick since the start": (replace(CALM, views=None), "critical", "controller", "no tick recorded"),
     "little room": (replace(CALM, free_bytes=1 << 20), "critical", "controller", "1 MiB left"),
     "pool lost": (
-        replace(CALM, views=views(OverlayReading(OVERLAY, Fault(FaultKind.DOWN, "Connection refused", NOW)))),
-        "critical", "overlay", "Connection refused",
+        replace(CALM, views=views(PolledOverlay(OVERLAY, Fault(FaultKind.DOWN, "Connection refused", NOW)))),
+        "critical",
+        "overlay",
+        "Connection refused",
     ),
     "negotiator dead": (
-        replace(CALM, views=views(OverlayReading(replace(OVERLAY, negotiated_at=NOW - 410)))),
-        "critical", "overlay", "no negotiation cycle for 6m48s although 3 jobs wait",
+        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, negotiated_at=NOW - 410)))),
+        "critical",
+        "overlay",
+        "no negotiation cycle for 6m48s although 3 jobs wait",
     ),
     "negotiator never seen": (
-        replace(CALM, views=views(OverlayReading(replace(OVERLAY, negotiated_at=0.0)))),
-        "critical", "overlay", "no negotiation cycle known although 3 jobs wait",
+        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, negotiated_at=0.0)))),
+        "critical",
+        "overlay",
+        "no negotiation cycle known although 3 jobs wait",
     ),
     "type banned": (
         replace(CALM, breakers=(Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
-        "warning", "type:here/a100", "is missing. After the repair: `provisioner sites reset here --type a100`",
+        "warning",
+        "type:here/a100",
+        "is missing. After the repair: `provisioner sites reset here --type a100`",
     ),
     "site banned": (
         replace(CALM, breakers=(Breaker("here", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
-        "warning", "site:here", "`provisioner sites reset here`",
+        "warning",
+        "site:here",
+        "`provisioner sites reset here`",
     ),
     "node avoided": (
         replace(CALM, breakers=(Breaker("here@n1", BreakerState.BANNED, failures=2, until=NOW + 60, fault=EATEN),)),
-        "warning", "site:here", "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: "
-        "`provisioner sites reset here`",
+        "warning",
+        "site:here",
+        "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: `provisioner sites reset here`",
     ),
     "node watched": (
         replace(CALM, breakers=(Breaker("here@n1", BreakerState.DEGRADED, failures=1, fault=EATEN),)),
-        "warning", "site:here", "node n1 watched, 1 drone on it ate jobs",
+        "warning",
+        "site:here",
+        "node n1 watched, 1 drone on it ate jobs",
     ),
     "drone eats jobs": (
         replace(CALM, events=(Event(1, NOW - 60, "drone-eats-jobs", {"drone": "kit-7", "why": "eats jobs on n1"}),)),
-        "warning", "drone:kit-7", "look at its node (1m ago): eats jobs on n1",
+        "warning",
+        "drone:kit-7",
+        "look at its node (1m ago): eats jobs on n1",
     ),
     "site lost": (
-        replace(CALM, views=views(here=SiteReading("here", SITE, Fault(FaultKind.DENIED, "expired", NOW)))),
-        "warning", "site:here", "expired",
+        replace(CALM, views=views(here=PolledSite("here", SITE, Fault(FaultKind.DENIED, "expired", NOW)))),
+        "warning",
+        "site:here",
+        "expired",
     ),
     "view old": (
-        replace(CALM, views=views(here=SiteReading("here", replace(SITE, taken_at=NOW - 300)))),
-        "warning", "site:here", "5m old",
+        replace(CALM, views=views(here=PolledSite("here", replace(SITE, taken_at=NOW - 300)))),
+        "warning",
+        "site:here",
+        "5m old",
     ),
     "reload refused": (
         replace(CALM, events=(Event(1, NOW - 60, "reload-refused", {"problems": "site.yaml:3:1 unknown key"}),)),
-        "warning", "controller", "unknown key",
+        "warning",
+        "controller",
+        "unknown key",
     ),
     "plan refused": (
         replace(CALM, events=(Event(1, NOW - 60, "plan-refused", {"faults": "decide failed: ZeroDivisionError"}),)),
-        "warning", "controller", "ZeroDivisionError",
+        "warning",
+        "controller",
+        "ZeroDivisionError",
     ),
     "clock set": (
-        replace(CALM, events=(Event(1, NOW - 60, "clock-stepped", {"drift_s": 600.0}),)), "warning", "controller", "600"
+        replace(CALM, events=(Event(1, NOW - 60, "clock-stepped", {"drift_s": 600.0}),)),
+        "warning",
+        "controller",
+        "600",
     ),
     "drain refused": (
-        replace(CALM, live=(replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH"),),
-                events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "why": "not on PATH"}),)),
-        "warning", "drone:kit-1", "not on PATH",
+        replace(
+            CALM,
+            live=(replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH"),),
+            events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "why": "not on PATH"}),),
+        ),
+        "warning",
+        "drone:kit-1",
+        "not on PATH",
     ),
     "clock doubted at start": (
         replace(CALM, events=(Event(1, NOW - 900, "clock-doubted", {"drift_s": 7200.0, "advice": "Set the clock"}),)),
-        "warning", "controller", "Set the clock",
+        "warning",
+        "controller",
+        "Set the clock",
     ),
     "backup restored": (
         replace(CALM, events=(Event(1, NOW - 900, "record-outdated", {"newest_serial": 9}),)),
-        "warning", "controller", "older than what runs",
+        "warning",
+        "controller",
+        "older than what runs",
     ),
     "drones fail": (
         replace(CALM, ended=tuple(map(ended, range(1, 4)))),
-        "warning", "type:here/a100", "3 drones failed within an hour, the last: no-condor: condor_master is missing",
+        "warning",
+        "type:here/a100",
+        "3 drones failed within an hour, the last: no-condor: condor_master is missing",
     ),
     "a schedd denies": (
-        replace(CALM, views=views(OverlayReading(replace(OVERLAY, notices=("schedd b denies",))))),
-        "warning", "overlay", "schedd b denies",
+        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, notices=("schedd b denies",))))),
+        "warning",
+        "overlay",
+        "schedd b denies",
     ),
     "an odd request": (
-        replace(CALM, views=views(OverlayReading(replace(OVERLAY, remarks=("class 7: GpuDuty = 7",))))),
-        "note", "overlay", "class 7: GpuDuty = 7",
+        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, remarks=("class 7: GpuDuty = 7",))))),
+        "note",
+        "overlay",
+        "class 7: GpuDuty = 7",
     ),
     "brake": (
         replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("all", 9, TooManyUnhealthy(9, 20, 0.2)),))),
-        "warning", "controller", "look unhealthy",
+        "warning",
+        "controller",
+        "look unhealthy",
     ),
     "hopeless class": (
         replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("class:7", 3, BadRequest("2000 of a GPU")),))),
-        "note", "class:7", "classes that can never start: 7",
+        "note",
+        "class:7",
+        "classes that can never start: 7",
     ),
-}  # fmt: skip
+}
 
 
 def test_a_calm_controller_has_no_trouble() -> None:
@@ -194,13 +256,11 @@ def test_a_type_without_room_and_jobs_just_seen_are_no_trouble() -> None:
     full = Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=Fault(FaultKind.CAPACITY, "full", NOW))
     assert troubles(replace(CALM, breakers=(full,))) == []
     new = replace(JOBS, waiting=0, oldest_at=NOW - 30)
-    quiet = views(OverlayReading(replace(OVERLAY, negotiated_at=0.0)))
+    quiet = views(PolledOverlay(replace(OVERLAY, negotiated_at=0.0)))
     assert troubles(replace(CALM, views=quiet, waiting=(new,))) == []
 
 
-def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(
-    on: Cli, cli: Cli, tmp_path: Path
-) -> None:
+def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(on: Cli, cli: Cli, tmp_path: Path) -> None:
     down = on("status", "--check")
     assert down.code == 2 and down.err == ""
     (line,) = down.lines

@@ -18,13 +18,13 @@ import jsonschema
 import pytest
 import yaml
 
-from adapters.embedded_overlay.queue import remove
+from adapters.embedded.queue import remove
 from provisioner.cli.exits import Exit
 from provisioner.cli.schemas import output_schemas
-from provisioner.decide.demand import Ledger
-from provisioner.decide.owner import Ground
-from provisioner.decide.scene import Placed, Scene
 from provisioner.model import DrainMode, RequestKind
+from provisioner.planner.demand import Ledger
+from provisioner.planner.owner import Ground
+from provisioner.planner.scene import Placed, Scene
 from provisioner.store.sql import SqlReader
 from tests.cli.conftest import Cli, Ran, process
 
@@ -71,9 +71,7 @@ def test_jsonl_is_one_object_per_line(on: Cli, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_tables_in_a_pipe_fit_the_columns_asked_for_and_have_no_colour(
-    on: Cli, words: list[str]
-) -> None:
+def test_tables_in_a_pipe_fit_the_columns_asked_for_and_have_no_colour(on: Cli, words: list[str]) -> None:
     ran = on(*words)
     assert ran.code == Exit.OK
     assert ran.lines and max(map(len, ran.lines)) <= 100
@@ -138,9 +136,7 @@ def test_a_watch_keeps_the_top_of_the_screen(running: Path) -> None:
     assert any(re.fullmatch(r"\.\.\. \d+ more lines: enlarge the terminal", line) for line in cut), cut
 
 
-def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
-    on: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from provisioner.cli import output, status
     from provisioner.store import StoreError
 
@@ -222,9 +218,7 @@ def test_status_names_the_process_that_runs(cli: Cli, running: Path) -> None:
 def test_drones_lists_the_living_and_says_so(on: Cli) -> None:
     ran = on("drones")
     assert [line.split()[0] for line in ran.lines] == ["ID", "kit-ab12-1", "kit-ab12-3", "kit-ab12-4"]
-    assert ran.err == (
-        "3 live drones of controller kit; --ended for past ones; no controller runs: as last recorded\n"
-    )
+    assert ran.err == ("3 live drones of controller kit; --ended for past ones; no controller runs: as last recorded\n")
 
 
 def test_ended_drones_show_the_jobs_that_were_started_in_them(on: Cli) -> None:
@@ -236,8 +230,10 @@ def test_ended_drones_show_the_jobs_that_were_started_in_them(on: Cli) -> None:
 def test_names_of_events_are_never_cut(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert {line.split()[1] for line in on("events", "--since", "all", "--no-header").lines if line[:2] == "20"} >= {
-        "reloaded", "requested", "submitted"
-    }  # fmt: skip
+        "reloaded",
+        "requested",
+        "submitted",
+    }
 
 
 def test_drones_filters_sorts_and_limits(on: Cli) -> None:
@@ -270,21 +266,31 @@ def test_columns_by_key_or_heading_and_a_hint_for_a_wrong_one(on: Cli) -> None:
 
 def test_the_reason_of_each_drone_is_there_for_the_asking(on: Cli) -> None:
     items = on("drones", "--ended", "--columns", "id,reason", "-o", "json").json["items"]
-    assert items == [{"id": "kit-ab12-2", "reason": "ended at the site (exited, exit code 71: "
-                      "GPU check failed) after 61 s and 0 jobs"}]  # fmt: skip
+    assert items == [
+        {
+            "id": "kit-ab12-2",
+            "reason": "ended at the site (exited, exit code 71: GPU check failed) after 61 s and 0 jobs",
+        }
+    ]
 
 
 @pytest.mark.parametrize("any_id", ["kit-ab12-1", "1", "8810.0", "slot1@gpu07.example.org"])
 def test_every_id_means_the_drone_and_show_tells_its_life(on: Cli, any_id: str) -> None:
     flat = " ".join(on("drones", "show", any_id).out.split())
     assert "drone kit-ab12-1" in flat
-    for words in ("slot1@gpu07.example.org", "8810.0", "requested 3s 5 jobs of class 7 wait", "submitted 8m17s",
-                  "the site took the order as 8810.0", "in the pool, busy with 2 jobs"):  # fmt: skip
+    for words in (
+        "slot1@gpu07.example.org",
+        "8810.0",
+        "requested 3s 5 jobs of class 7 wait",
+        "submitted 8m17s",
+        "the site took the order as 8810.0",
+        "in the pool, busy with 2 jobs",
+    ):
         assert words in flat
     tree = on("drones", "show", any_id, "-o", "json").json
     assert [step["state"] for step in tree["history"]] == ["requested", "submitted", "busy"]
     assert [step["for_s"] for step in tree["history"]] == [3.0, 497.0, None]
-    assert tree["history"][0]["reason"]["kind"] == "jobs-wait"
+    assert tree["history"][0]["reason"]["kind"] == "jobs-waiting"
 
 
 def test_an_unknown_id_fails_with_the_nearest(on: Cli) -> None:
@@ -387,11 +393,11 @@ def test_sites_tells_what_is_wrong_with_each(on: Cli) -> None:
 
 def test_demand_tells_why_each_class_waits(on: Cli) -> None:
     items = {i["id"]: i for i in on("demand", "-o", "json").json["items"]}
-    assert [r["kind"] for r in items["9"]["reasons"]] == ["nothing-fits", "awaits-negotiation"]
+    assert [r["kind"] for r in items["9"]["reasons"]] == ["nothing-fits", "awaiting-negotiation"]
     assert items["9"]["nearest"] == "horeka/h100" and items["9"]["fits"] == []
     assert items["7"]["reasons"][0]["kind"] == "limit-reached"
     assert set(items["7"]["fits"]) == {"topas/a100", "horeka/h100"}
-    assert items["11"]["reasons"] == [{"fresh": 3, "kind": "awaits-negotiation"}]
+    assert items["11"]["reasons"] == [{"fresh": 3, "kind": "awaiting-negotiation"}]
     assert len(on("demand", "--waiting", "-o", "name").lines) == 3
 
 
@@ -480,7 +486,7 @@ def test_the_status_has_no_name_and_says_which_forms_it_has(on: Cli) -> None:
 
 def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with a traceback."""
-    from provisioner.decide import place
+    from provisioner.planner import place
 
     real = place.place
 
@@ -523,9 +529,14 @@ def test_a_tick_that_is_not_kept_names_the_nearest(on: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("", "not JSON"), ("[]", "not a snapshot"), ('{"schema": "provisioner.snapshot/99"}', "this version reads"),
-     ('{"now": "yesterday"}', "not a snapshot: now"), ("\x00\xff", "not JSON")],
-)  # fmt: skip
+    [
+        ("", "not JSON"),
+        ("[]", "not a snapshot"),
+        ('{"schema": "provisioner.snapshot/99"}', "this version reads"),
+        ('{"now": "yesterday"}', "not a snapshot: now"),
+        ("\x00\xff", "not JSON"),
+    ],
+)
 def test_a_file_that_is_no_snapshot_is_told_so(on: Cli, tmp_path: Path, content: str, complaint: str) -> None:
     (tmp_path / "x.json").write_text(content)
     ran = on("replay", tmp_path / "x.json")
@@ -754,7 +765,7 @@ def test_check_live_says_when_the_record_cannot_be_written(cli: Cli, tmp_path: P
     path.write_text(path.read_text().replace("record.db", "state/deep/record.db"))
     ran = cli("check", "--live", "-o", "json")
     assert ran.code == Exit.UNMET
-    (gap,) = [look for look in ran.json["items"] if look["dimension"]]
+    (gap,) = [poll for poll in ran.json["items"] if poll["dimension"]]
     assert (gap["view"], gap["dimension"]) == ("store", "directory") and "Not a directory" in gap["text"]
 
 
@@ -831,9 +842,13 @@ def test_the_record_is_found_by_option_environment_and_configuration(
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("store: [", "provisioner.yaml:"), ("store: {}", "no store.path"), ("- 1", "no store.path"),
-     ("\x00", "provisioner.yaml")],
-)  # fmt: skip
+    [
+        ("store: [", "provisioner.yaml:"),
+        ("store: {}", "no store.path"),
+        ("- 1", "no store.path"),
+        ("\x00", "provisioner.yaml"),
+    ],
+)
 def test_a_configuration_without_a_record_is_told_so(cli: Cli, tmp_path: Path, content: str, complaint: str) -> None:
     (tmp_path / "provisioner.yaml").write_text(content)
     ran = cli("drones")
@@ -880,7 +895,7 @@ def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
         "import sys; from provisioner.cli import main\n"
         f"code = main(['drones', '--store', {str(record)!r}])\n"
         "heavy = {'sqlalchemy', 'alembic', 'aiohttp', 'asyncio', 'htcondor2', 'rich', 'yaml', 'structlog'}\n"
-        "heavy |= {'provisioner.codec', 'provisioner.config', 'provisioner.decide'}\n"
+        "heavy |= {'provisioner.serialization', 'provisioner.config', 'provisioner.planner'}\n"
         "print(sorted(heavy & set(sys.modules)), code)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -902,7 +917,7 @@ def _ten_thousand(path: Path) -> Path:
     from dataclasses import replace
 
     from provisioner.model import Drone, DroneId, DroneState, Plan, Start, TypeKey
-    from provisioner.reasons import JobsWait
+    from provisioner.reasons import JobsWaiting
     from provisioner.store.sql import SqlStore
     from tests.cli.conftest import _look
 
@@ -910,7 +925,7 @@ def _ten_thousand(path: Path) -> Path:
         async with SqlStore(path, "kit", 1e9, 0, birth="ab12") as store:
             now = time.time()
             drone = Drone(DroneId(""), TypeKey("topas/a100"), DroneState.REQUESTED, now, now, 1000, for_class="7")
-            reason = JobsWait("7", 10_000, 0, 10_000)
+            reason = JobsWaiting("7", 10_000, 0, 10_000)
             starts = tuple(Start(replace(drone, id=DroneId(f"kit-ab12-{n}")), reason) for n in range(1, 10_001))
             await store.record(Plan(1, now, starts=starts), _look(store, now, (), {}))
 
@@ -947,8 +962,6 @@ def test_schema_prints_every_schema_it_names(cli: Cli) -> None:
         jsonschema.Draft202012Validator.check_schema(cli("schema", name).json)
     wrong = cli("schema", "provisioner.drone")
     assert wrong.code == Exit.FAILED and "did you mean provisioner.drone/1?" in wrong.err
-
-
 
 
 def test_a_directory_is_said_to_be_one(cli: Cli, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner import reasons, say
+from provisioner import formatting, reasons
 from provisioner.cli.reason_examples import EXAMPLES
 from provisioner.cli.reference import kinds
 from provisioner.model import BreakerState, DrainMode, DroneState
@@ -25,22 +25,22 @@ def test_every_reason_has_an_example() -> None:
 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
 def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) -> None:
-    line = say.say(reason)
-    assert line == say.clean(line) and "\n" not in line
+    line = formatting.say(reason)
+    assert line == formatting.clean(line) and "\n" not in line
     assert len(line) < 250
-    assert isinstance(say.tier(reason), say.Tier)
+    assert isinstance(formatting.tier(reason), formatting.Category)
     for field in fields(reason):
         value = getattr(reason, field.name)
         if field.name == "kind" or isinstance(value, float):
             continue  # floats are worded: ages, percentages, times
-        told = say.amounts(str(value), "")[0]
+        told = formatting.amounts(str(value), "")[0]
         assert told in line, f"{field.name} of {reason.kind} is not told"
 
 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
 def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.Reason) -> None:
     texts = {f.name: HOSTILE for f in fields(reason) if f.type == "str"}
-    line = say.say(replace(reason, **texts))
+    line = formatting.say(replace(reason, **texts))
     assert line.isprintable()
     assert len(line) < 200 * (len(texts) + 1) + 200
 
@@ -49,85 +49,103 @@ def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.R
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e18, float("inf"), float("nan")])
 def test_absurd_numbers_are_told_and_not_a_crash(reason: reasons.Reason, value: float) -> None:
     numbers: dict[str, Any] = {f.name: value for f in fields(reason) if f.type == "float"}
-    assert say.say(replace(reason, **numbers))
+    assert formatting.say(replace(reason, **numbers))
 
 
 def test_numbers_that_made_the_decision_are_in_the_line() -> None:
-    assert say.say(reasons.IdleTooLong(612.0, 600.0)) == "idle 612 s > 600 s"
-    assert say.say(reasons.LimitReached("max_drones", "horeka/h100", 40, 40)).endswith("40/40")
-    nothing = say.say(reasons.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"))
+    assert formatting.say(reasons.IdleTimeout(612.0, 600.0)) == "idle 612 s > 600 s"
+    assert formatting.say(reasons.LimitReached("max_drones", "horeka/h100", 40, 40)).endswith("40/40")
+    nothing = formatting.say(reasons.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"))
     assert nothing == "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB"
 
 
 def test_what_would_look_the_same_is_told_to_the_last_unit() -> None:
-    line = say.say(reasons.NothingFits("horeka/h100", "vram", "81921 MiB", "81920 MiB"))
+    line = formatting.say(reasons.NothingFits("horeka/h100", "vram", "81921 MiB", "81920 MiB"))
     assert line == "no drone type fits: vram must be 81921 MiB; nearest is horeka/h100 with 81920 MiB"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20administrator%20let%20it%20go",
-         "drained: the pool's administrator let it go"),
+        (
+            "drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20administrator%20let%20it%20go",
+            "drained: the pool's administrator let it go",
+        ),
         ("drone=kit-1 exit=0 reason=idle", "idle"),
         ("drone=kit-1 exit=71 reason=check-failed why=%1b[31m%0a%zz%", "check-failed: \ufffd[31m %zz%"),
-        ("kit-1 ended failed: drone=kit-1 exit=74 jobs_started=0 reason=no-condor why=neither%20on%20PATH",
-         "kit-1 ended failed: no-condor: neither on PATH"),
+        (
+            "kit-1 ended failed: drone=kit-1 exit=74 jobs_started=0 reason=no-condor why=neither%20on%20PATH",
+            "kit-1 ended failed: no-condor: neither on PATH",
+        ),
         ("drone=kit-1 is lost", "drone=kit-1 is lost"),
         ("drone=", "drone="),
         ("out of memory", "out of memory"),
         ("", ""),
     ],
-)  # fmt: skip
+)
 def test_the_last_words_of_a_drone_are_told_decoded(text: str, told: str) -> None:
-    assert say.told(text) == told
-    assert say.say(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(f"2 jobs: {told}" if told else "2 jobs")
+    assert formatting.told(text) == told
+    assert formatting.say(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(
+        f"2 jobs: {told}" if told else "2 jobs"
+    )
 
 
 def test_rounding_never_makes_a_comparison_a_lie() -> None:
-    assert say.say(reasons.IdleTooLong(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
+    assert formatting.say(reasons.IdleTimeout(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
 
 
 @pytest.mark.parametrize("state", DroneState)
 def test_every_state_has_words(state: DroneState) -> None:
-    assert say.state_words(state).startswith("ended") is state.ended
+    assert formatting.state_words(state).startswith("ended") is state.ended
 
 
 def test_every_breaker_state_and_drain_mode_has_words() -> None:
-    assert all(say.breaker_words(s) for s in BreakerState)
-    assert all(say.mode_words(m) for m in DrainMode)
+    assert all(formatting.breaker_words(s) for s in BreakerState)
+    assert all(formatting.mode_words(m) for m in DrainMode)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (725, "12m5s"), (3600, "1h"), (3661, "1h1m"), (273600, "3d4h"),
-     (86400 + 59, "1d"), (-61, "-1m1s"), (float("nan"), "-"), (float("inf"), "-")],
-)  # fmt: skip
+    [
+        (0, "0s"),
+        (0.4, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (725, "12m5s"),
+        (3600, "1h"),
+        (3661, "1h1m"),
+        (273600, "3d4h"),
+        (86400 + 59, "1d"),
+        (-61, "-1m1s"),
+        (float("nan"), "-"),
+        (float("inf"), "-"),
+    ],
+)
 def test_an_age_is_short(seconds: float, text: str) -> None:
-    assert say.age(seconds) == text
+    assert formatting.age(seconds) == text
 
 
 @given(st.floats(min_value=0, max_value=1e12))
 def test_an_age_never_takes_more_than_two_units(seconds: float) -> None:
-    assert sum(c.isalpha() for c in say.age(seconds)) <= 2
+    assert sum(c.isalpha() for c in formatting.age(seconds)) <= 2
 
 
 def test_times_are_iso_in_utc_and_never_is_a_dash() -> None:
-    assert say.iso(1769860800.0) == "2026-01-31T12:00:00Z"
-    assert [say.iso(t) for t in (0.0, 1e20, float("nan"))] == ["-", "-", "-"]
+    assert formatting.iso(1769860800.0) == "2026-01-31T12:00:00Z"
+    assert [formatting.iso(t) for t in (0.0, 1e20, float("nan"))] == ["-", "-", "-"]
 
 
 def test_amounts_keep_their_precision() -> None:
-    assert [say.gpus(m) for m in (200, 1000, 1, 1500)] == ["0.2", "1", "0.001", "1.5"]
-    assert [say.size(m) for m in (512, 40960, 1536)] == ["512 MiB", "40 GiB", "1.5 GiB"]
-    assert (say.capability(80), say.driver(12040), say.capability(0)) == ("8.0", "12.4", "-")
+    assert [formatting.gpus(m) for m in (200, 1000, 1, 1500)] == ["0.2", "1", "0.001", "1.5"]
+    assert [formatting.size(m) for m in (512, 40960, 1536)] == ["512 MiB", "40 GiB", "1.5 GiB"]
+    assert (formatting.capability(80), formatting.driver(12040), formatting.capability(0)) == ("8.0", "12.4", "-")
 
 
 @given(st.text())
 def test_clean_text_is_one_printable_line(text: str) -> None:
-    assert say.clean(text).isprintable()
+    assert formatting.clean(text).isprintable()
 
 
 def test_a_time_to_come_was_no_negative_while_ago() -> None:
-    assert say.ago(1000.0, 400.0) == "0s"
-    assert (say.ago(1000.0, 1042.0), say.ago(0.0, 5.0)) == ("42s", "-")
+    assert formatting.ago(1000.0, 400.0) == "0s"
+    assert (formatting.ago(1000.0, 1042.0), formatting.ago(0.0, 5.0)) == ("42s", "-")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adapters.embedded_overlay.config import Config as QueueConfig
-from adapters.local_site.config import Config as HostConfig
+from adapters.embedded.config import Config as QueueConfig
+from adapters.local.config import Config as HostConfig
 from provisioner.config import (
     ConfigErrors,
     OverlaySpec,

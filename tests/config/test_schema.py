@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 REFERENCE = REPOSITORY / "docs/reference"
 BROKEN = Path(__file__).parent / "broken"
 SHIPPED = sorted(path for path in (REPOSITORY / "site_configs").rglob("*.yaml") if path.name != "world.yaml")
-"""World files are for `provisioner simulate` and have a form of their own (tests/sim/test_worldfile.py)."""
+"""World files are for `provisioner simulate` and have a form of their own (tests/simulator/test_worldfile.py)."""
 STRUCTURAL = [
     "adapter-option-typo",
     "adapter-option-typo-in-a-list",
@@ -103,8 +103,11 @@ def test_every_shipped_example_is_valid_by_both(file: Path) -> None:
 
 def test_there_are_shipped_examples() -> None:
     assert {path.relative_to(REPOSITORY / "site_configs").as_posix() for path in SHIPPED} >= {
-        "provisioner.yaml", "local.yaml", "demo/provisioner.yaml", "demo/local.yaml",
-    }  # fmt: skip
+        "provisioner.yaml",
+        "local.yaml",
+        "demo/provisioner.yaml",
+        "demo/local.yaml",
+    }
 
 
 @pytest.mark.parametrize("name", STRUCTURAL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded_overlay import EmbeddedOverlay
+from adapters.embedded import EmbeddedOverlay
 from provisioner.model import DroneId, DroneType, StartOrder
 from tests.embedded.drones import KIND, Drones, config
 
@@ -35,7 +35,7 @@ def begin(path: Path, drones: Drones) -> Callable[..., Awaitable[DroneId]]:
         overlay = EmbeddedOverlay(config(path, **options), "kit")
         async with overlay:
             order = StartOrder(DroneId(f"kit-abcd-{serial}"), kind, idle_s, grace_s)
-            drones.begin(replace(order, admission=await overlay.admission(order)))
+            drones.begin(replace(order, bootstrap=await overlay.bootstrap(order)))
         return order.drone_id
 
     return begin

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from adapters.embedded_overlay import Config
+from adapters.embedded import Config
 from provisioner.model import DroneId, DroneType, StartOrder
 
 KIND = DroneType(
@@ -40,14 +40,14 @@ class Drones:
         return self._root / drone_id
 
     def begin(self, order: StartOrder) -> None:
-        assert order.admission is not None
+        assert order.bootstrap is not None
         kind, directory = order.type, self.directory(order.drone_id)
         directory.mkdir(parents=True)
         script = directory / "script"
-        script.write_bytes(order.admission.script)
+        script.write_bytes(order.bootstrap.script)
         env = {
             "PATH": os.environ["PATH"],
-            **order.admission.env,
+            **order.bootstrap.env,
             "PROVISIONER_DRONE_ID": order.drone_id,
             "DRONE_ID": order.drone_id,
             "DRONE_SITE": kind.site,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded_overlay import EmbeddedOverlay, queue
-from adapters.embedded_overlay.devices import Devices
-from adapters.embedded_overlay.queue import JobState
-from provisioner.contract import eventually
-from provisioner.decide.fit import misfit
+from adapters.embedded import EmbeddedOverlay, queue
+from adapters.embedded.devices import Devices
+from adapters.embedded.queue import JobState
+from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, OverlayView, Sharing, Slot, StartOrder
+from provisioner.planner.fit import misfit
 from tests.embedded.drones import CPU, KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
@@ -55,7 +55,7 @@ async def test_jobs_without_a_gpu_go_to_drones_without_one(path: Path, drones: D
 
     async def at_work() -> Slot | None:
         async with EmbeddedOverlay(config(path), "kit") as overlay:
-            slots = (await overlay.look([CPU])).slots
+            slots = (await overlay.poll([CPU])).slots
         return next((slot for slot in slots if slot.jobs == 2), None)
 
     slot = await eventually("both run", at_work, 60)
@@ -158,9 +158,9 @@ async def test_fewer_gpus_than_promised_is_a_failed_check(path: Path, drones: Dr
     overlay = EmbeddedOverlay(config(path), "kit")
     async with overlay:
         order = StartOrder(DroneId("kit-abcd-9"), KIND, 600.0, 2.0)
-        admission = await overlay.admission(order)
-        script = b"export CUDA_VISIBLE_DEVICES=0\n" + admission.script
-        drones.begin(replace(order, admission=replace(admission, script=script)))
+        bootstrap = await overlay.bootstrap(order)
+        script = b"export CUDA_VISIBLE_DEVICES=0\n" + bootstrap.script
+        drones.begin(replace(order, bootstrap=replace(bootstrap, script=script)))
     assert await drones.status(order.drone_id) == 71
     assert drones.outcome(order.drone_id) == "failed: GPU check failed: 2 GPUs were promised, 1 are visible"
 
@@ -176,19 +176,19 @@ async def test_a_queue_that_is_not_there_or_goes_away_ends_the_drone(
 
     overlay = EmbeddedOverlay(config(tmp_path / "never.db"), "kit")
     order = StartOrder(DroneId("kit-abcd-2"), KIND, 600.0, 2.0)
-    drones.begin(replace(order, admission=await overlay.admission(order)))
+    drones.begin(replace(order, bootstrap=await overlay.bootstrap(order)))
     assert await drones.status(order.drone_id) == 73
 
 
 async def _joined(path: Path) -> bool:
-    return bool((await EmbeddedOverlay(config(path), "kit").look([])).slots)
+    return bool((await EmbeddedOverlay(config(path), "kit").poll([])).slots)
 
 
 async def test_a_drone_that_is_told_nonsense_says_so(path: Path, drones: Drones) -> None:
     overlay = EmbeddedOverlay(config(path), "kit")
     order = StartOrder(DroneId("kit-abcd-1"), KIND, 600.0, 2.0)
-    admission = await overlay.admission(order)
-    drones.begin(replace(order, admission=replace(admission, env={**admission.env, "EMBEDDED_LEASE_S": "soon"})))
+    bootstrap = await overlay.bootstrap(order)
+    drones.begin(replace(order, bootstrap=replace(bootstrap, env={**bootstrap.env, "EMBEDDED_LEASE_S": "soon"})))
     assert await drones.status(order.drone_id) == 64
     assert "could not convert string to float: 'soon'" in (drones.directory(order.drone_id) / "log").read_text()
 
@@ -237,18 +237,18 @@ async def test_small_jobs_share_a_gpu_and_one_that_wants_it_whole_waits(path: Pa
     small = queue.submit(path, ["sleep", "30"], count=3, gpus="0.1", vram_mib=10240)
     await begin(1, kind=quarters)
 
-    async def look() -> OverlayView:
-        return await overlay.look([quarters])
+    async def poll() -> OverlayView:
+        return await overlay.poll([quarters])
 
     async def three_run() -> bool:
-        return sum(each.running for each in (await look()).classes) == 3
+        return sum(each.running for each in (await poll()).classes) == 3
 
     await eventually("three run: one on two shares, two on one each", three_run, 60)
     running = {each.id for each in queue.jobs(path, states=[JobState.RUNNING])}
     assert running == {*joined, *small[:2]}
-    (slot,) = (await look()).slots
+    (slot,) = (await poll()).slots
     assert slot.free_gpu_milli == 0
-    classes = (await look()).classes
+    classes = (await poll()).classes
     refused = {each.gpu_milli: why.dimension for each in classes if (why := misfit(each, quarters)) is not None}
     assert refused == {1000: "gpus", 200: "vram"}, "what waits in vain, the planner starts nothing for"
     waiting = {each.id for each in queue.jobs(path, states=[JobState.IDLE])}

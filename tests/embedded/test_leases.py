@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded_overlay import EmbeddedOverlay, queue, table
-from adapters.embedded_overlay.queue import Job, JobState
-from provisioner.contract import eventually
+from adapters.embedded import EmbeddedOverlay, queue, table
+from adapters.embedded.queue import Job, JobState
+from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId
 from tests.embedded.drones import KIND, Drones, config
 
@@ -58,7 +58,7 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
     async with overlay:
 
         async def waits_again() -> bool:
-            await overlay.look([])
+            await overlay.poll([])
             return (await job(path, job_id, *JobState)).state is JobState.IDLE
 
         await eventually("its lease runs out", waits_again, 60)

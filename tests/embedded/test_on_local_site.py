@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from adapters.embedded_overlay import EmbeddedOverlay, queue
-from adapters.embedded_overlay.queue import JobState
-from adapters.local_site import Config as SiteConfig
-from adapters.local_site import LocalSite
-from provisioner.contract import eventually
+from adapters.embedded import EmbeddedOverlay, queue
+from adapters.embedded.queue import JobState
+from adapters.local import Config as SiteConfig
+from adapters.local import LocalSite
+from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, EndKind, StartOrder, StopOrder
 from tests.embedded.drones import KIND, config
 
@@ -26,7 +26,7 @@ async def test_a_drone_killed_by_its_site_gives_its_job_to_the_next(path: Path, 
 
     async def start(drone_id: DroneId) -> None:
         order = StartOrder(drone_id, KIND, 60.0, 2.0)
-        await site.start([replace(order, admission=await overlay.admission(order))])
+        await site.start([replace(order, bootstrap=await overlay.bootstrap(order))])
 
     async def at_work() -> bool:
         return lines(told) == 1
@@ -35,7 +35,7 @@ async def test_a_drone_killed_by_its_site_gives_its_job_to_the_next(path: Path, 
         return queue.counts(path)[JobState.DONE] == 1
 
     async def over() -> bool:
-        return all(drone.end is not None for drone in (await site.look()).drones.values())
+        return all(drone.end is not None for drone in (await site.poll()).drones.values())
 
     async with site, overlay:
         await start(first)
@@ -45,7 +45,7 @@ async def test_a_drone_killed_by_its_site_gives_its_job_to_the_next(path: Path, 
         await eventually("the job is done on the second, once its lease has run out", done, 60)
         await site.stop([StopOrder(second, "")])
         await eventually("both are gone", over, 60)
-        ends = {drone_id: drone.end for drone_id, drone in (await site.look()).drones.items()}
+        ends = {drone_id: drone.end for drone_id, drone in (await site.poll()).drones.items()}
 
     [job] = queue.jobs(path)
     assert (job.state, job.attempts, job.drone_id) == (JobState.DONE, 2, second)

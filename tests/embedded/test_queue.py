@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded_overlay import EmbeddedOverlay, Queue, queue, table
-from adapters.embedded_overlay.overlay import _DONE
-from adapters.embedded_overlay.queue import BadJob, JobState
-from provisioner.model import DrainMode, DroneId, Misfit, OverlayView, StartOrder
-from provisioner.sites import SiteDown
+from adapters.embedded import EmbeddedOverlay, Queue, queue, table
+from adapters.embedded.overlay import _DONE
+from adapters.embedded.queue import BadJob, JobState
+from provisioner.interfaces import UnavailableError
+from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder, UnmetRequirement
 from tests.embedded.drones import KIND, config
 
 
-async def look(path: Path, **options: object) -> OverlayView:
+async def poll(path: Path, **options: object) -> OverlayView:
     async with EmbeddedOverlay(config(path, **options), "kit") as overlay:
-        return await overlay.look([KIND, replace(KIND, name="h", gpu_model="H100")])
+        return await overlay.poll([KIND, replace(KIND, name="h", gpu_model="H100")])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ async def test_jobs_are_one_object_per_class_with_their_ids_as_ranges(path: Path
     queue.submit(path, ["true"], count=5000, owner="ada")
     queue.submit(path, ["true"], count=2, owner="bob", gpus=0)
     queue.submit(path, ["true"], count=100, owner="ada")
-    view = await look(path)
+    view = await poll(path)
     assert [(c.owner, c.gpu_milli, c.waiting, c.job_ids) for c in sorted(view.classes, key=lambda c: c.owner)] == [
         ("ada", 1000, 5100, "1-5000, 5003-5102"),
         ("bob", 0, 2, "5001-5002"),
@@ -83,7 +83,7 @@ async def test_scattered_ids_are_cut_short(path: Path) -> None:
     for _ in range(12):
         queue.submit(path, ["true"], owner="ada")
         queue.submit(path, ["true"], owner="bob")
-    assert {c.job_ids for c in (await look(path)).classes} == {
+    assert {c.job_ids for c in (await poll(path)).classes} == {
         "1, 3, 5, 7, 9, 11, 13, 15, ...",
         "2, 4, 6, 8, 10, 12, 14, 16, ...",
     }
@@ -91,22 +91,22 @@ async def test_scattered_ids_are_cut_short(path: Path) -> None:
 
 async def test_jobs_wait_for_the_next_negotiation(path: Path) -> None:
     queue.submit(path, ["true"], count=3)
-    view = await look(path, negotiation="1d")
+    view = await poll(path, negotiation="1d")
     [fresh] = view.classes
     assert (fresh.waiting, fresh.fresh) == (0, 3)
     assert view.negotiated_at % 86400 == 0
     with contextlib.closing(table.connect(path)) as connection:
         connection.execute("UPDATE job SET submitted_at = submitted_at - 86400 WHERE id < 3")
-    [some] = (await look(path, negotiation="1d")).classes
+    [some] = (await poll(path, negotiation="1d")).classes
     assert (some.waiting, some.fresh) == (2, 1)
-    at_once = await look(path)
+    at_once = await poll(path)
     assert (at_once.classes[0].waiting, at_once.negotiated_at) == (3, at_once.taken_at)
 
 
 async def test_another_gpu_model_is_a_misfit_by_name(path: Path) -> None:
     queue.submit(path, ["true"], gpu_model="H100")
-    [one] = (await look(path)).classes
-    assert one.refuses == {KIND.key: Misfit("gpu_model", "H100", "A100")}
+    [one] = (await poll(path)).classes
+    assert one.refuses == {KIND.key: UnmetRequirement("gpu_model", "H100", "A100")}
 
 
 async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> None:
@@ -118,7 +118,7 @@ async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> Non
             connection.execute("UPDATE job SET gpu_milli = 'lots'")
         offer = table.Offer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12, True)
         assert not table.fits_any(connection, offer)
-    said = {c.invalid for c in (await look(path)).classes}
+    said = {c.invalid for c in (await poll(path)).classes}
     assert said == {
         "-0.005 GPUs: cannot be negative",
         "1.5 GPUs: write 1 or 2, only less than one GPU can be a share",
@@ -139,19 +139,19 @@ async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
     with contextlib.closing(table.connect(path)) as connection:
         table.publish(connection, row)
         connection.execute("UPDATE slot SET heard = heard - 30")
-        [slot] = (await look(path)).slots
+        [slot] = (await poll(path)).slots
         assert 29 < time.time() - slot.heard_at < 40
         connection.execute("UPDATE slot SET heard = heard - 90")
-        assert (await look(path)).slots == ()
+        assert (await poll(path)).slots == ()
 
 
 async def test_finished_jobs_are_forgotten_after_a_while(path: Path) -> None:
     queue.submit(path, ["true"], count=2)
     with contextlib.closing(table.connect(path)) as connection:
         connection.execute("UPDATE job SET state = 'done', ended_at = ? WHERE id = 1", (time.time() - 7200,))
-    await look(path, keep="1d")
+    await poll(path, keep="1d")
     assert len(queue.jobs(path)) == 2
-    await look(path, keep="1h")
+    await poll(path, keep="1h")
     assert [job.id for job in queue.jobs(path)] == [2]
 
 
@@ -168,7 +168,7 @@ async def test_jobs_that_are_done_are_told_for_a_quarter_of_an_hour(path: Path) 
             )
         plan = connection.execute("EXPLAIN QUERY PLAN " + _DONE, (0.0, 1)).fetchall()
     assert any("job_done" in row["detail"] for row in plan), "long-gone jobs cost nothing"
-    first, second = (await look(path)).completions or ()
+    first, second = (await poll(path)).completions or ()
     assert (first.job_id, second.job_id) == ("1", "2"), "what failed by itself is done as well"
     assert first.run_s == pytest.approx(12) and first.ended_at == now - 20 and first.submitted_at == now - 2000
     assert (first.gpu_milli, first.cpus, first.memory_mib, first.vram_mib) == (200, 1, 512, 8000)
@@ -184,11 +184,11 @@ async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
         table.publish(connection, row)
         connection.execute("UPDATE job SET lease_until = ?", (table.lease_clock() + 60,))
         connection.execute(begins, (500.0, 1))
-        [slot] = (await look(path)).slots
+        [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at) == ("ann", 500.0)
         assert (slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib) == (1000, 1, 1024), "what a class asks for"
         connection.execute(begins, (400.0, 2))
-        [slot] = (await look(path)).slots
+        [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at, slot.job_cpus) == ("", 400.0, 0), "of several it is nobody's"
 
 
@@ -196,7 +196,7 @@ async def test_a_queue_made_before_gets_the_index_of_what_is_done(path: Path) ->
     queue.submit(path, ["true"])
     with contextlib.closing(table.connect(path)) as connection:
         connection.execute("DROP INDEX job_done")
-    await look(path)
+    await poll(path)
     with contextlib.closing(table.connect(path)) as connection:
         assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'job_done'").fetchone()
 
@@ -205,8 +205,8 @@ async def test_a_queue_made_before_gets_the_index_of_what_is_done(path: Path) ->
 def test_a_file_that_is_no_queue_is_trouble_and_is_not_touched(path: Path, content: bytes) -> None:
     overlay = EmbeddedOverlay(config(path), "kit")
     path.write_bytes(content)  # after an operator's mistake, say
-    with pytest.raises(SiteDown, match=r"queue\.db"):
-        asyncio.run(overlay.look([KIND]))
+    with pytest.raises(UnavailableError, match=r"queue\.db"):
+        asyncio.run(overlay.poll([KIND]))
     assert path.read_bytes() == content
 
 
@@ -223,7 +223,7 @@ async def test_an_admission_needs_no_secret_and_survives_odd_paths(tmp_path: Pat
     odd = tmp_path / "a b;$(x)?#%41.db"
     async with EmbeddedOverlay(config(odd), "kit") as overlay:
         assert odd.exists()
-        admission = await overlay.admission(StartOrder(DroneId("kit-abcd-1"), KIND, 600.0, 2.0))
-        assert admission.files == {}
-        assert admission.env["EMBEDDED_QUEUE"] == str(odd)
-        await overlay.look([KIND])
+        bootstrap = await overlay.bootstrap(StartOrder(DroneId("kit-abcd-1"), KIND, 600.0, 2.0))
+        assert bootstrap.files == {}
+        assert bootstrap.env["EMBEDDED_QUEUE"] == str(odd)
+        await overlay.poll([KIND])

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from adapters.htcondor_site.settings import HTCondorSiteConfig
-from adapters.htcondor_site.submission import Batch, batches
-from provisioner.model import Admission, DroneId, DroneType, StartOrder
+from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.htcondor.site.submission import Batch, batches
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
 CONTROLLER = "main"
 A100 = DroneType(
-    "topas", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=50000, vram_mib=40960,
-    gpu_model="A100-SXM4-40GB", capability=80, driver=12040, walltime_s=86400.0,
-)  # fmt: skip
+    "topas",
+    "a100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=20480,
+    disk_mib=50000,
+    vram_mib=40960,
+    gpu_model="A100-SXM4-40GB",
+    capability=80,
+    driver=12040,
+    walltime_s=86400.0,
+)
 CPU = DroneType("topas", "cpu", gpu_milli=0, cpus=4, memory_mib=8000, disk_mib=100)
-DRONE = Admission(b"#!/bin/sh\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret", "checks/disk.sh": b"exit 0"})
+DRONE = Bootstrap(b"#!/bin/sh\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret", "checks/disk.sh": b"exit 0"})
 
 
-def order(serial: int, kind: DroneType = A100, admission: Admission | None = DRONE) -> StartOrder:
-    return StartOrder(DroneId(f"{CONTROLLER}-ab12-{serial}"), kind, 600.0, 30.0, admission)
+def order(serial: int, kind: DroneType = A100, bootstrap: Bootstrap | None = DRONE) -> StartOrder:
+    return StartOrder(DroneId(f"{CONTROLLER}-ab12-{serial}"), kind, 600.0, 30.0, bootstrap)
 
 
 def config(**more: object) -> HTCondorSiteConfig:

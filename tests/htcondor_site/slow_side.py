@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from adapters.htcondor_site.matching import Amount
-from adapters.htcondor_site.owner_queue import Queue
+from adapters.htcondor.site.matching import Amount
+from adapters.htcondor.site.owner_queue import Queue
 from adapters.shared.htcondor.ads import Ad
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.htcondor_site.audit import gaps
-from adapters.htcondor_site.matching import hosts
+from adapters.htcondor.site.audit import gaps
+from adapters.htcondor.site.matching import hosts
 from adapters.shared.htcondor.ads import Ad, expression
+from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, SitePolicy
-from provisioner.sites import Gap
 from tests.htcondor_site.slot_ads import V100, pslot
 from tests.htcondor_site.test_blocking import loaded, render
 
@@ -138,7 +138,7 @@ def test_nodes_without_drones_owe_them_no_priority() -> None:
 def test_a_pattern_that_names_no_node_is_a_slip() -> None:
     policy = SitePolicy(site="topas", blocking=(Reserve(nodes=("topas-a100-*", "topaz-*"), cpus=8, memory_mib=20480),))
     assert gaps(hosts([configured(policy)], 0), policy) == (
-        Gap("topaz-*", "nodes", f"no node has such a name (there are: {A}); correct `blocking.nodes`"),
+        AuditFinding("topaz-*", "nodes", f"no node has such a name (there are: {A}); correct `blocking.nodes`"),
     )
 
 

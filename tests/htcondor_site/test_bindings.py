@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site import bindings
-from adapters.htcondor_site.bindings import BindingsCluster
-from adapters.htcondor_site.cluster import Submission
-from provisioner.sites import SiteDown
+from adapters.htcondor.site import bindings
+from adapters.htcondor.site.bindings import BindingsCluster
+from adapters.htcondor.site.cluster import Submission
+from provisioner.interfaces import UnavailableError
 from tests.htcondor_site.orders import config
 
 BATCH = Submission("", ("drone_id",), (("main-ab12-1",),), {"begin.sh": b""})
@@ -43,5 +43,5 @@ async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(cluster
             task.cancel()
         await asyncio.wait(slow)
         assert await asked(cluster) == looks, "that one is given up costs the looks no process"
-    with pytest.raises(SiteDown, match="not connected"):
+    with pytest.raises(UnavailableError, match="not connected"):
         await asked(cluster)

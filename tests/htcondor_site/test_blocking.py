@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.htcondor_site.blocking import OWNER_RANK, pattern, render
+from adapters.htcondor.site.blocking import OWNER_RANK, pattern, render
 from adapters.shared.htcondor.ads import Ad, as_number, evaluated, expression
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 from tests.htcondor_site.slot_ads import job, pslot

@@ -5,29 +5,43 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor_site.listing import leaves_until, listing, ours
-from provisioner.decide.guard import BACKOFF
+from adapters.htcondor.site.listing import leaves_until, listing, ours
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
+from provisioner.planner.guard import BACKOFF
 from tests.htcondor_site.orders import CONTROLLER
 
 NOW = 1_795_262_650.0
 OURS = "provisioner: asked to leave (by user alice)"
 BY_POLICY = "The job attribute PeriodicRemove expression '(JobStatus == 1 ...' evaluated to TRUE"
 RUNS = {
-    "JobStatus": 2, "LastJobStatus": 1, "NumJobStarts": 1, "RemoteHost": "slot1_2@a1.example.org",
-    "JobCurrentStartDate": NOW - 100, "JobCurrentStartExecutingDate": NOW - 99, "EnteredCurrentStatus": NOW - 100,
-}  # fmt: skip
+    "JobStatus": 2,
+    "LastJobStatus": 1,
+    "NumJobStarts": 1,
+    "RemoteHost": "slot1_2@a1.example.org",
+    "JobCurrentStartDate": NOW - 100,
+    "JobCurrentStartExecutingDate": NOW - 99,
+    "EnteredCurrentStatus": NOW - 100,
+}
 RAN = {**RUNS, "RemoteHost": None, "LastRemoteHost": "slot1_2@a1.example.org", "LastVacateTime": NOW - 20}
 
 
 def ad(serial: int = 1, **values: object) -> classad2.ClassAd:
     """One of ours; None takes an attribute away."""
     ours = {
-        "ClusterId": 7, "ProcId": serial, "DroneId": f"{CONTROLLER}-ab12-{serial}", "DroneType": "a100",
-        "DroneGraceS": 10, "DroneInputs": "d1", "ServerTime": NOW, "QDate": NOW - 500, "NumJobStarts": 0,
-        "EnteredCurrentStatus": NOW - 20, "LastHoldReasonCode": 16, "ExitBySignal": False,
+        "ClusterId": 7,
+        "ProcId": serial,
+        "DroneId": f"{CONTROLLER}-ab12-{serial}",
+        "DroneType": "a100",
+        "DroneGraceS": 10,
+        "DroneInputs": "d1",
+        "ServerTime": NOW,
+        "QDate": NOW - 500,
+        "NumJobStarts": 0,
+        "EnteredCurrentStatus": NOW - 20,
+        "LastHoldReasonCode": 16,
+        "ExitBySignal": False,
         **values,
-    }  # fmt: skip
+    }
     return classad2.ClassAd({name: value for name, value in ours.items() if value is not None})
 
 
@@ -116,22 +130,30 @@ ENDS = [
     ({"JobStatus": 5, "HoldReasonCode": 13, "HoldReasonSubCode": 2}, EndKind.FAULT, None, FaultKind.NODE),
     (
         {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 34, "RemoveReason": BY_POLICY},
-        EndKind.FAULT, None, FaultKind.DRONE,
+        EndKind.FAULT,
+        None,
+        FaultKind.DRONE,
     ),
     (
         {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 16, "RemoveReason": BY_POLICY},
-        EndKind.FAULT, None, FaultKind.UNKNOWN,
+        EndKind.FAULT,
+        None,
+        FaultKind.UNKNOWN,
     ),
     # somebody else
     (
         {**RAN, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by user root)"},
-        EndKind.PREEMPTED, None, None,
+        EndKind.PREEMPTED,
+        None,
+        None,
     ),
     (
         {"JobStatus": 3, "LastJobStatus": 1, "RemoveReason": "The system macro SYSTEM_PERIODIC_REMOVE expression"},
-        EndKind.FAULT, None, FaultKind.CONFIG,
+        EndKind.FAULT,
+        None,
+        FaultKind.CONFIG,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("values", "kind", "code", "fault"), ENDS)
@@ -157,14 +179,24 @@ def test_an_eviction_happened_when_it_was_vacated_and_not_when_the_policy_saw_it
 @pytest.mark.parametrize(
     ("code", "subcode", "kind"),
     [
-        (13, 28, FaultKind.NODE), (12, 122, FaultKind.QUOTA), (13, 13, FaultKind.DENIED),
-        (6, 13, FaultKind.NODE), (26, 0, FaultKind.CONFIG), (32, 0, FaultKind.QUOTA), (47, 0, FaultKind.DRONE),
-        (40, 0, FaultKind.CAPACITY), (999, 0, FaultKind.UNKNOWN),
+        (13, 28, FaultKind.NODE),
+        (12, 122, FaultKind.QUOTA),
+        (13, 13, FaultKind.DENIED),
+        (6, 13, FaultKind.NODE),
+        (26, 0, FaultKind.CONFIG),
+        (32, 0, FaultKind.QUOTA),
+        (47, 0, FaultKind.DRONE),
+        (40, 0, FaultKind.CAPACITY),
+        (999, 0, FaultKind.UNKNOWN),
         # over its memory: the jobs in the drone did that, and nothing is wrong with the type
-        (21, 102, FaultKind.DRONE), (21, 104, FaultKind.DRONE), (34, 0, FaultKind.DRONE), (34, 102, FaultKind.DRONE),
-        (21, 0, FaultKind.CONFIG), (21, 103, FaultKind.CONFIG),
+        (21, 102, FaultKind.DRONE),
+        (21, 104, FaultKind.DRONE),
+        (34, 0, FaultKind.DRONE),
+        (34, 102, FaultKind.DRONE),
+        (21, 0, FaultKind.CONFIG),
+        (21, 103, FaultKind.CONFIG),
     ],
-)  # fmt: skip
+)
 def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -> None:
     held = drone(JobStatus=5, HoldReasonCode=code, HoldReasonSubCode=subcode, HoldReason="it\ndid\x1b not work")
     assert held.end is not None

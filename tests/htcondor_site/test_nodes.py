@@ -5,8 +5,8 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor_site.matching import Amount, hosts
-from adapters.htcondor_site.nodes import nodes, notices
+from adapters.htcondor.site.matching import Amount, hosts
+from adapters.htcondor.site.nodes import nodes, notices
 from adapters.shared.htcondor.ads import Ad
 from provisioner.model import DroneType
 from tests.htcondor_site.slot_ads import A100, NOW, V100, V100S, dynamic, pslot

@@ -5,11 +5,11 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor_site.listing import listing
-from adapters.htcondor_site.matching import Amount, Host, hosts
-from adapters.htcondor_site.nodes import nodes
-from adapters.htcondor_site.occupancy import carved, corrections, slots_of, without_matched
-from adapters.htcondor_site.owner_queue import grouped
+from adapters.htcondor.site.listing import listing
+from adapters.htcondor.site.matching import Amount, Host, hosts
+from adapters.htcondor.site.nodes import nodes
+from adapters.htcondor.site.occupancy import carved, corrections, slots_of, without_matched
+from adapters.htcondor.site.owner_queue import grouped
 from adapters.shared.htcondor.ads import Ad
 from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from tests.htcondor_site.slot_ads import NOW, pslot

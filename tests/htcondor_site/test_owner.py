@@ -9,12 +9,12 @@ import classad2
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor_site.matching import Host, hosts
-from adapters.htcondor_site.owner import JobShape, OwnerSettings, Wanted, job_constraint, running, submitter_claims
-from adapters.htcondor_site.owner import claims as claims_of
-from adapters.htcondor_site.owner_queue import grouped
+from adapters.htcondor.site.matching import Host, hosts
+from adapters.htcondor.site.owner import JobShape, OwnerSettings, Wanted, job_constraint, running, submitter_claims
+from adapters.htcondor.site.owner import claims as claims_of
+from adapters.htcondor.site.owner_queue import grouped
 from adapters.shared.htcondor.ads import Ad, expression, holds
-from provisioner.model import Claim, OwnerLoad
+from provisioner.model import OwnerDemand, OwnerLoad
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
 
 A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
@@ -28,7 +28,7 @@ def claims(waiting: Sequence[Ad], site: tuple[Host, ...]) -> Wanted:
 def test_alike_jobs_are_one_claim_since_the_oldest_of_them() -> None:
     waiting = [job(n, at=NOW - n) for n in range(1, 13)]
     assert claims(waiting, SITE).claims == (
-        Claim(12, 1000, 4, 8192, since=NOW - 12, disk_mib=1, nodes=(), who="student@etp.test"),
+        OwnerDemand(12, 1000, 4, 8192, since=NOW - 12, disk_mib=1, nodes=(), who="student@etp.test"),
     )
 
 
@@ -172,7 +172,7 @@ def test_a_queue_that_may_not_be_read_is_known_by_its_totals() -> None:
         submitter("b@etp.test", "s1", 0),
         submitter("grid@site.test", "s3", 99),
     ]
-    assert submitter_claims(ads, settings, NOW) == (Claim(7, 2000, 4, 16384, since=NOW, who="a@etp.test"),)
+    assert submitter_claims(ads, settings, NOW) == (OwnerDemand(7, 2000, 4, 16384, since=NOW, who="a@etp.test"),)
 
 
 # ------------------------------------------------------------------------------------------------------------ running

@@ -9,15 +9,15 @@ from typing import cast
 
 import pytest
 
-from adapters.htcondor_site import owner_queues
-from adapters.htcondor_site.cluster import Cluster
-from adapters.htcondor_site.matching import Host, hosts
-from adapters.htcondor_site.owner import OwnerSettings, claims
-from adapters.htcondor_site.owner_queue import JOB_PROJECTION, Queue, grouped
-from adapters.htcondor_site.owner_queues import OwnerQueues
+from adapters.htcondor.site import owner_queues
+from adapters.htcondor.site.cluster import Cluster
+from adapters.htcondor.site.matching import Host, hosts
+from adapters.htcondor.site.owner import OwnerSettings, claims
+from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, grouped
+from adapters.htcondor.site.owner_queues import OwnerQueues
 from adapters.shared.htcondor.ads import Ad
-from provisioner.model import Claim
-from provisioner.sites import SiteDown
+from provisioner.interfaces import UnavailableError
+from provisioner.model import OwnerDemand
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
 
 A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
@@ -39,7 +39,7 @@ class Schedds:
         if schedd in self.silent:
             await asyncio.sleep(3600)
         if schedd in self.down:
-            raise SiteDown("it is down")
+            raise UnavailableError("it is down")
         asked = {name.lower() for name in (*JOB_PROJECTION, *names)}
         ads = [pickle.loads(pickle.dumps(ad)) for ad in self.queues[schedd]]
         for ad in ads:
@@ -51,8 +51,8 @@ class Schedds:
         return OwnerQueues(cast(Cluster, self), OwnerSettings(schedds=tuple(self.queues)), lambda: self.now)
 
 
-async def seen(queues: OwnerQueues, site: tuple[Host, ...] = SITE) -> tuple[list[Claim], list[str]]:
-    told, notices = await queues.look(site)
+async def seen(queues: OwnerQueues, site: tuple[Host, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
+    told, notices = await queues.poll(site)
     return [claim for one in told for claim in claims(one.queue.groups, site).claims], list(notices)
 
 
@@ -149,7 +149,7 @@ def test_a_long_queue_comes_as_a_few_groups() -> None:
 
 
 def test_shapes_without_end_are_cut_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.htcondor_site.owner_queue.MOST_GROUPS", 5)
+    monkeypatch.setattr("adapters.htcondor.site.owner_queue.MOST_GROUPS", 5)
     queue = grouped([job(n, memory_mib=1000 + n, at=NOW - n) for n in range(8)], now=NOW)
     assert [group.ids for group in queue.groups] == [(f"{n}.0",) for n in (7, 6, 5, 4, 3)]
     assert claims(queue.groups, SITE, queue.left_out).notices == (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.htcondor_site.roll_call import RollCall
-from provisioner.sites import SiteDown
+from adapters.htcondor.site.roll_call import RollCall
+from provisioner.interfaces import UnavailableError
 
 
 class Clock:
@@ -29,7 +29,7 @@ def test_nodes_that_were_there_a_while_ago_do_not_all_vanish(roll_call: RollCall
     assert roll_call.notices(["a", "b"]) == ()
     clock.now += 900
     for _ in range(2):
-        with pytest.raises(SiteDown, match="lists no slots"):
+        with pytest.raises(UnavailableError, match="lists no slots"):
             roll_call.notices([])
     clock.now += 1
     assert roll_call.notices([]) == ("collector c.test:9618 lists no slots: nothing can start here",)

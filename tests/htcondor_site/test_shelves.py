@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from adapters.htcondor_site.cluster import Submission
-from adapters.htcondor_site.shelves import Shelves
+from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.shelves import Shelves
 
 
 def test_batches_with_the_same_files_are_laid_out_side_by_side(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Self
 import classad2
 import pytest
 
-from adapters.htcondor_site import HTCondorSite
-from adapters.htcondor_site import site as site_module
-from adapters.htcondor_site.cluster import Submission
-from adapters.htcondor_site.matching import CONSTRAINT
-from adapters.htcondor_site.owner_queue import Queue
+from adapters.htcondor.site import HTCondorSite
+from adapters.htcondor.site import site as site_module
+from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.matching import CONSTRAINT
+from adapters.htcondor.site.owner_queue import Queue
 from adapters.shared.htcondor.ads import Ad
-from provisioner.contract.waiting import eventually
-from provisioner.model import Answer, DroneId, DroneType, EndKind, FaultKind, RemoteState
-from provisioner.sites import SiteDown
+from provisioner.adapter_tests.waiting import eventually
+from provisioner.interfaces import UnavailableError
+from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, RemoteState
 from tests.htcondor_site.orders import A100, CONTROLLER, config, order
 from tests.htcondor_site.slot_ads import pslot
 
@@ -106,7 +106,7 @@ async def test_who_looks_but_once_changes_nothing(cluster: FakeCluster) -> None:
     """`provisioner check --live` is another process beside the controller."""
     cluster.queue = [spooling(1, since_s=3600), completed(2)]
     async with site() as it:
-        await it.look()
+        await it.poll()
         await asyncio.sleep(0)
     assert cluster.done == []
 
@@ -115,7 +115,7 @@ async def test_house_is_kept_between_looks_and_holds_none_up(cluster: FakeCluste
     cluster.queue, cluster.collects_for_ever = [completed(2)], True
     async with site() as it:
         for _ in range(4):
-            assert (await it.look()).drones
+            assert (await it.poll()).drones
             await asyncio.sleep(0)
         assert cluster.done == ["collect 7.2"], "one errand at a time"
     assert cluster.done == ["collect 7.2", "collected no more"]
@@ -126,9 +126,9 @@ async def test_a_mistake_while_keeping_house_fails_no_look_and_is_told(cluster: 
     cluster.queue, cluster.breaks = [completed(2)], True
     async with site() as it:
         for _ in range(2):
-            assert (await it.look()).notices == ()
+            assert (await it.poll()).notices == ()
             await asyncio.sleep(0)
-        assert (await it.look()).notices == ("housekeeping: ValueError: a mistake of ours",)
+        assert (await it.poll()).notices == ("housekeeping: ValueError: a mistake of ours",)
 
 
 async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluster) -> None:
@@ -136,7 +136,7 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
     cluster.queue = [spooling(1, since_s=50), spooling(2, since_s=65)]
     async with site() as it:
         for _ in range(2):
-            drones = (await it.look()).drones
+            drones = (await it.poll()).drones
             waits, given_up = drones[DroneId(f"{CONTROLLER}-ab12-1")], drones[DroneId(f"{CONTROLLER}-ab12-2")]
             assert waits.state is RemoteState.PENDING
             assert given_up.end is not None and given_up.end.kind is EndKind.STOPPED
@@ -153,16 +153,16 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
 
 async def test_a_collector_that_has_just_started_is_no_site_without_nodes(cluster: FakeCluster) -> None:
     async with site() as it:
-        assert len((await it.look()).nodes) == 1
+        assert len((await it.poll()).nodes) == 1
         cluster.nodes = []
-        with pytest.raises(SiteDown, match="lists no slots"):
-            await it.look()
+        with pytest.raises(UnavailableError, match="lists no slots"):
+            await it.poll()
 
 
 async def test_where_no_node_was_ever_seen_nothing_is_free(cluster: FakeCluster) -> None:
     cluster.nodes = []
     async with site() as it:
-        view = await it.look()
+        view = await it.poll()
     assert (view.nodes, view.free) == ((), {"a100": 0})
     assert view.notices == ("collector condor.example.org:9618 lists no slots: nothing can start here",)
 
@@ -170,7 +170,7 @@ async def test_where_no_node_was_ever_seen_nothing_is_free(cluster: FakeCluster)
 async def test_behind_a_computing_element_the_nodes_are_not_known(cluster: FakeCluster) -> None:
     cluster.nodes = []
     async with site(submit={"universe": "grid"}) as it:
-        view = await it.look()
+        view = await it.poll()
     assert (view.nodes, view.free, view.notices) == ((), None, ())
 
 
@@ -178,7 +178,7 @@ async def test_a_share_of_a_gpu_is_refused_and_told(cluster: FakeCluster) -> Non
     half = replace(A100, name="half", gpu_milli=500)
     async with site(A100, half) as it:
         [refused] = await it.start([order(1, half)])
-        [notice] = (await it.look()).notices
-    assert refused.answer is Answer.REFUSED and refused.fault is not None
+        [notice] = (await it.poll()).notices
+    assert refused.answer is OrderOutcome.REJECTED and refused.fault is not None
     assert (refused.fault.kind, cluster.done) == (FaultKind.CONFIG, [])
     assert "half has a share of a GPU (0.5)" in notice

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor_site.settings import OURS, HTCondorSiteConfig
+from adapters.htcondor.site.settings import OURS, HTCondorSiteConfig
 from tests.htcondor_site.orders import A100, CPU, config
 
 
@@ -34,12 +34,34 @@ def test_what_is_harmless_passes() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "queue", "request_gpus", "Request_CPUs", "+RequestMemory", "My.DroneId", "+ProvisionerController", "executable",
-        "periodic_remove", "+PeriodicRemove", "leave_in_queue", "job_lease_duration", "environment", "max_retries",
-        "transfer_input_files", "output", "log", "initialdir", "on_exit_hold", "job_max_vacate_time", "inputs",
-        "drone_id", "if", "include", "+NumJobStarts", "allowed_execute_duration", "max_job_retirement_time",
+        "queue",
+        "request_gpus",
+        "Request_CPUs",
+        "+RequestMemory",
+        "My.DroneId",
+        "+ProvisionerController",
+        "executable",
+        "periodic_remove",
+        "+PeriodicRemove",
+        "leave_in_queue",
+        "job_lease_duration",
+        "environment",
+        "max_retries",
+        "transfer_input_files",
+        "output",
+        "log",
+        "initialdir",
+        "on_exit_hold",
+        "job_max_vacate_time",
+        "inputs",
+        "drone_id",
+        "if",
+        "include",
+        "+NumJobStarts",
+        "allowed_execute_duration",
+        "max_job_retirement_time",
     ],
-)  # fmt: skip
+)
 def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
     for options in ({"submit": {name: "1"}}, {"types": {"a100": {"submit": {name: "1"}}}}):
         message = refused(**options)
@@ -99,8 +121,10 @@ def test_what_import_left_open_is_refused_each_at_its_place() -> None:
     with pytest.raises(ValidationError) as found:
         config(submit={"rank": "1", "accounting_group": "<the group>", "+X": "<X without $Y>"}, env={"A": "<A b>"})
     assert [error["loc"] for error in found.value.errors()] == [
-        ("submit", "accounting_group"), ("submit", "+X"), ("env", "A")
-    ]  # fmt: skip
+        ("submit", "accounting_group"),
+        ("submit", "+X"),
+        ("env", "A"),
+    ]
     assert all("still to be filled in" in str(error["msg"]) for error in found.value.errors())
     assert config(env={"A": "<10.0.0.1:9618>"}).env == {"A": "<10.0.0.1:9618>"}
 

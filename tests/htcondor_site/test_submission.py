@@ -9,7 +9,7 @@ import classad2
 import htcondor2  # noqa: F401 - for regexp
 import pytest
 
-from adapters.htcondor_site.submission import Unfit, batches, checked, device_pattern
+from adapters.htcondor.site.submission import Unfit, batches, checked, device_pattern
 from provisioner.model import DroneId, StartOrder
 from tests.htcondor_site.orders import A100, CPU, DRONE, config, order, submitted
 
@@ -28,8 +28,11 @@ def test_what_differs_in_more_than_the_id_goes_apart() -> None:
     hurried = replace(order(4), idle_timeout_s=60.0)
     found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5))
     assert [batch.drone_ids for batch in found] == [
-        ("main-ab12-1", "main-ab12-5"), ("main-ab12-2",), ("main-ab12-3",), ("main-ab12-4",),
-    ]  # fmt: skip
+        ("main-ab12-1", "main-ab12-5"),
+        ("main-ab12-2",),
+        ("main-ab12-3",),
+        ("main-ab12-4",),
+    ]
     assert len({batch.submission.digest for batch in found}) == 2  # of files there are two kinds
 
 

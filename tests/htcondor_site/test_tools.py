@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor_site import tools as tools_module
-from adapters.htcondor_site.cluster import Submission
-from adapters.htcondor_site.settings import HTCondorSiteConfig
-from adapters.htcondor_site.tools import ToolsCluster
-from adapters.htcondor_site.transports import cluster_of
+from adapters.htcondor.site import tools as tools_module
+from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.htcondor.site.tools import ToolsCluster
+from adapters.htcondor.site.transports import cluster_of
 from adapters.shared.commands.local import LocalRunner, own_environment
 from adapters.shared.commands.runner import Finished, NoAnswer
+from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import DroneId, FaultKind
-from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
 
 TWO = b'ClusterId = 7\nDroneId = "a"\nProcId = 0\n\nClusterId = 7\nDroneId = "b"\nProcId = 1\n\n'
 BATCH = Submission("executable = $(inputs)/begin.sh\n", ("drone_id",), (("c-a",), ("c-b",)), {"begin.sh": b"x"})
@@ -74,13 +74,13 @@ def config(tmp_path: Path, **more: object) -> HTCondorSiteConfig:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (well(TWO[:-1]), SiteDown),
-        (well(TWO[:60]), SiteDown),
-        (well(b'DroneId = "a"\n\n'), SiteDown),
-        (well(b"All is well\n\n"), SiteDown),
-        (Finished(1, TWO, b""), SiteDown),
-        (Finished(1, b"", b"-- Failed to fetch ads from: <127.0.0.1:1>"), SiteDown),
-        (Finished(1, b"", b"AUTHENTICATE:1003:Failed to authenticate with any method"), SiteDenied),
+        (well(TWO[:-1]), UnavailableError),
+        (well(TWO[:60]), UnavailableError),
+        (well(b'DroneId = "a"\n\n'), UnavailableError),
+        (well(b"All is well\n\n"), UnavailableError),
+        (Finished(1, TWO, b""), UnavailableError),
+        (Finished(1, b"", b"-- Failed to fetch ads from: <127.0.0.1:1>"), UnavailableError),
+        (Finished(1, b"", b"AUTHENTICATE:1003:Failed to authenticate with any method"), AuthError),
         (NoAnswer("cut"), NoAnswer),
     ],
 )
@@ -103,11 +103,34 @@ async def test_what_is_asked_goes_as_arguments(login: Login, tmp_path: Path) -> 
         await cluster.jobs(odd, ["JobStatus", "ClusterId"])
         await cluster.slots(odd, ["Cpus"])
     assert [argv for argv, _ in login.asked] == [
-        ["env", "CONDOR_CONFIG=/etc/other", "condor_q", "-pool", "c.test:9618", "-name", "s@c.test", "-allusers",
-         "-long", "-attributes", "ClusterId,ProcId,JobStatus", "-constraint", odd],
-        ["env", "CONDOR_CONFIG=/etc/other", "condor_status", "-pool", "c.test:9618", "-long", "-attributes",
-         "Name,Cpus", "-constraint", odd],
-    ]  # fmt: skip
+        [
+            "env",
+            "CONDOR_CONFIG=/etc/other",
+            "condor_q",
+            "-pool",
+            "c.test:9618",
+            "-name",
+            "s@c.test",
+            "-allusers",
+            "-long",
+            "-attributes",
+            "ClusterId,ProcId,JobStatus",
+            "-constraint",
+            odd,
+        ],
+        [
+            "env",
+            "CONDOR_CONFIG=/etc/other",
+            "condor_status",
+            "-pool",
+            "c.test:9618",
+            "-long",
+            "-attributes",
+            "Name,Cpus",
+            "-constraint",
+            odd,
+        ],
+    ]
 
 
 async def test_the_schedd_is_the_only_one_that_is_listed(login: Login, tmp_path: Path) -> None:
@@ -116,9 +139,9 @@ async def test_the_schedd_is_the_only_one_that_is_listed(login: Login, tmp_path:
         "condor_q": [well(), well()],
     }
     async with ToolsCluster(config(tmp_path, schedd=""), "site") as cluster:
-        with pytest.raises(SiteDown, match="does not list any schedd"):
+        with pytest.raises(UnavailableError, match="does not list any schedd"):
             await cluster.jobs("true", [])
-        with pytest.raises(SiteRefused, match=r"set `schedd` \(s1@a.test, s2@a.test\)"):
+        with pytest.raises(RejectedError, match=r"set `schedd` \(s1@a.test, s2@a.test\)"):
             await cluster.jobs("true", [])
         for _ in range(2):
             await cluster.jobs("true", [])
@@ -144,23 +167,27 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
 @pytest.mark.parametrize(
     ("said", "afterwards", "error", "kind"),
     [
-        (NoAnswer("cut"), None, Unsure, FaultKind.UNKNOWN),
-        (SiteDown("no connection"), None, SiteDown, FaultKind.DOWN),
-        (well(b"12.0 - 1"), None, Unsure, FaultKind.UNKNOWN),
-        (well(b""), None, Unsure, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to connect to queue manager s"), None, SiteDown, FaultKind.DOWN),
-        (badly(b'SECMAN:2010:Received "DENIED" from server'), None, SiteDenied, FaultKind.DENIED),
-        (badly(b"ERROR: Failed to commit job submission"), well(TWO), Unsure, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to commit job submission"), badly(b"no"), Unsure, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to commit job submission"), NoAnswer("cut"), Unsure, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Parse error in expression"), well(), SiteRefused, FaultKind.CONFIG),
-        (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), SiteRefused, FaultKind.QUOTA),
+        (NoAnswer("cut"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
+        (UnavailableError("no connection"), None, UnavailableError, FaultKind.DOWN),
+        (well(b"12.0 - 1"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
+        (well(b""), None, OutcomeUnknownError, FaultKind.UNKNOWN),
+        (badly(b"ERROR: Failed to connect to queue manager s"), None, UnavailableError, FaultKind.DOWN),
+        (badly(b'SECMAN:2010:Received "DENIED" from server'), None, AuthError, FaultKind.DENIED),
+        (badly(b"ERROR: Failed to commit job submission"), well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (badly(b"ERROR: Failed to commit job submission"), badly(b"no"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (badly(b"ERROR: Failed to commit job submission"), NoAnswer("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (badly(b"ERROR: Parse error in expression"), well(), RejectedError, FaultKind.CONFIG),
+        (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), RejectedError, FaultKind.QUOTA),
     ],
 )
 async def test_a_submit_that_may_have_happened_is_never_called_refused(
-    login: Login, tmp_path: Path, said: Finished | Exception, afterwards: Finished | Exception | None,
-    error: type[SiteDown], kind: FaultKind,
-) -> None:  # fmt: skip
+    login: Login,
+    tmp_path: Path,
+    said: Finished | Exception,
+    afterwards: Finished | Exception | None,
+    error: type[UnavailableError],
+    kind: FaultKind,
+) -> None:
     login.answers = {"condor_submit": [said], "condor_q": [afterwards] if afterwards else []}
     async with ToolsCluster(config(tmp_path), "site") as cluster:
         with pytest.raises(error) as caught:
@@ -186,11 +213,14 @@ async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (badly(b"SECMAN:2011:Connection closed during command authorization.\nNo result found for job 1.0\n"), Unsure),
-        (NoAnswer("cut"), Unsure),
-        (SiteDown("no connection"), SiteDown),
-        (badly(b'SECMAN:2010:Received "DENIED" from server for user x\nNo result found for job 1.0\n'), SiteDenied),
-        (Finished(0, b"Job 1.0 marked for removal", b"Permission denied to remove job 1.1\n"), SiteDenied),
+        (
+            badly(b"SECMAN:2011:Connection closed during command authorization.\nNo result found for job 1.0\n"),
+            OutcomeUnknownError,
+        ),
+        (NoAnswer("cut"), OutcomeUnknownError),
+        (UnavailableError("no connection"), UnavailableError),
+        (badly(b'SECMAN:2010:Received "DENIED" from server for user x\nNo result found for job 1.0\n'), AuthError),
+        (Finished(0, b"Job 1.0 marked for removal", b"Permission denied to remove job 1.1\n"), AuthError),
     ],
 )
 async def test_a_removal_that_may_not_have_happened_is_told(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site.audit import gaps
-from adapters.htcondor_site.blocking import render
-from adapters.htcondor_site.matching import Host, hosts
-from adapters.htcondor_site.nodes import nodes
+from adapters.htcondor.site.audit import gaps
+from adapters.htcondor.site.blocking import render
+from adapters.htcondor.site.matching import Host, hosts
+from adapters.htcondor.site.nodes import nodes
 from adapters.shared.htcondor.ads import Ad, expression, holds
 from provisioner.config import SiteSpec, load
 from tests.htcondor_site.slot_ads import A100, V100S, job, pslot

@@ -23,9 +23,16 @@ from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
 NEWEST_ALONE = (
-    "test_site_", "test_overlay_work", "test_overlay_history", "test_drone_preempted", "test_groups", "test_shares",
-    "test_strangers", "test_overlay_collectors", "test_dead_slots",
-)  # fmt: skip
+    "test_site_",
+    "test_overlay_work",
+    "test_overlay_history",
+    "test_drone_preempted",
+    "test_groups",
+    "test_shares",
+    "test_strangers",
+    "test_overlay_collectors",
+    "test_dead_slots",
+)
 """Tests with the newest HTCondor: sites, shares, groups, and what drones and queues tell of their work. All else of the
 overlay is for all."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.htcondor_site import HTCondorSiteConfig
+from adapters.htcondor.site import HTCondorSiteConfig
 from provisioner.model import DroneType
 from tests.live.lab import Condor, Pool, lab_directory, processes_with, until
 
@@ -38,9 +38,17 @@ NO_DNS = True
 DEFAULT_DOMAIN_NAME = test
 """
 A100 = DroneType(
-    HERE, "a100", gpu_milli=1000, cpus=4, memory_mib=2048, disk_mib=10, vram_mib=40960, gpu_model="A100",
-    capability=80, walltime_s=3600.0,
-)  # fmt: skip
+    HERE,
+    "a100",
+    gpu_milli=1000,
+    cpus=4,
+    memory_mib=2048,
+    disk_mib=10,
+    vram_mib=40960,
+    gpu_model="A100",
+    capability=80,
+    walltime_s=3600.0,
+)
 HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=4, memory_mib=2048, disk_mib=10)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from adapters.htcondor_site.condor_side import CondorSide
+from adapters.htcondor.site.condor_side import CondorSide
 
 
 class ForgetfulSide(CondorSide):

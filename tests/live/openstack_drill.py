@@ -17,7 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 
-from adapters.embedded_overlay import queue
+from adapters.embedded import queue
 from tests.live.controller import LabController
 from tests.live.lab import LabError, Pool, lab_directory, own, until
 from tests.live.openstack_lab import TENANT, Credential, OpenStackLab
@@ -138,7 +138,7 @@ class Watch:
             marker = f"&marker={page[-1]['id']}"
         return list(found.values())
 
-    def look(self) -> None:
+    def poll(self) -> None:
         now = self.servers()
         self.seen.append(Counter(each["name"] for each in now))
         self.faults |= {(each["name"], each["fault"]["code"]) for each in now if "fault" in each}
@@ -158,7 +158,7 @@ class Watch:
             while not over.wait(0.3 + took_s):  # half of the time, so that Nova can do something else as well
                 began = time.monotonic()
                 with suppress(LabError, OSError, HTTPException):  # the lab is being restarted
-                    self.look()
+                    self.poll()
                 took_s = time.monotonic() - began
 
         watcher = threading.Thread(target=watch, name="watch")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from adapters.openstack_site import OpenStackSite
-from adapters.openstack_site.settings import OpenStackSiteConfig
+from adapters.openstack import OpenStackSite
+from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType
 from tests.live.lab import processes_with
 from tests.live.openstack_lab import OWNER, TENANT, OpenStackLab
@@ -20,13 +20,29 @@ from tests.live.shell_drones import ShellDrones
 
 HERE = "gk"
 H100 = DroneType(
-    HERE, "h100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, vram_mib=81920, gpu_model="H100",
-    capability=90, walltime_s=3600.0,
-)  # fmt: skip
+    HERE,
+    "h100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=16384,
+    disk_mib=10240,
+    vram_mib=81920,
+    gpu_model="H100",
+    capability=90,
+    walltime_s=3600.0,
+)
 VGPU = DroneType(
-    HERE, "vgpu", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, vram_mib=20480, gpu_model="H100",
-    capability=90, walltime_s=3600.0,
-)  # fmt: skip
+    HERE,
+    "vgpu",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=16384,
+    disk_mib=10240,
+    vram_mib=20480,
+    gpu_model="H100",
+    capability=90,
+    walltime_s=3600.0,
+)
 HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
 TYPES: Mapping[str, Mapping[str, Any]] = {
     "h100": {"flavor": "gpu.h100.pci", "boot_volume": {"size": "20 GiB"}},

@@ -9,18 +9,26 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters.slurm_site import SlurmSite
-from adapters.slurm_site.settings import SlurmSiteConfig
-from provisioner.contract import NotSupported
+from adapters.slurm import SlurmSite
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.adapter_tests import NotSupported
 from provisioner.model import DroneId, DroneType
 from tests.live.shell_drones import ShellDrones
 from tests.live.slurm_lab import SlurmLab
 
 HERE = "hk"
 A100 = DroneType(
-    HERE, "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, vram_mib=40960, gpu_model="A100",
-    capability=80, walltime_s=3600.0,
-)  # fmt: skip
+    HERE,
+    "a100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=2048,
+    disk_mib=10,
+    vram_mib=40960,
+    gpu_model="A100",
+    capability=80,
+    walltime_s=3600.0,
+)
 HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 _ENDED = frozenset(
     {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}

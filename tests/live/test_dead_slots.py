@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from provisioner.model import Answer, DroneId, FaultKind
+from provisioner.model import DroneId, FaultKind, OrderOutcome
 from provisioner.store.sql import SqlReader
+from tests.htcondor_overlay.live import overlay_on
 from tests.live.controller import BIG, LabController
 from tests.live.lab import Condor, Pool, gpu_job, processes_with, running_pool, until
-from tests.overlay_htcondor.live import overlay_on
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -84,10 +84,10 @@ async def test_the_token_of_a_drone_removes_its_slot_whoever_signed_it(condor: C
     config = f"{ADS_LIVE_LONG}ALLOW_ADVERTISE_STARTD = {drones}\nALLOW_ADVERTISE_MASTER = {drones}\n"
     with running_pool(condor, "own", config) as pool:
         reader = str(pool.dir / "clients/reader/tokens/reader")
-        modes: list[tuple[dict[str, Any], Answer]] = [
-            ({}, Answer.DONE),
-            ({"drone_token_mode": "signing-key", "drone_signing_key": str(pool.key)}, Answer.DONE),
-            ({"drone_token": {"file": reader}}, Answer.REFUSED),
+        modes: list[tuple[dict[str, Any], OrderOutcome]] = [
+            ({}, OrderOutcome.OK),
+            ({"drone_token_mode": "signing-key", "drone_signing_key": str(pool.key)}, OrderOutcome.OK),
+            ({"drone_token": {"file": reader}}, OrderOutcome.REJECTED),
         ]
         one, other = DroneId("kit-1"), DroneId("kit-2")
         advertise(pool, other)
@@ -98,7 +98,7 @@ async def test_the_token_of_a_drone_removes_its_slot_whoever_signed_it(condor: C
                 assert receipt.answer is answer and pool.drone_slots(one), "it was heard since, so it lives"
                 (receipt,) = await overlay.forget({one: time.time() + 2})
             assert receipt.answer is answer, receipt
-            assert bool(pool.drone_slots(one)) is (answer is Answer.REFUSED)
+            assert bool(pool.drone_slots(one)) is (answer is OrderOutcome.REJECTED)
             assert pool.drone_slots(other), "another drone"
         assert receipt.fault is not None and receipt.fault.kind is FaultKind.DENIED, receipt
         assert "ADVERTISE_STARTD" in receipt.fault.message and "reader@" in receipt.fault.message, receipt

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.htcondor_overlay.tokens import Signer
+from adapters.htcondor.overlay.tokens import Signer
 from provisioner.drone import script
 from tests.live.lab import ADS_OF_ONES_OWN, IDENTITIES, DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
 

@@ -104,7 +104,7 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
         for more in (
             f'+AcctGroup = "x; {shell}; \'$({shell})`{shell}`"\nrequire_gpus = Capability >= 9.9',
             "+RequestMemory = 1e308",
-            '+JobPrio = 1e300\n+QDate = -1e308\nrequire_gpus = GlobalMemoryMb >= 1e308',
+            "+JobPrio = 1e300\n+QDate = -1e308\nrequire_gpus = GlobalMemoryMb >= 1e308",
             '+AllowedJobDuration = real("NaN")\nrequirements = TARGET.No == "\\x1b[2J\u202e" && false',
         )
     ]

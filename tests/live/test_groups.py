@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay.settings import SlotWeight
+from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group
+from tests.htcondor_overlay.live import overlay_on
 from tests.live.controller import BIG, LabController
 from tests.live.lab import Pool, gpu_job, negotiation_s, until
-from tests.overlay_htcondor.live import overlay_on
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -31,7 +31,7 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
     cluster = pool.submit(gpu_job(n=3, cpus=2, more=OF_ATLAS))
     until(lambda: "physics.atlas" in pool.run("condor_status", "-any", "-af", "Name"), what="accounting ads")
     async with overlay_on(pool) as overlay:
-        view = await overlay.look([])
+        view = await overlay.poll([])
         assert [c.group for c in view.classes] == ["physics.atlas"]
         found = {g.name: (g.quota_milli, g.used_milli, g.surplus) for g in view.groups}
         assert found == {
@@ -40,7 +40,7 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
             "physics.atlas": (2000, 0, False),
         }
     async with overlay_on(pool, slot_weight=SlotWeight.GPUS) as overlay:
-        told = {g.name: g for g in (await overlay.look([])).groups}
+        told = {g.name: g for g in (await overlay.poll([])).groups}
         assert isinstance(told["physics.atlas"], Group)
         assert told["physics.atlas"].quota_milli == 4000
     pool.remove(cluster)

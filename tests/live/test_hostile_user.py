@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay.tokens import Signer
+from adapters.htcondor.overlay.tokens import Signer
 from provisioner.model import BreakerState
 from provisioner.store.sql import SqlReader
 from tests.live.controller import BIG, LabController, LabSite
@@ -222,7 +222,7 @@ def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: fl
                 before = time.time()
                 job = gpu_job(1, n=each, more="max_retries = 0").replace("env | sort", "date +began:%s.%N")
                 submitted[pool.submit(job)] = before
-            look(pool, controller, told, submitted)
+            poll(pool, controller, told, submitted)
             queued = {int(str(ad["ClusterId"])) for ad in pool.jobs() if ad["Owner"] == "alice"}
             if len(submitted) == batches and not queued:
                 break
@@ -230,7 +230,7 @@ def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: fl
             time.sleep(1.0)
         # a forged ad must have had the time to do its worst
         controller.ticks(5)
-        look(pool, controller, told, submitted)
+        poll(pool, controller, told, submitted)
         for cluster, at in submitted.items():
             for out in sorted((pool.dir / "jobs").glob(f"out.{cluster}.*")):
                 found = re.match(r"began:([0-9.]+)", out.read_text())
@@ -248,7 +248,7 @@ def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: fl
     return told
 
 
-def look(pool: Pool, controller: LabController, told: Told, clusters: dict[int, float]) -> None:
+def poll(pool: Pool, controller: LabController, told: Told, clusters: dict[int, float]) -> None:
     """Note what must not be: a job of the ordinary user that is held, a ban that concerns them."""
     told.held += [
         f"{ad['ClusterId']}.{ad['ProcId']}: {ad.get('HoldReason')}"

@@ -68,7 +68,7 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, La
     until(lambda: not controller.processes(), what="no process on the host")
     kinds = Counter(d["type"] for d in controller.drones())
     assert kinds == {"big/a100": 10, "small/v100": 10}, "exactly the drones needed, none for the third class"
-    assert set(controller.states()) <= {"done", "matched-nothing"}, controller.states()
+    assert set(controller.states()) <= {"done", "unused"}, controller.states()
     pool.remove(never)
 
 
@@ -152,10 +152,10 @@ def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, La
         return next(str(d["state"]) for d in controller.drones() if d["id"] == drone["id"] and d["ended_at"])
 
     assert until(lambda: drone["id"] not in {d["id"] for d in controller.live()}, 120, what="the drone given up")
-    assert ended() == "never-joined"
+    assert ended() == "join-timeout"
     assert not processes_with(f"PROVISIONER_DRONE_ID={drone['id']}\0"), "its GPU is free"
     assert not pool.slots()
     life = controller.json("drones", "show", drone["id"])["history"]
-    [why] = [step["reason"] for step in life if step["reason"]["kind"] == "stage-too-long"]
+    [why] = [step["reason"] for step in life if step["reason"]["kind"] == "state-timeout"]
     assert (why["state"], why["limit_s"]) == ("booting", 15.0) and why["for_s"] >= 15, why
     assert pool.statuses(job) == [1]

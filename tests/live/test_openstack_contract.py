@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from provisioner.contract import SiteContract, SiteWorld
+from provisioner.adapter_tests import SiteContract, SiteWorld
 from tests.live.lab import OWN
 from tests.live.openstack_farm import OpenStackWorld
 from tests.live.openstack_lab import OpenStackLab

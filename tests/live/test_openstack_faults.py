@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from provisioner.decide.guard import BACKOFF
 from provisioner.model import BreakerState, FaultKind
+from provisioner.planner.guard import BACKOFF
 from provisioner.store.reader import SqlReader
 from tests.live.lab import until
 from tests.live.openstack_drill import KIND, SITE, Drill, drill

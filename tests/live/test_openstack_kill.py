@@ -36,7 +36,7 @@ def room(lab: Drill) -> None:
         if not any(each["OS-EXT-STS:task_state"] for each in servers):
             for each in servers[:2]:
                 lab.cloud.take_back(each["id"], "delete")
-        lab.watch.look()
+        lab.watch.poll()
 
 
 def test_killed_between_create_and_answer(openstack: OpenStackLab) -> None:

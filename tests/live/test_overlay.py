@@ -14,14 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay import HTCondorOverlay
-from adapters.htcondor_overlay.overlay import client_directory
+from adapters.htcondor.overlay import HTCondorOverlay
+from adapters.htcondor.overlay.overlay import client_directory
 from provisioner import drone
-from provisioner.child import Child
-from provisioner.model import Answer, DrainMode, DroneId, FaultKind, Misfit, OverlayView, Slot, SlotState, StartOrder
-from provisioner.sites import SiteDenied, SiteDown
+from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.model import (
+    DrainMode,
+    DroneId,
+    FaultKind,
+    OrderOutcome,
+    OverlayView,
+    Slot,
+    SlotState,
+    StartOrder,
+    UnmetRequirement,
+)
+from provisioner.worker_process import WorkerProcess
+from tests.htcondor_overlay.live import A100, CLIENT, classes_of, config, overlay_on
 from tests.live.lab import QUICK_DRONE, DroneProcess, Pool, children_of, gpu_job, own, start_drone
-from tests.overlay_htcondor.live import A100, CLIENT, classes_of, config, overlay_on
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -56,12 +66,12 @@ def a_drone(pool: Pool, drone_id: str = ONE, config: str = "", **env: str) -> It
 
 
 async def eventually(
-    look: Callable[[], Awaitable[OverlayView]], what: Callable[[OverlayView], object], within_s: float = 60.0
+    poll: Callable[[], Awaitable[OverlayView]], what: Callable[[OverlayView], object], within_s: float = 60.0
 ) -> OverlayView:
     """Look until something is so."""
     limit = time.monotonic() + within_s
     while True:
-        view = await look()
+        view = await poll()
         if what(view):
             return view
         assert time.monotonic() < limit, view
@@ -106,7 +116,7 @@ async def test_a_constraint_is_put_to_the_groups_and_not_to_the_jobs(
     queue(gpu_job(n=3))
     directory = client_directory(config(overlay_pool))
     directory.refresh()
-    raw = Child("tests.overlay_htcondor.served_condor:Raw", overlay_pool.collector, env=directory.env)
+    raw = WorkerProcess("tests.htcondor_overlay.served_condor:Raw", overlay_pool.collector, env=directory.env)
     try:
         assert await raw.call("group", "JobStatus == 1", ["RequestGPUs"], deadline_s=20.0) == 0, "the trap"
         assert await raw.call("group", "JobStatus == 1", ["RequestGPUs", "JobStatus"], deadline_s=20.0) == 3
@@ -114,10 +124,10 @@ async def test_a_constraint_is_put_to_the_groups_and_not_to_the_jobs(
         await raw.close()
         directory.close()
     async with overlay_on(overlay_pool, constraint='Iwd != "/nowhere"') as overlay:
-        (found,) = classes_of(await overlay.look([]))
+        (found,) = classes_of(await overlay.poll([]))
         assert found.waiting + found.fresh == 3, "an operator's constraint brings its attributes along"
     async with overlay_on(overlay_pool, constraint='Iwd == "/nowhere"') as overlay:
-        assert classes_of(await overlay.look([])) == []
+        assert classes_of(await overlay.poll([])) == []
 
 
 async def test_three_autoclusters_and_what_refuses_them(overlay_pool: Pool, queue: Callable[[str], int]) -> None:
@@ -128,8 +138,8 @@ async def test_three_autoclusters_and_what_refuses_them(overlay_pool: Pool, queu
     untold = replace(A100, name="untold", vram_mib=0, capability=0, gpu_model="")
     types = [A100, small, untold]
     async with overlay_on(overlay_pool) as overlay:
-        view = await eventually(partial(overlay.look, types), lambda v: sum(c.waiting for c in classes_of(v)) == 6)
-        again = await overlay.look(types)
+        view = await eventually(partial(overlay.poll, types), lambda v: sum(c.waiting for c in classes_of(v)) == 6)
+        again = await overlay.poll(types)
     assert again.classes == view.classes, "two looks at the same queue are the same"
     by_cluster = {int(c.job_ids.partition(".")[0]): c for c in classes_of(view)}
     assert [by_cluster[cluster].waiting for cluster in (plain, large, newest)] == [3, 2, 1]
@@ -137,15 +147,17 @@ async def test_three_autoclusters_and_what_refuses_them(overlay_pool: Pool, queu
     assert all(c.gpu_milli == 1000 and abs(c.oldest_at - time.time()) < 60 for c in by_cluster.values())
     # a type that the plain numbers rule out needs no verdict; one that tells no numbers gets one
     assert by_cluster[plain].refuses == {}
-    assert by_cluster[large].refuses == {untold.key: Misfit("vram", "35000 MiB", "not told")}
-    assert by_cluster[newest].refuses == {untold.key: Misfit("capability", "9.5", "not told")}
+    assert by_cluster[large].refuses == {untold.key: UnmetRequirement("vram", "35000 MiB", "not told")}
+    assert by_cluster[newest].refuses == {untold.key: UnmetRequirement("capability", "9.5", "not told")}
 
 
 async def test_requests_that_nobody_can_meet_get_a_repair(overlay_pool: Pool, queue: Callable[[str], int]) -> None:
-    asked = {text: queue(gpu_job().replace("request_gpus = 1", f"request_gpus = {text}"))
-             for text in ("0.5", "-1", "NoSuch", "1000000000", "0")}  # fmt: skip
+    asked = {
+        text: queue(gpu_job().replace("request_gpus = 1", f"request_gpus = {text}"))
+        for text in ("0.5", "-1", "NoSuch", "1000000000", "0")
+    }
     async with overlay_on(overlay_pool) as overlay:
-        view = await overlay.look([A100])
+        view = await overlay.poll([A100])
     found = {int(c.job_ids.partition(".")[0]): c for c in classes_of(view)}
     assert "HTCondor hands out whole GPUs" in found[asked["0.5"]].invalid
     assert "negative" in found[asked["-1"]].invalid
@@ -160,20 +172,20 @@ async def test_jobs_are_fresh_until_a_negotiation_cycle_has_seen_them_even_in_a_
     """The Negotiator's own ad would tell only every NEGOTIATOR_UPDATE_INTERVAL; the accounting ads tell each cycle."""
     pool = new_pool("NEGOTIATOR_INTERVAL = 6\nNEGOTIATOR_MIN_INTERVAL = 6\nNEGOTIATOR_CYCLE_DELAY = 6\n")
     async with overlay_on(pool) as overlay:
-        look = partial(overlay.look, [A100])
-        first = await eventually(look, lambda v: v.negotiated_at > 0)
-        before = await eventually(look, lambda v: v.negotiated_at > first.negotiated_at)
+        poll = partial(overlay.poll, [A100])
+        first = await eventually(poll, lambda v: v.negotiated_at > 0)
+        before = await eventually(poll, lambda v: v.negotiated_at > first.negotiated_at)
         pool.submit(gpu_job(n=5))
-        view = await look()
+        view = await poll()
         assert abs(view.taken_at - view.negotiated_at) < 10
         if view.negotiated_at == before.negotiated_at:  # else the host was so slow that a cycle came in between
             assert [(c.waiting, c.fresh) for c in classes_of(view)] == [(0, 5)]
-        seen = await eventually(look, lambda v: classes_of(v)[0].waiting == 5)
+        seen = await eventually(poll, lambda v: classes_of(v)[0].waiting == 5)
         assert seen.negotiated_at > before.negotiated_at and classes_of(seen)[0].fresh == 0
         pool.signal("negotiator", signal.SIGSTOP)  # no cycle any more: nothing becomes demand
         pool.submit(gpu_job(n=2))
         await asyncio.sleep(2)
-        assert [(c.waiting, c.fresh) for c in classes_of(await look())] == [(5, 2)]
+        assert [(c.waiting, c.fresh) for c in classes_of(await poll())] == [(5, 2)]
 
 
 async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[str], Pool]) -> None:
@@ -181,7 +193,7 @@ async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[st
     directory = client_directory(config(pool))
     directory.refresh()
     settings = (pool.collector, "kit", (), "true", "AcctGroup", 300.0, 900.0)
-    child = Child("tests.overlay_htcondor.served_condor:weighed", *settings, env=directory.env)
+    child = WorkerProcess("tests.htcondor_overlay.served_condor:weighed", *settings, env=directory.env)
     try:
         pool.submit(gpu_job(n=1))
         await child.call("look", (A100,), deadline_s=30.0)
@@ -202,18 +214,18 @@ async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[st
 
 async def test_without_a_good_token_it_is_denied_and_says_so(overlay_pool: Pool, tmp_path: Path) -> None:
     async with overlay_on(overlay_pool, token={"file": str(tmp_path / "none")}) as overlay:
-        with pytest.raises(SiteDenied, match=r"token of the overlay.*none.*No such file"):
-            await overlay.look([A100])
+        with pytest.raises(AuthError, match=r"token of the overlay.*none.*No such file"):
+            await overlay.poll([A100])
     garbage = tmp_path / "token"
     garbage.write_text("this is no token\n")
     async with overlay_on(overlay_pool, token={"file": str(garbage)}) as overlay:
-        with pytest.raises(SiteDenied, match=r"(?i)authenticat"):
-            await overlay.look([A100])
+        with pytest.raises(AuthError, match=r"(?i)authenticat"):
+            await overlay.poll([A100])
         garbage.write_text(overlay_pool.token("reader", ["READ"]) + "\n")
-        assert (await overlay.look([A100])).taken_at > 0, "a token that was replaced is taken up"
+        assert (await overlay.poll([A100])).taken_at > 0, "a token that was replaced is taken up"
     async with overlay_on(overlay_pool, drone_token={"file": str(tmp_path / "none")}) as overlay:
-        with pytest.raises(SiteDenied, match="token for drones"):
-            await overlay.admission(StartOrder(ONE, A100, 60.0, 10.0))
+        with pytest.raises(AuthError, match="token for drones"):
+            await overlay.bootstrap(StartOrder(ONE, A100, 60.0, 10.0))
 
 
 async def test_a_token_of_another_account_is_used_if_it_can_be_read_and_named_if_not(
@@ -226,22 +238,25 @@ async def test_a_token_of_another_account_is_used_if_it_can_be_read_and_named_if
         os.chown(file, 65534, 65534)
         file.chmod(0o640)
         async with overlay_on(overlay_pool, token={"file": str(file)}) as overlay:
-            assert (await overlay.look([A100])).taken_at > 0
+            assert (await overlay.poll([A100])).taken_at > 0
     else:
         file.chmod(0o000)
         async with overlay_on(overlay_pool, token={"file": str(file)}) as overlay:
-            with pytest.raises(SiteDenied, match="Permission denied"):
-                await overlay.look([A100])
+            with pytest.raises(AuthError, match="Permission denied"):
+                await overlay.poll([A100])
 
 
 async def test_nothing_is_taken_from_the_hosts_own_htcondor(
     overlay_pool: Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, value in (("CONDOR_CONFIG", "/nonexistent"), ("_CONDOR_COLLECTOR_HOST", "elsewhere:1"),
-                        ("_condor_SEC_TOKEN_DIRECTORY", str(tmp_path))):  # fmt: skip
+    for name, value in (
+        ("CONDOR_CONFIG", "/nonexistent"),
+        ("_CONDOR_COLLECTOR_HOST", "elsewhere:1"),
+        ("_condor_SEC_TOKEN_DIRECTORY", str(tmp_path)),
+    ):
         monkeypatch.setenv(name, value)
     async with overlay_on(overlay_pool, "reader") as overlay:
-        assert (await overlay.look([A100])).taken_at > 0
+        assert (await overlay.poll([A100])).taken_at > 0
 
 
 # -------------------------------------------------------------------------------------------------------------- outages
@@ -254,12 +269,12 @@ async def test_a_daemon_that_hangs_costs_one_deadline_and_never_the_loop(
     pool = new_pool("")
     pool.submit(gpu_job(n=2))
     async with overlay_on(pool, deadline="3s") as overlay:
-        before = await overlay.look([A100])
+        before = await overlay.poll([A100])
         pool.signal(daemon, signal.SIGSTOP)
         async with watched_loop() as turns:
             began = time.monotonic()
-            with pytest.raises(SiteDown, match="no answer within 3 s"):
-                await overlay.look([A100])
+            with pytest.raises(UnavailableError, match="no answer within 3 s"):
+                await overlay.poll([A100])
         assert time.monotonic() - began > 2.9
         assert len(turns) > 15, "the loop went on: had the call held it up, it would have turned once or twice"
         pool.signal(daemon, signal.SIGCONT)
@@ -272,8 +287,8 @@ async def retried(overlay: HTCondorOverlay) -> OverlayView:
     async with asyncio.timeout(60):
         while True:
             try:
-                return await overlay.look([A100])
-            except SiteDown:
+                return await overlay.poll([A100])
+            except UnavailableError:
                 await asyncio.sleep(0.2)
 
 
@@ -281,21 +296,21 @@ async def test_a_schedd_that_has_gone_is_an_error_and_not_an_empty_queue(new_poo
     pool = new_pool("MASTER_BACKOFF_CONSTANT = 600\nMASTER_BACKOFF_CEILING = 600\n")
     pool.submit(gpu_job(n=2))
     async with overlay_on(pool, collector_memory="3s") as overlay:
-        await overlay.look([A100])
+        await overlay.poll([A100])
         pool.signal("schedd", signal.SIGKILL)
-        with pytest.raises(SiteDown, match="schedd"):
+        with pytest.raises(UnavailableError, match="schedd"):
             while True:
-                await overlay.look([A100])
+                await overlay.poll([A100])
                 await asyncio.sleep(0.1)
     async with overlay_on(pool, schedds=["nobody@elsewhere"]) as overlay:
-        with pytest.raises(SiteDown, match="does not list nobody@elsewhere"):
-            await overlay.look([A100])
+        with pytest.raises(UnavailableError, match="does not list nobody@elsewhere"):
+            await overlay.poll([A100])
 
 
 async def test_a_pool_that_is_not_there(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool, collector="127.0.0.1:9", deadline="10s") as overlay:
-        with pytest.raises(SiteDown):
-            await overlay.look([A100])
+        with pytest.raises(UnavailableError):
+            await overlay.poll([A100])
 
 
 # --------------------------------------------------------------------------------------------------------------- slots
@@ -303,19 +318,19 @@ async def test_a_pool_that_is_not_there(overlay_pool: Pool) -> None:
 
 async def test_the_life_of_a_drone_in_the_pool(overlay_pool: Pool, queue: Callable[[str], int]) -> None:
     async with overlay_on(overlay_pool) as overlay:
-        look = partial(overlay.look, [A100])
+        poll = partial(overlay.poll, [A100])
         with a_drone(overlay_pool) as process:
-            idle = slot_of(await eventually(look, in_state(SlotState.IDLE)))
+            idle = slot_of(await eventually(poll, in_state(SlotState.IDLE)))
             assert idle is not None
             assert (idle.free_gpu_milli, idle.free_cpus, idle.free_memory_mib) == (1000, 2, 512)
             assert (idle.jobs, idle.jobs_started, idle.capability) == (0, 0, 80) and idle.vram_mib > 40000
             assert abs(time.time() - idle.heard_at) < 20 and abs(time.time() - idle.idle_since) < 30
             assert abs(idle.retires_at - time.time() - 3600) < 600
             queue(gpu_job(2))
-            busy = slot_of(await eventually(look, in_state(SlotState.BUSY)))
+            busy = slot_of(await eventually(poll, in_state(SlotState.BUSY)))
             assert busy is not None and (busy.jobs, busy.free_gpu_milli, busy.free_cpus) == (1, 0, 1)
             assert busy.idle_since == 0.0 and busy.jobs_started <= 1, "claimed is busy, whether its job runs yet or not"
-            done = slot_of(await eventually(look, in_state(SlotState.IDLE)))
+            done = slot_of(await eventually(poll, in_state(SlotState.IDLE)))
             assert done is not None and done.jobs_started == 1 and done.idle_since > idle.idle_since
             # its node is lost: no last word to the pool, so the slot stays listed and grows old
             pids = [pid for pid in process.leftovers() if pid != process.process.pid]
@@ -323,7 +338,7 @@ async def test_the_life_of_a_drone_in_the_pool(overlay_pool: Pool, queue: Callab
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(5)
-            dead = slot_of(await look())
+            dead = slot_of(await poll())
             assert dead is not None, "being listed says nothing"
             assert time.time() - dead.heard_at > 4, "being heard does"
 
@@ -331,13 +346,13 @@ async def test_the_life_of_a_drone_in_the_pool(overlay_pool: Pool, queue: Callab
 async def test_a_drone_that_pulls_out_its_teeth_is_checking(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool) as overlay:
         with a_drone(overlay_pool, TWO) as process:
-            look = partial(overlay.look, [A100])
-            await eventually(look, in_state(SlotState.IDLE, TWO))
+            poll = partial(overlay.poll, [A100])
+            await eventually(poll, in_state(SlotState.IDLE, TWO))
             (process.dir / "condor/etc/config.d/60-test").write_text("START = False\n")
             (process.dir / "condor/etc/config.d/60-test").chmod(0o644)
             overlay_pool.account.give(process.dir / "condor/etc/config.d")
             os.kill(startd_of(process), signal.SIGHUP)
-            await eventually(look, in_state(SlotState.CHECKING, TWO))
+            await eventually(poll, in_state(SlotState.CHECKING, TWO))
 
 
 def startd_of(process: DroneProcess) -> int:
@@ -382,7 +397,7 @@ async def test_hostile_ads_are_notices_at_most(overlay_pool: Pool, tmp_path: Pat
     try:
         async with overlay_on(overlay_pool) as overlay:
             view = await eventually(
-                partial(overlay.look, [A100]), lambda v: slot_of(v, "kit-evil") and slot_of(v, "kit-latin")
+                partial(overlay.poll, [A100]), lambda v: slot_of(v, "kit-evil") and slot_of(v, "kit-latin")
             )
             evil = slot_of(view, "kit-evil")
             assert evil is not None and (evil.free_cpus, evil.free_memory_mib, evil.free_gpu_milli) == (0, 0, 0)
@@ -392,7 +407,9 @@ async def test_hostile_ads_are_notices_at_most(overlay_pool: Pool, tmp_path: Pat
             assert all(len(line) < 400 and line.isprintable() for line in (*view.notices, *view.remarks))
             assert slot_of(view, "kit-huge") is None, "it stays in the collector"
             (receipt,) = await overlay.drain([DroneId("kit-evil")], DrainMode.FAST, "out")
-            assert receipt.answer is Answer.REFUSED and receipt.fault and "no slot of it" in receipt.fault.message
+            assert (
+                receipt.answer is OrderOutcome.REJECTED and receipt.fault and "no slot of it" in receipt.fault.message
+            )
     finally:
         overlay_pool.forget('StartdIpAddr == "<127.0.0.1:1>"')
 
@@ -407,11 +424,11 @@ async def test_a_collector_that_starts_anew_does_not_empty_the_pool(new_pool: Ca
     )
     try:
         async with overlay_on(pool) as overlay:
-            look = partial(retried, overlay)
-            before = slot_of(await eventually(look, in_state(SlotState.IDLE)))
+            poll = partial(retried, overlay)
+            before = slot_of(await eventually(poll, in_state(SlotState.IDLE)))
             first = pool.daemon("collector")
             pool.signal("collector", signal.SIGKILL)
-            view = await eventually(look, lambda v: any("started anew" in line for line in v.notices))
+            view = await eventually(poll, lambda v: any("started anew" in line for line in v.notices))
             assert pool.daemon("collector") != first and slot_of(view) == before
     finally:
         process.stop()
@@ -430,33 +447,33 @@ async def test_peaceful_lets_the_job_end_and_resume_takes_it_back(
 ) -> None:
     """Drain a drone behind CCB: the tool was refused each time, because it looked for a shared port daemon."""
     async with overlay_on(overlay_pool) as overlay:
-        look = partial(overlay.look, [A100])
+        poll = partial(overlay.poll, [A100])
         with a_drone(overlay_pool, config=BEHIND_CCB) as process:
             first, second = (overlay_pool.file(f"peaceful-{n}") for n in (1, 2))
             cluster = queue(gpu_job(until_there=first))
-            await eventually(look, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
-            assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE
-            await eventually(look, in_state(SlotState.DRAINING))
-            assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE, "asked twice is asked once"
-            assert await drained(overlay, DrainMode.RESUME) is Answer.DONE
-            await eventually(look, lambda v: not in_state(SlotState.DRAINING)(v))
-            assert await drained(overlay, DrainMode.RESUME) is Answer.DONE, "asked twice is asked once"
+            await eventually(poll, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
+            assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK
+            await eventually(poll, in_state(SlotState.DRAINING))
+            assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK, "asked twice is asked once"
+            assert await drained(overlay, DrainMode.RESUME) is OrderOutcome.OK
+            await eventually(poll, lambda v: not in_state(SlotState.DRAINING)(v))
+            assert await drained(overlay, DrainMode.RESUME) is OrderOutcome.OK, "asked twice is asked once"
             assert overlay_pool.statuses(cluster) == [2], "the job has gone on"
             first.touch()
             again = queue(gpu_job(0))
-            await eventually(look, lambda _: overlay_pool.statuses(again) == [])
+            await eventually(poll, lambda _: overlay_pool.statuses(again) == [])
             last = queue(gpu_job(until_there=second))
-            await eventually(look, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(last) == [2])
-            assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE
-            await eventually(look, in_state(SlotState.DRAINING))
+            await eventually(poll, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(last) == [2])
+            assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK
+            await eventually(poll, in_state(SlotState.DRAINING))
             second.touch()
             process.wait()
-            await eventually(look, lambda _: overlay_pool.statuses(last) == [])
+            await eventually(poll, lambda _: overlay_pool.statuses(last) == [])
             ended = [overlay_pool.history(each)[0] for each in (cluster, again, last)]
             assert [ad["NumJobStarts"] for ad in ended] == [1, 1, 1], "ended, not thrown out"
         # (its slot might have stayed listed until the collector's CLASSAD_LIFETIME is over: it was forgotten)
-        await eventually(look, lambda v: slot_of(v) is None)
-        assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE, "gone is what was asked for"
+        await eventually(poll, lambda v: slot_of(v) is None)
+        assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK, "gone is what was asked for"
 
 
 @pytest.mark.parametrize("mode", [DrainMode.GRACEFUL, DrainMode.FAST])
@@ -464,33 +481,33 @@ async def test_graceful_and_fast_do_not_wait_for_the_job(
     overlay_pool: Pool, queue: Callable[[str], int], mode: DrainMode
 ) -> None:
     async with overlay_on(overlay_pool) as overlay:
-        look = partial(overlay.look, [A100])
+        poll = partial(overlay.poll, [A100])
         with a_drone(overlay_pool) as process:
             cluster = queue(gpu_job(600))
-            await eventually(look, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
-            assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE
-            await eventually(look, in_state(SlotState.DRAINING))
-            assert await drained(overlay, mode) is Answer.DONE, "what was asked gently can be asked harder"
+            await eventually(poll, lambda v: in_state(SlotState.BUSY)(v) and overlay_pool.statuses(cluster) == [2])
+            assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK
+            await eventually(poll, in_state(SlotState.DRAINING))
+            assert await drained(overlay, mode) is OrderOutcome.OK, "what was asked gently can be asked harder"
             process.wait()
             # with 25.14 a shadow whose startd left fast may look for it until the job's lease (30 s here) is over
-            await eventually(look, lambda _: overlay_pool.statuses(cluster) == [1], 60)
+            await eventually(poll, lambda _: overlay_pool.statuses(cluster) == [1], 60)
 
 
-async def drained(overlay: HTCondorOverlay, mode: DrainMode) -> Answer:
+async def drained(overlay: HTCondorOverlay, mode: DrainMode) -> OrderOutcome:
     (receipt,) = await overlay.drain([ONE], mode, "a test; $(reboot) `reboot`")
-    assert receipt.answer is Answer.DONE or receipt.fault
+    assert receipt.answer is OrderOutcome.OK or receipt.fault
     return receipt.answer
 
 
 async def test_who_may_only_read_may_not_drain(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool, "reader") as overlay:
         with a_drone(overlay_pool):
-            look = partial(overlay.look, [A100])
-            await eventually(look, in_state(SlotState.IDLE))
+            poll = partial(overlay.poll, [A100])
+            await eventually(poll, in_state(SlotState.IDLE))
             (receipt,) = await overlay.drain([ONE], DrainMode.PEACEFUL, "out")
-            assert receipt.answer is Answer.REFUSED and receipt.fault
+            assert receipt.answer is OrderOutcome.REJECTED and receipt.fault
             assert receipt.fault.kind is FaultKind.DENIED, receipt.fault.message
-            assert in_state(SlotState.IDLE)(await look())
+            assert in_state(SlotState.IDLE)(await poll())
 
 
 async def test_check_finds_out_whether_drains_will_work(overlay_pool: Pool) -> None:
@@ -511,22 +528,22 @@ async def test_check_finds_out_whether_drains_will_work(overlay_pool: Pool) -> N
 async def test_a_drain_that_is_not_answered_is_unsure(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool, drain_deadline="2s") as overlay:
         with a_drone(overlay_pool) as process:
-            await eventually(partial(overlay.look, [A100]), in_state(SlotState.IDLE))
+            await eventually(partial(overlay.poll, [A100]), in_state(SlotState.IDLE))
             startd = startd_of(process)
             os.kill(startd, signal.SIGSTOP)
             try:
                 (receipt,) = await overlay.drain([ONE], DrainMode.PEACEFUL, "out")
             finally:
                 os.kill(startd, signal.SIGCONT)
-            assert receipt.answer is Answer.UNSURE and receipt.fault and "within 2 s" in receipt.fault.message
+            assert receipt.answer is OrderOutcome.UNKNOWN and receipt.fault and "within 2 s" in receipt.fault.message
 
 
 async def test_a_host_without_the_tool_says_so(overlay_pool: Pool) -> None:
     async with overlay_on(overlay_pool, drain_tool="no-such-condor_drain") as overlay:
         with a_drone(overlay_pool):
-            await eventually(partial(overlay.look, [A100]), in_state(SlotState.IDLE))
+            await eventually(partial(overlay.poll, [A100]), in_state(SlotState.IDLE))
             (receipt,) = await overlay.drain([ONE], DrainMode.PEACEFUL, "out")
-    assert receipt.answer is Answer.REFUSED and receipt.fault
+    assert receipt.answer is OrderOutcome.REJECTED and receipt.fault
     assert receipt.fault.kind is FaultKind.CONFIG and "drain_tool" in receipt.fault.message
 
 
@@ -537,14 +554,18 @@ async def test_what_admission_gives_is_all_that_a_drone_needs(overlay_pool: Pool
     async with overlay_on(
         overlay_pool, condor_prefix=str(overlay_pool.condor.prefix), drone_config=QUICK_DRONE
     ) as overlay:
-        admission = await overlay.admission(StartOrder(ONE, A100, 60.0, 10.0))
-        assert "token" in admission.files and admission.files["token"].decode() not in repr(admission)
+        bootstrap = await overlay.bootstrap(StartOrder(ONE, A100, 60.0, 10.0))
+        assert "token" in bootstrap.files and bootstrap.files["token"].decode() not in repr(bootstrap)
         process = start_drone(
-            overlay_pool, ONE, admission.script, env=admission.env, files=admission.files,
+            overlay_pool,
+            ONE,
+            bootstrap.script,
+            env=bootstrap.env,
+            files=bootstrap.files,
             directory=overlay_pool.root / "drones" / "admitted",
-        )  # fmt: skip
+        )
         try:
-            await eventually(partial(overlay.look, [A100]), in_state(SlotState.IDLE))
+            await eventually(partial(overlay.poll, [A100]), in_state(SlotState.IDLE))
         finally:
             process.stop()
 
@@ -556,6 +577,6 @@ async def test_an_administrator_of_any_name_may_drain(new_pool: Callable[[str], 
     file.write_text(pool.token("boss", ["READ", "ADMINISTRATOR"]) + "\n")
     async with overlay_on(pool, token={"file": str(file)}) as overlay:
         with a_drone(pool) as process:
-            await eventually(partial(overlay.look, [A100]), in_state(SlotState.IDLE))
-            assert await drained(overlay, DrainMode.PEACEFUL) is Answer.DONE
+            await eventually(partial(overlay.poll, [A100]), in_state(SlotState.IDLE))
+            assert await drained(overlay, DrainMode.PEACEFUL) is OrderOutcome.OK
             process.wait()

@@ -11,18 +11,24 @@ from dataclasses import replace
 import classad2
 import pytest
 
-from adapters.htcondor_overlay import matching
-from adapters.htcondor_overlay.pool import numbers_fit
+from adapters.htcondor.overlay import matching
+from adapters.htcondor.overlay.pool import numbers_fit
 from adapters.shared.htcondor.ads import holds
 from provisioner import drone
 from provisioner.model import DroneId, DroneType, JobClass, SlotState
+from tests.htcondor_overlay.live import A100, overlay_on
 from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
-from tests.overlay_htcondor.live import A100, overlay_on
 
 V100S = replace(
-    A100, name="v100s", gpu_milli=2000, cpus=1, memory_mib=1024, vram_mib=24220, capability=70,
+    A100,
+    name="v100s",
+    gpu_milli=2000,
+    cpus=1,
+    memory_mib=1024,
+    vram_mib=24220,
+    capability=70,
     gpu_model="Tesla V100-PCIE-16GB",
-)  # fmt: skip
+)
 CPU = DroneType(site="lab", name="cpu", gpu_milli=0, cpus=4, memory_mib=512, disk_mib=1024, walltime_s=3600.0)
 SIMULATED: Mapping[str, str] = {"a100": "4,1", "v100s": "2,2", "keeps": "2,2", "cpu": ""}
 """condor_gpu_discovery's own fakes: device kind, number."""
@@ -116,7 +122,7 @@ async def test_the_verdict_is_the_negotiators(
     try:
         async with overlay_on(overlay_pool) as overlay:
             # before any drone: the template's word
-            foretold = {int(c.job_ids.partition(".")[0]): c for c in (await overlay.look(kinds)).classes}
+            foretold = {int(c.job_ids.partition(".")[0]): c for c in (await overlay.poll(kinds)).classes}
             verdicts = {
                 (name, kind.name): fits(foretold[clusters[name, kind.name]], kind) for name in jobs for kind in kinds
             }
@@ -124,7 +130,7 @@ async def test_the_verdict_is_the_negotiators(
             for each in two_drones:
                 until(lambda each=each: overlay_pool.drone_slots(each.id), 60, what=f"{each.id} is in the pool")  # type: ignore[misc]
             ran = await settled(overlay_pool, clusters)
-            view = await overlay.look(kinds)
+            view = await overlay.poll(kinds)
             # after: with what really arrived
             left = {int(c.job_ids.partition(".")[0]): c for c in view.classes if c.waiting}
             for (name, kind_name), cluster in clusters.items():

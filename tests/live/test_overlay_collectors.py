@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from provisioner import drone
-from provisioner.model import Answer, DrainMode, DroneId, SlotState, StartOrder
+from provisioner.model import DrainMode, DroneId, OrderOutcome, SlotState, StartOrder
+from tests.htcondor_overlay.live import A100, CLIENT, overlay_on
 from tests.live.lab import (
     QUICK_DRONE,
     Condor,
@@ -26,7 +27,6 @@ from tests.live.lab import (
     until,
 )
 from tests.live.test_overlay import eventually, in_state, slot_of
-from tests.overlay_htcondor.live import A100, CLIENT, overlay_on
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -68,19 +68,19 @@ async def test_a_pool_goes_on_when_one_of_its_two_collectors_dies(condor: Condor
                     listed = ("condor_status", "-pool", other, "-any", "-af", "MyType")
                     until(lambda: "Scheduler" in pool.run(*listed), 60, what="the second collector knows the schedd")
                     drones.append(start_drone(pool, ONE, drone.script("condor_drone.sh")))
-                    await eventually(lambda: overlay.look([A100]), in_state(SlotState.IDLE, ONE))
-                    admission = await overlay.admission(StartOrder(ONE, A100, 600.0, 10.0))
-                    assert admission.env["DRONE_COLLECTOR"] == both
+                    await eventually(lambda: overlay.poll([A100]), in_state(SlotState.IDLE, ONE))
+                    bootstrap = await overlay.bootstrap(StartOrder(ONE, A100, 600.0, 10.0))
+                    assert bootstrap.env["DRONE_COLLECTOR"] == both
                 for _ in range(3):  # the first of the list is dead
-                    view = await overlay.look([A100])
+                    view = await overlay.poll([A100])
                     assert slot_of(view, ONE) is not None
                     assert view.notices == ()
                 cluster = pool.submit(gpu_job(n=1, seconds=600))
-                await eventually(lambda: overlay.look([A100]), in_state(SlotState.BUSY, ONE))
+                await eventually(lambda: overlay.poll([A100]), in_state(SlotState.BUSY, ONE))
                 drones.append(start_drone(pool, TWO, drone.script("condor_drone.sh")))
-                await eventually(lambda: overlay.look([A100]), in_state(SlotState.IDLE, TWO))
+                await eventually(lambda: overlay.poll([A100]), in_state(SlotState.IDLE, TWO))
                 receipts = await overlay.drain([ONE, TWO], DrainMode.FAST, "tested")
-                assert [receipt.answer for receipt in receipts] == [Answer.DONE] * 2
+                assert [receipt.answer for receipt in receipts] == [OrderOutcome.OK] * 2
                 for each in drones:
                     await asyncio.to_thread(each.wait)
                 pool.remove(cluster)
@@ -108,9 +108,9 @@ async def test_a_drone_joins_a_pool_on_ipv6(condor: Condor) -> None:
         )
         try:
             async with overlay_on(pool, client_config=client) as overlay:
-                await eventually(lambda: overlay.look([A100]), in_state(SlotState.IDLE, ONE))
+                await eventually(lambda: overlay.poll([A100]), in_state(SlotState.IDLE, ONE))
                 [receipt] = await overlay.drain([ONE], DrainMode.PEACEFUL, "tested")
-                assert receipt.answer is Answer.DONE
+                assert receipt.answer is OrderOutcome.OK
                 await asyncio.to_thread(one.wait)
         finally:
             one.stop()

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay import HTCondorOverlay
+from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
-from provisioner.model import Completion, DroneId, OverlayView
-from provisioner.sim.recorded import recorded_jobs
+from provisioner.model import CompletedJob, DroneId, OverlayView
+from provisioner.simulator.recorded import recorded_jobs
 from provisioner.store.sql import SqlReader
+from tests.htcondor_overlay.live import A100, classes_of, overlay_on
 from tests.live.controller import LabController
 from tests.live.lab import Pool, gpu_job, own, start_drone, until
-from tests.overlay_htcondor.live import A100, classes_of, overlay_on
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,14 +26,14 @@ ONE = DroneId(own("kit-1"))
 async def seen(overlay: HTCondorOverlay, what: Callable[[OverlayView], object], within_s: float = 90.0) -> OverlayView:
     limit = time.monotonic() + within_s
     while True:
-        view = await overlay.look([A100])
+        view = await overlay.poll([A100])
         if what(view):
             return view
         assert time.monotonic() < limit, (view.completions, view.notices)
         await asyncio.sleep(1)
 
 
-def told(view: OverlayView, cluster: int) -> list[Completion]:
+def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
     return [each for each in view.completions or () if each.job_id.endswith(f"#{cluster}.0")]
 
 
@@ -53,7 +53,7 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[str]
         until(lambda: pool.statuses(removed) == [2], 60, what="the third runs")
         pool.remove(removed)
         async with overlay_on(pool) as overlay:
-            view = await overlay.look([A100])
+            view = await overlay.poll([A100])
             (one,), (two,) = told(view, done), told(view, stays)
             assert begun < one.submitted_at + 2 and one.submitted_at <= one.ended_at <= time.time() + 2
             assert 4 <= one.run_s < 60 and one.drone_id == two.drone_id == ONE
@@ -63,14 +63,14 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[str]
             assert (two.gpu_milli, two.cpus) == (1000, 2)
             assert told(view, removed) == [], "its owner took it away"
 
-            again = await overlay.look([A100])
+            again = await overlay.poll([A100])
             assert again.completions == view.completions, "not asked again within the minute"
             later = pool.submit(gpu_job(1))
             until(lambda: not pool.jobs(later), 60, what="another is done")
             view = await seen(overlay, lambda v: told(v, later))
             assert told(view, done) == [one] and told(view, stays) == [two], "told the same in each look"
         async with overlay_on(pool, "reader") as overlay:
-            anew = await overlay.look([A100])
+            anew = await overlay.poll([A100])
             assert anew.completions == view.completions, "and to one that may do nothing but READ"
     finally:
         process.stop()
@@ -122,7 +122,7 @@ async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str
         assert view.completions is None, view
         (notice,) = [line for line in view.notices if "done are not told" in line]
         assert ("no answer within 8 s" in notice) is (trouble == "it never ends")
-        again = await overlay.look([A100])
+        again = await overlay.poll([A100])
         assert again.completions is None and notice in again.notices, "not asked at once again"
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay import HTCondorOverlay
-from adapters.htcondor_overlay.drain import Drainer
-from adapters.htcondor_overlay.overlay import client_directory
-from provisioner.model import Answer, DrainMode, DroneId, DroneType, SlotState, StartOrder
+from adapters.htcondor.overlay import HTCondorOverlay
+from adapters.htcondor.overlay.drain import Drainer
+from adapters.htcondor.overlay.overlay import client_directory
+from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
+from tests.htcondor_overlay.live import A100, CLIENT, config, overlay_on
 from tests.live.lab import (
     PATIENCE,
     QUICK_DRONE,
@@ -31,7 +32,6 @@ from tests.live.lab import (
     start_drone,
     until,
 )
-from tests.overlay_htcondor.live import A100, CLIENT, config, overlay_on
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -143,15 +143,18 @@ async def drones_of(
     try:
         for serial in range(1, number + 1):
             order = StartOrder(DroneId(own(f"kit-{serial}")), kind, 600.0, 10.0)
-            admission = await overlay.admission(order)
+            bootstrap = await overlay.bootstrap(order)
             made.append(
                 start_drone(
-                    pool, order.drone_id, admission.script,
-                    env={**admission.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"},
-                    files={**admission.files, "extra.conf": config},
-                    shell=(*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh"), as_root=True,
+                    pool,
+                    order.drone_id,
+                    bootstrap.script,
+                    env={**bootstrap.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"},
+                    files={**bootstrap.files, "extra.conf": config},
+                    shell=(*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh"),
+                    as_root=True,
                 )
-            )  # fmt: skip
+            )
         yield made
     finally:
         for each in made:
@@ -162,7 +165,7 @@ async def all_in(overlay: HTCondorOverlay, drones: list[DroneProcess], state: Sl
     """Wait until all these drones are in a state; return how long that took."""
     began, wanted = time.monotonic(), {each.id for each in drones}
     while True:
-        view = await overlay.look([A100])
+        view = await overlay.poll([A100])
         if {slot.drone_id for slot in view.slots if slot.state is state} >= wanted:
             return time.monotonic() - began
         late = [(each.id, each.said[-300:]) for each in drones if each.process.poll() is not None]
@@ -175,7 +178,7 @@ async def drained(overlay: HTCondorOverlay, drones: list[DroneProcess], mode: Dr
     orders may take as long to start as an order may take."""
     for _ in range(3):
         receipts = await overlay.drain([DroneId(each.id) for each in drones], mode, "a test")
-        if {receipt.answer for receipt in receipts} == {Answer.DONE}:
+        if {receipt.answer for receipt in receipts} == {OrderOutcome.OK}:
             return
     raise AssertionError(receipts)
 
@@ -201,7 +204,7 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: I
         overlay_on(pool, client_config=client, deadline="60s") as overlay,
         drones_of(pool, overlay, A100, number) as drones,
     ):
-        await overlay.look([A100])
+        await overlay.poll([A100])
         await all_in(overlay, drones, SlotState.IDLE, patient_s)
         with pytest.raises(LabError):
             forged_order(pool, drones[0].id, "drone")
@@ -235,11 +238,11 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: I
 
 async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str) -> bool:
     """Return whether condor_drain by itself reaches a drone."""
-    view = await overlay.look([A100])
+    view = await overlay.poll([A100])
     name = next(slot.name for slot in view.slots if slot.drone_id == drone.id)
     directory = client_directory(config(pool, client_config=client))
     directory.refresh()
     tool = Drainer(str(pool.condor.prefix / "usr/bin/condor_drain"), directory.env, 4.0)
     (receipt,) = await tool.drain({DroneId(drone.id): name}, DrainMode.RESUME, "a test")
     directory.close()
-    return receipt.answer is Answer.DONE
+    return receipt.answer is OrderOutcome.OK

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay import HTCondorOverlay
+from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
 from provisioner.model import DroneId, Eviction, OverlayView
+from tests.htcondor_overlay.live import A100, overlay_on
 from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
-from tests.overlay_htcondor.live import A100, overlay_on
 
 pytestmark = pytest.mark.timeout(600)
 RUN_S = 42
@@ -99,7 +99,7 @@ def kill(process: DroneProcess) -> None:
 
 
 async def told(overlay: HTCondorOverlay) -> tuple[OverlayView, dict[DroneId, Eviction]]:
-    view = await overlay.look([A100])
+    view = await overlay.poll([A100])
     assert view.evictions is not None
     assert len({(e.drone_id, e.job_id, e.at) for e in view.evictions}) == len(view.evictions)
     return view, {e.drone_id: e for e in view.evictions}
@@ -177,7 +177,7 @@ async def test_jobs_that_want_no_gpu_count_by_their_cpus(overlay_pool: Pool) -> 
         until(lambda: overlay_pool.statuses(cluster) == [2], 60, what="the job runs")
         until(lambda: Path(f"{enough}.starts").exists(), 30, what="its program too")
         async with overlay_on(overlay_pool) as overlay:
-            view = await overlay.look([A100])
+            view = await overlay.poll([A100])
         (slot,) = [slot for slot in view.slots if slot.drone_id == name]
         assert slot.work_gpu_milli == 3000 and 0 <= time.time() - slot.work_at < 60
         assert (slot.free_gpu_milli, slot.vram_mib) == (0, 0)

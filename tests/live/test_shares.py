@@ -17,13 +17,13 @@ from pathlib import Path
 import classad2
 import pytest
 
-from adapters.htcondor_overlay import matching
+from adapters.htcondor.overlay import matching
 from adapters.shared.htcondor.ads import holds
 from provisioner.drone import script
 from provisioner.model import Sharing
+from tests.htcondor_overlay.live import A100
 from tests.live.controller import BIG, LabController, LabSite
 from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
-from tests.overlay_htcondor.live import A100
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = script("condor_drone.sh")
@@ -161,9 +161,15 @@ def test_what_the_template_takes_is_what_the_drone_takes(pool: Pool, shared: Sta
         A100, gpu_milli=1000 * gpus, cpus=6, vram_mib=47661, sharing=Sharing.TIME_SLICED, shares=3, kept_cpus=2
     )
     drone = shared(
-        f"agrees-{gpus}", kind.sharing, kind.shares, DRONE_CPUS="6", DRONE_KEPT_CPUS="2", DRONE_GPUS=str(gpus),
-        DRONE_GPU_MILLI=str(kind.gpu_milli), CUDA_VISIBLE_DEVICES="0,1"[: 2 * gpus - 1],
-    )  # fmt: skip
+        f"agrees-{gpus}",
+        kind.sharing,
+        kind.shares,
+        DRONE_CPUS="6",
+        DRONE_KEPT_CPUS="2",
+        DRONE_GPUS=str(gpus),
+        DRONE_GPU_MILLI=str(kind.gpu_milli),
+        CUDA_VISIBLE_DEVICES="0,1"[: 2 * gpus - 1],
+    )
     found = slot_of(pool, drone)
     real, told = classad2.ExprTree(str(found["Start"]).strip("/").removeprefix("Expr(")[:-1]), matching.start(kind)
     slot = matching.template(kind)

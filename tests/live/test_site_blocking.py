@@ -15,13 +15,13 @@ from pathlib import Path
 import classad2
 import pytest
 
-from adapters.htcondor_site import matching, owner
-from adapters.htcondor_site.audit import gaps
-from adapters.htcondor_site.blocking import render
-from adapters.htcondor_site.matching import Host, hosts
-from adapters.htcondor_site.nodes import NOTICE_CONSTRAINT, NOTICE_PROJECTION, nodes, notices
-from adapters.htcondor_site.owner import OwnerSettings
-from adapters.htcondor_site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
+from adapters.htcondor.site import matching, owner
+from adapters.htcondor.site.audit import gaps
+from adapters.htcondor.site.blocking import render
+from adapters.htcondor.site.matching import Host, hosts
+from adapters.htcondor.site.nodes import NOTICE_CONSTRAINT, NOTICE_PROJECTION, nodes, notices
+from adapters.htcondor.site.owner import OwnerSettings
+from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
 from adapters.shared.htcondor.ads import Ad, whole
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
 from tests.live.lab import Condor, Pool, lab_directory, until

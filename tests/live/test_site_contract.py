@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site import HTCondorSite, bindings
-from provisioner.contract import NotSupported, SiteContract, SiteWorld
+from adapters.htcondor.site import HTCondorSite, bindings
+from provisioner.adapter_tests import NotSupported, SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
 from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
 from tests.live.lab import OWN, Condor, Pool, processes_with, until

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site import HTCondorSite
-from provisioner.contract.waiting import eventually
+from adapters.htcondor.site import HTCondorSite
+from provisioner.adapter_tests.waiting import eventually
+from provisioner.interfaces import AuthError
 from provisioner.model import (
-    Admission,
-    Answer,
+    Bootstrap,
     DroneId,
     DroneType,
     EndKind,
     FaultKind,
     Node,
+    OrderOutcome,
     RemoteDrone,
     RemoteState,
     StartOrder,
     StopOrder,
 )
-from provisioner.sites import SiteDenied
 from tests.live.farm import A100, HERE, clear, farm_of, site_config
 from tests.live.lab import OWN, Condor, Pool, processes_with, until
 
@@ -62,7 +62,7 @@ def drone_id(serial: int) -> DroneId:
 
 
 def order(serial: int, kind: DroneType = A100) -> StartOrder:
-    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Admission(WORKS, {}, {"token": b"secret"}))
+    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Bootstrap(WORKS, {}, {"token": b"secret"}))
 
 
 def site_on(farm: Pool, work: Path, **more: object) -> HTCondorSite:
@@ -71,7 +71,7 @@ def site_on(farm: Pool, work: Path, **more: object) -> HTCondorSite:
 
 async def seen(site: HTCondorSite, serial: int, wanted: Callable[[RemoteDrone], object]) -> RemoteDrone:
     async def ask() -> RemoteDrone | None:
-        found = (await site.look()).drones.get(drone_id(serial))
+        found = (await site.poll()).drones.get(drone_id(serial))
         return found if found is not None and wanted(found) else None
 
     return await eventually(f"drone {serial} is as wanted", ask, 90)
@@ -97,7 +97,7 @@ async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, 
         assert (ad["JobStatus"], ad["NumJobStarts"]) == (1, 1)
         # A start under its id is still the same drone, and no second life either.
         [again] = await site.start([order(1)])
-        assert (again.answer, again.remote_id) == (Answer.DONE, receipt.remote_id)
+        assert (again.answer, again.remote_id) == (OrderOutcome.OK, receipt.remote_id)
 
 
 async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool
 
 
 async def _there(site: HTCondorSite, file: Path) -> bool:
-    await site.look()
+    await site.poll()
     return await asyncio.to_thread(file.exists)
 
 
@@ -135,13 +135,13 @@ async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, 
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(100)])
-        assert [each.answer for each in receipts] == [Answer.DONE] * 100
+        assert [each.answer for each in receipts] == [OrderOutcome.OK] * 100
         cluster = receipts[0].remote_id.partition(".")[0]
         assert [each.remote_id for each in receipts] == [f"{cluster}.{proc}" for proc in range(100)]
-        drones = (await site.look()).drones
+        drones = (await site.poll()).drones
         assert {name: drone.remote_id for name, drone in drones.items()} == {r.drone_id: r.remote_id for r in receipts}
         await site.stop([StopOrder(each.drone_id, each.remote_id) for each in receipts])
-        ends = [drone.end and drone.end.kind for drone in (await site.look()).drones.values()]
+        ends = [drone.end and drone.end.kind for drone in (await site.poll()).drones.values()]
         assert ends == [EndKind.STOPPED] * 100
 
 
@@ -149,23 +149,23 @@ async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(farm: Po
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(MOST_JOBS + 1)])
-        assert {each.answer for each in receipts} == {Answer.REFUSED}
+        assert {each.answer for each in receipts} == {OrderOutcome.REJECTED}
         assert {each.fault and each.fault.kind for each in receipts} == {FaultKind.QUOTA}
-        assert (await site.look()).drones == {}
+        assert (await site.poll()).drones == {}
 
 
 async def test_a_drone_that_is_killed_after_it_was_asked_is_out_of_the_queue(farm: Pool, tmp_path: Path) -> None:
-    stubborn = Admission(b"#!/bin/sh\ntrap '' TERM\n: >ready\nwhile :; do sleep 1; done\n")
+    stubborn = Bootstrap(b"#!/bin/sh\ntrap '' TERM\n: >ready\nwhile :; do sleep 1; done\n")
     async with site_on(farm, tmp_path) as site:
-        await site.start([replace(order(1), admission=stubborn)])
+        await site.start([replace(order(1), bootstrap=stubborn)])
         await seen(site, 1, runs)
         until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
         farm.signal("startd", signal.SIGSTOP)  # its node does not answer: asking nicely may take a lease
         try:
             for kill in (False, True):
                 [receipt] = await site.stop([StopOrder(drone_id(1), "", kill)])
-                assert receipt.answer is Answer.DONE
-            assert drone_id(1) not in (await site.look()).drones
+                assert receipt.answer is OrderOutcome.OK
+            assert drone_id(1) not in (await site.poll()).drones
         finally:
             farm.signal("startd", signal.SIGCONT)
         until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={drone_id(1)}"), 60, what="nothing is left of it")
@@ -176,7 +176,7 @@ async def test_the_node_shows_what_drones_hold(farm: Pool, tmp_path: Path) -> No
 
         async def all_free() -> Node | None:
             """The drones of the test before have ended; their startd tells so a moment later."""
-            [node] = (await site.look()).nodes
+            [node] = (await site.poll()).nodes
             return node if (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 8000, 32) else None
 
         before = await eventually("all of it is free", all_free, 90)
@@ -186,7 +186,7 @@ async def test_the_node_shows_what_drones_hold(farm: Pool, tmp_path: Path) -> No
         assert on == {before.name}
 
         async def less() -> bool:
-            [node] = (await site.look()).nodes
+            [node] = (await site.poll()).nodes
             return (node.free_gpu_milli, node.free_cpus) == (6000, 32 - 2 * A100.cpus)
 
         await eventually("two drones' room is taken", less, 90)
@@ -196,5 +196,5 @@ async def test_without_a_token_that_counts_a_human_is_told(farm: Pool, tmp_path:
     forged = tmp_path / "token"
     forged.write_text("eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpc3MiOiJzaXRlLnRlc3QifQ.x")
     async with site_on(farm, tmp_path, token={"file": str(forged)}) as site:
-        with pytest.raises(SiteDenied):
-            await site.look()
+        with pytest.raises(AuthError):
+            await site.poll()

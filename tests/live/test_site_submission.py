@@ -10,14 +10,17 @@ import classad2
 import htcondor2  # noqa: F401 - for versionGE and countMatches
 import pytest
 
-from adapters.htcondor_site.submission import Batch
+from adapters.htcondor.site.submission import Batch
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 from tests.live.lab import Condor, account, lab_directory
 
 Job = Callable[..., classad2.ClassAd]
 A100_DEVICE = {
-    "Capability": 8.0, "GlobalMemoryMb": 40326, "DeviceName": "NVIDIA A100-SXM4-40GB", "MaxSupportedVersion": 12080,
-}  # fmt: skip
+    "Capability": 8.0,
+    "GlobalMemoryMb": 40326,
+    "DeviceName": "NVIDIA A100-SXM4-40GB",
+    "MaxSupportedVersion": 12080,
+}
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_site import HTCondorSite
-from adapters.htcondor_site.cluster import Submission
-from adapters.htcondor_site.settings import HTCondorSiteConfig
-from adapters.htcondor_site.tools import ToolsCluster
+from adapters.htcondor.site import HTCondorSite
+from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.htcondor.site.tools import ToolsCluster
 from adapters.shared.htcondor.ads import number
-from provisioner.contract import SiteContract, SiteWorld
-from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
-from tests.commands.sshd import fetched, running_sshd
+from provisioner.adapter_tests import SiteContract, SiteWorld
+from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
 from tests.live.lab import OWN, Condor, Pool, own, until
 from tests.live.test_site_contract import FarmWorld
+from tests.shared_commands.sshd import fetched, running_sshd
 
 STAY = b"#!/bin/sh\nexec sleep 600\n"
 DESCRIPTION = """\
@@ -119,9 +119,7 @@ async def gone(tools: ToolsCluster, batch: Submission) -> bool:
 
 
 @pytest.mark.parametrize("spool", [True, False])
-async def test_three_drones_come_and_go_by_the_tools_of_this_host(
-    overlay_pool: Pool, work: Path, spool: bool
-) -> None:
+async def test_three_drones_come_and_go_by_the_tools_of_this_host(overlay_pool: Pool, work: Path, spool: bool) -> None:
     async with cluster(config(overlay_pool, work, spool=spool)) as tools:
         await story(tools, three(f"here-{spool}".lower()))
     inputs = [p for p in (work / "var/site/inputs").rglob("*") if p.is_file() and not p.name.startswith("put.")]
@@ -153,9 +151,9 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
             left = sorted(p.name for p in (server.home / "provisioner/site/outputs").iterdir())
             assert left == sorted(row[0] for row in batch.rows), "young ones stay"
             server.stop()
-            with pytest.raises(SiteDown):
+            with pytest.raises(UnavailableError):
                 await tools.jobs("true", ["DroneId"])
-            with pytest.raises(SiteDown):
+            with pytest.raises(UnavailableError):
                 await tools.submit(three("ssh-down"))
         assert server.logins() == 1
 
@@ -164,10 +162,10 @@ async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, work:
     async with cluster(config(overlay_pool, work)) as tools:
         for line, words in (("request_cpus = ))", "[Pp]arse|expression"), ("executable = /nothing/there", "nothing")):
             batch = three("bad", DESCRIPTION + line + "\n")
-            with pytest.raises(SiteRefused, match=words):
+            with pytest.raises(RejectedError, match=words):
                 await tools.submit(batch)
             assert list(await tools.jobs(of(batch), ["DroneId"])) == []
-        with pytest.raises(SiteDown, match=r"-constraint|\(\(|fetch"):
+        with pytest.raises(UnavailableError, match=r"-constraint|\(\(|fetch"):
             await tools.jobs("((", ["DroneId"])
 
 
@@ -177,9 +175,9 @@ async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Poo
         job = await tools.submit(batch)
     async with cluster(config(overlay_pool, work, "reader")) as reader:
         assert len(await reader.jobs(of(batch), ["DroneId"])) == 3
-        with pytest.raises(SiteDenied, match="DENIED"):
+        with pytest.raises(AuthError, match="DENIED"):
             await reader.submit(three("reader"))
-        with pytest.raises(SiteDenied, match="DENIED"):
+        with pytest.raises(AuthError, match="DENIED"):
             await reader.remove([f"{job}.0"], "not mine")
     async with cluster(config(overlay_pool, work)) as tools:
         assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
@@ -199,7 +197,7 @@ async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Poo
             tools.submit(three("denied")),
             tools.remove(["1.0"], "x"),
         ):
-            with pytest.raises(SiteDenied, match="AUTHENTICATE"):
+            with pytest.raises(AuthError, match="AUTHENTICATE"):
                 await asked
 
 
@@ -212,24 +210,24 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], wor
         batch = three("silent")
         job = await tools.submit(batch)
         pool.signal("schedd", signal.SIGSTOP)
-        with pytest.raises(SiteDown, match="no answer within 4 s"):
+        with pytest.raises(UnavailableError, match="no answer within 4 s"):
             await tools.jobs("true", ["DroneId"])
-        with pytest.raises(Unsure, match="no answer within"):
+        with pytest.raises(OutcomeUnknownError, match="no answer within"):
             await tools.submit(three("hangs"))
-        with pytest.raises(Unsure, match="no answer within"):
+        with pytest.raises(OutcomeUnknownError, match="no answer within"):
             await tools.remove([f"{job}.0"], "x")
         pool.signal("schedd", signal.SIGCONT)
         os.kill(master, signal.SIGSTOP)  # nobody brings it up again
         try:
             for daemon in ("schedd", "collector"):
                 pool.signal(daemon, signal.SIGKILL)
-                with pytest.raises(SiteDown):
+                with pytest.raises(UnavailableError):
                     await tools.jobs("true", ["DroneId"])
-                with pytest.raises(SiteDown):
+                with pytest.raises(UnavailableError):
                     await tools.submit(three("dead"))
-                with pytest.raises((SiteDown, Unsure)):
+                with pytest.raises((UnavailableError, OutcomeUnknownError)):
                     await tools.remove([f"{job}.0"], "x")
-            with pytest.raises(SiteDown):
+            with pytest.raises(UnavailableError):
                 await tools.slots("true", ["Name"])
         finally:
             os.kill(master, signal.SIGCONT)
@@ -239,13 +237,13 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], wor
 
 async def test_a_schedd_that_is_not_listed_is_down(overlay_pool: Pool, work: Path) -> None:
     async with cluster(config(overlay_pool, work, schedd="nobody@nowhere.test")) as tools:
-        with pytest.raises(SiteDown, match="no record"):
+        with pytest.raises(UnavailableError, match="no record"):
             await tools.jobs("true", ["DroneId"])
-        with pytest.raises(SiteDown, match="find address"):
+        with pytest.raises(UnavailableError, match="find address"):
             await tools.submit(three("nowhere"))
-        with pytest.raises(SiteDown, match="no record"):
+        with pytest.raises(UnavailableError, match="no record"):
             await tools.owner_queue("else@nowhere.test", "true", [])
-        with pytest.raises(SiteRefused, match="no name of a schedd"):
+        with pytest.raises(RejectedError, match="no name of a schedd"):
             await tools.owner_queue("-long", "true", [])
 
 

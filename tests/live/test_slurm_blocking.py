@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from adapters.slurm_site.audit import gaps
-from adapters.slurm_site.blocking import render
-from adapters.slurm_site.capacity import nodes
-from adapters.slurm_site.cluster import Partition, Reservation, SlurmNode
-from adapters.slurm_site.downtime import downtime_at
-from adapters.slurm_site.settings import SlurmSiteConfig
-from adapters.slurm_site.tools import ToolsCluster
+from adapters.slurm.audit import gaps
+from adapters.slurm.blocking import render
+from adapters.slurm.capacity import nodes
+from adapters.slurm.cluster import Partition, Reservation, SlurmNode
+from adapters.slurm.downtime import downtime_at
+from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.tools import ToolsCluster
 from provisioner.model import DroneType, Node, Reserve, SitePolicy
 from tests.live.lab import until
 from tests.live.slurm_lab import Slurm, SlurmLab, running_slurm
@@ -32,11 +32,17 @@ CONFIG = SlurmSiteConfig.model_validate(
     {
         "partition": "accelerated",
         "hardware": [
-            {"nodes": NODE, "cores_per_socket": 38, "threads_per_core": 2, "memory": "512000 MiB", "gpus": 4,
-             "gres": "gpu:a100"},
+            {
+                "nodes": NODE,
+                "cores_per_socket": 38,
+                "threads_per_core": 2,
+                "memory": "512000 MiB",
+                "gpus": 4,
+                "gres": "gpu:a100",
+            },
         ],
     }
-)  # fmt: skip
+)
 CPU_PARTITION = "cpu-beside-gpus-a100"
 SLEEP = "#!/bin/sh\nsleep 600\n"
 
@@ -218,9 +224,17 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     starts_at = int(time.time()) + 1200
     when = plain.run("date", "-d", f"@{starts_at}", "+%Y-%m-%dT%H:%M:%S").strip()
     plain.run(
-        "scontrol", "create", "reservation", "ReservationName=service", f"StartTime={when}", "Duration=60",
-        "Nodes=ALL", "Flags=MAINT,IGNORE_JOBS", "Users=root", user="root",
-    )  # fmt: skip
+        "scontrol",
+        "create",
+        "reservation",
+        "ReservationName=service",
+        f"StartTime={when}",
+        "Duration=60",
+        "Nodes=ALL",
+        "Flags=MAINT,IGNORE_JOBS",
+        "Users=root",
+        user="root",
+    )
     try:
         slurm_nodes, partitions, reservations, _ = told(plain)
         wheres = [CONFIG.where(DRONE.name)]

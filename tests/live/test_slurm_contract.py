@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from provisioner.contract import SiteContract, SiteWorld
+from provisioner.adapter_tests import SiteContract, SiteWorld
 from tests.live.lab import OWN
 from tests.live.slurm_farm import SlurmWorld
 from tests.live.slurm_lab import SlurmLab

@@ -10,15 +10,15 @@ from signal import SIGKILL
 
 import pytest
 
-from adapters.slurm_site import SlurmSite
-from provisioner.contract.waiting import eventually
+from adapters.slurm import SlurmSite
+from provisioner.adapter_tests.waiting import eventually
 from provisioner.model import (
-    Admission,
-    Answer,
+    Bootstrap,
     DroneId,
     DroneType,
     EndKind,
     FaultKind,
+    OrderOutcome,
     RemoteDrone,
     RemoteState,
     SiteView,
@@ -55,12 +55,12 @@ def drone_id(serial: int) -> DroneId:
 
 
 def order(serial: int, kind: DroneType = A100, script: bytes = TOLD) -> StartOrder:
-    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Admission(script))
+    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Bootstrap(script))
 
 
 async def seen(site: SlurmSite, serial: int, what: str, wanted: Callable[[RemoteDrone], object]) -> RemoteDrone:
     async def ask() -> RemoteDrone | None:
-        found = (await site.look()).drones.get(drone_id(serial))
+        found = (await site.poll()).drones.get(drone_id(serial))
         return found if found is not None and wanted(found) else None
 
     return await eventually(f"drone {serial} {what}", ask, 150)
@@ -89,7 +89,7 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
                 order(nowhere, NOWHERE),
             ]
         )
-        assert [r.answer for r in receipts] == [Answer.DONE] * 6 + [Answer.REFUSED]
+        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 6 + [OrderOutcome.REJECTED]
         refused = receipts[-1].fault
         assert refused is not None and refused.kind is FaultKind.CONFIG, refused
         jobs = {r.drone_id: r.remote_id for r in receipts}
@@ -135,9 +135,17 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
 
         # The owner's job takes the place of a drone: notice, grace, end.
         took = lab.sbatch(
-            "#!/bin/sh\nsleep 300\n", "-p", "accelerated-h100", "--gres=gpu:h100:4", "-c", "8", "--mem=1G", "-t", "10",
+            "#!/bin/sh\nsleep 300\n",
+            "-p",
+            "accelerated-h100",
+            "--gres=gpu:h100:4",
+            "-c",
+            "8",
+            "--mem=1G",
+            "-t",
+            "10",
             user="owner",
-        )  # fmt: skip
+        )
         told = await seen(site, preempted, "has its notice or its end", lambda d: d.notice_at or d.end)
         assert told.notice_at or (told.end and told.end.kind is EndKind.PREEMPTED)
         gone = await seen(site, preempted, "has ended", ended)
@@ -155,7 +163,7 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         over = await seen(site, timed, "has ended", ended)
         assert over.end is not None and over.end.kind is EndKind.STOPPED and "time" in over.end.message, over.end
 
-        view = await site.look()
+        view = await site.poll()
         assert drone_id(nowhere) not in view.drones, "what was refused is no drone, though Slurm keeps a record of it"
         shows(view, lab)
 

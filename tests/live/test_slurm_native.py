@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from adapters.slurm_site.cluster import Job, Submission
-from adapters.slurm_site.native import NativeCluster
-from adapters.slurm_site.settings import SlurmSiteConfig
-from provisioner.contract import SiteContract, SiteWorld
+from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.native import NativeCluster
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.adapter_tests import SiteContract, SiteWorld
+from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown, SiteRefused, Unsure
 from tests.live.conftest import wanted
 from tests.live.horeka import horeka
 from tests.live.lab import OWN, Condor, LabError, children_of, own
@@ -253,7 +253,7 @@ async def test_a_job_gets_nothing_of_our_environment(
 async def test_a_refusal_says_of_which_kind_it_is(
     cluster: NativeCluster, special: dict[str, Any], kind: FaultKind
 ) -> None:
-    with pytest.raises(SiteRefused) as refused:
+    with pytest.raises(RejectedError) as refused:
         await cluster.submit(drones(f"{own('no')}-1.a100.hk", **special))
     assert refused.value.kind is kind
 
@@ -265,13 +265,13 @@ async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, 
                 await cluster.ours()
                 await cluster.cancel(["999999"])
                 break
-            except (SiteDown, Unsure):
+            except (UnavailableError, OutcomeUnknownError):
                 continue
         slurm.signal("slurmctld", SIGSTOP)
         try:
-            with pytest.raises(Unsure):
+            with pytest.raises(OutcomeUnknownError):
                 await cluster.submit(drones(f"{own('late')}-1.a100.hk"))
-            with pytest.raises(SiteDown):
+            with pytest.raises(UnavailableError):
                 await cluster.ours()
         finally:
             slurm.signal("slurmctld", SIGCONT)
@@ -282,10 +282,10 @@ async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.M
     """libslurm would wait a minute, and end the process."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     async with NativeCluster(config(python), "hk") as cluster:
-        with pytest.raises(SiteDown, match=r"no slurm\.conf.*/nowhere/slurm\.conf") as down:
+        with pytest.raises(UnavailableError, match=r"no slurm\.conf.*/nowhere/slurm\.conf") as down:
             await cluster.ours()
         assert down.value.kind is FaultKind.CONFIG
-        with pytest.raises(SiteDown):
+        with pytest.raises(UnavailableError):
             await cluster.submit(drones(f"{own('nowhere')}-1.a100.hk"))
 
 
@@ -293,7 +293,7 @@ async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypa
     """libslurm ends the process at once."""
     monkeypatch.setenv("SLURM_CONF", "/etc/hostname")
     async with NativeCluster(config(python), "hk") as cluster:
-        with pytest.raises(SiteDown, match=r"libslurm finds no slurm\.conf") as down:
+        with pytest.raises(UnavailableError, match=r"libslurm finds no slurm\.conf") as down:
             await cluster.ours()
     assert down.value.kind is FaultKind.CONFIG
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters.slurm_site.capacity import nodes
-from adapters.slurm_site.names import is_drone
-from adapters.slurm_site.owner import Wanted, claims, running
-from adapters.slurm_site.settings import SlurmSiteConfig
-from adapters.slurm_site.tools import ToolsCluster
-from provisioner.model import Claim, DroneType, OwnerLoad
+from adapters.slurm.capacity import nodes
+from adapters.slurm.names import is_drone
+from adapters.slurm.owner import Wanted, claims, running
+from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.tools import ToolsCluster
+from provisioner.model import DroneType, OwnerDemand, OwnerLoad
 from tests.live.lab import until
 from tests.live.slurm_lab import SlurmLab
 
@@ -145,7 +145,7 @@ def test_the_owners_jobs_are_claims_until_they_run(cluster: SlurmLab) -> None:
     wanted, runs = owners(cluster)
     [claim] = wanted.claims
     assert asked_at <= claim.since <= time.time()
-    assert claim == Claim(5, 2000, 8, 20480, claim.since, who="owner")
+    assert claim == OwnerDemand(5, 2000, 8, 20480, claim.since, who="owner")
     assert (wanted.notices, runs) == ((), OwnerLoad(1, 3000, 16, 10240))
 
 

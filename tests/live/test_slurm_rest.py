@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm_site.cluster import Job, Submission
-from adapters.slurm_site.rest import RestCluster
-from adapters.slurm_site.settings import SlurmSiteConfig
+from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.rest import RestCluster
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDenied, SiteDown, SiteRefused, Unsure
 from tests.live.lab import own
 from tests.live.slurm_lab import Slurm, SlurmLab
 
@@ -147,7 +147,7 @@ async def test_a_step_has_time_at_a_polite_end_and_none_at_a_kill(slurm: SlurmLa
 async def test_a_no_is_told_by_its_kind_and_its_record_is_no_life(slurm: SlurmLab, cluster: RestCluster) -> None:
     name = unique("refused")
     for special in ({"partition": "nowhere"}, {"gres": "gpu:a100:9"}, {"constraint": "gold"}):
-        with pytest.raises(SiteRefused) as told:
+        with pytest.raises(RejectedError) as told:
             await cluster.submit(drones(name, **special))
         assert told.value.kind is FaultKind.CONFIG, told.value
     records = [job for job in await cluster.ours() if job.name == name]
@@ -156,9 +156,16 @@ async def test_a_no_is_told_by_its_kind_and_its_record_is_no_life(slurm: SlurmLa
 
 async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: RestCluster) -> None:
     more = {
-        "nice": "7", "comment": "hello", "exclude": "hkn[0801]", "mail-type": "NONE", "exclusive": "user",
-        "gres-flags": "disable-binding", "spread-job": True, "wckey": "", "prefer": "",
-    }  # fmt: skip
+        "nice": "7",
+        "comment": "hello",
+        "exclude": "hkn[0801]",
+        "mail-type": "NONE",
+        "exclusive": "user",
+        "gres-flags": "disable-binding",
+        "spread-job": True,
+        "wckey": "",
+        "prefer": "",
+    }
     options = {option: value for option, value in more.items() if value}
     number = await cluster.submit(drones(unique("more"), more=options))
     told = slurm.run("scontrol", "show", "job", "-d", str(number))
@@ -172,9 +179,9 @@ async def test_a_job_that_was_taken_in_silence_is_found_afterwards(slurm: SlurmL
         await cluster.ours()
         slurm.signal("slurmctld", SIGSTOP)
         try:
-            with pytest.raises(SiteDown):
+            with pytest.raises(UnavailableError):
                 await cluster.ours()
-            with pytest.raises(Unsure):
+            with pytest.raises(OutcomeUnknownError):
                 await cluster.submit(drones(name))
         finally:
             slurm.signal("slurmctld", SIGCONT)
@@ -182,7 +189,7 @@ async def test_a_job_that_was_taken_in_silence_is_found_afterwards(slurm: SlurmL
         while True:
             try:
                 jobs = [job for job in await cluster.ours() if job.name == name]
-            except SiteDown:
+            except UnavailableError:
                 jobs = []
             if jobs:
                 break
@@ -197,7 +204,7 @@ async def test_a_token_of_somebody_else_is_not_believed(slurm: SlurmLab, tmp_pat
     file = Path(settings["token"]["file"])
     await asyncio.to_thread(file.write_text, slurm.token("owner"))
     async with by(settings) as cluster:
-        with pytest.raises(SiteDenied):
+        with pytest.raises(AuthError):
             await cluster.ours()
         await asyncio.to_thread(file.write_text, slurm.token("drone"))
         await cluster.ours()
@@ -206,7 +213,9 @@ async def test_a_token_of_somebody_else_is_not_believed(slurm: SlurmLab, tmp_pat
 async def test_the_cluster_tells_itself(slurm: SlurmLab, rest: dict[str, Any]) -> None:
     async with by(rest) as cluster:
         if slurm.slurm.version < (23, 11):
-            with pytest.raises(SiteDown, match=r"offers .*v0\.0\.38, and we speak .*`transport: tools`") as down:
+            with pytest.raises(
+                UnavailableError, match=r"offers .*v0\.0\.38, and we speak .*`transport: tools`"
+            ) as down:
                 await cluster.ours()
             assert down.value.kind is FaultKind.CONFIG
             return
@@ -215,8 +224,10 @@ async def test_the_cluster_tells_itself(slurm: SlurmLab, rest: dict[str, Any]) -
         assert told["AccountingStorageType"] == "accounting_storage/slurmdbd"
         nodes = {node.name: node for node in await cluster.nodes()}
         assert {name: dict(node.gpus) for name, node in nodes.items()} == {
-            "hkn0801": {"a100": 4}, "hkn0802": {"a100": 4}, "hkn0901": {"h100": 4},
-        }  # fmt: skip
+            "hkn0801": {"a100": 4},
+            "hkn0802": {"a100": 4},
+            "hkn0901": {"h100": 4},
+        }
         parts = {part.name: part for part in await cluster.partitions()}
         assert parts["accelerated"].nodes == ("hkn0801", "hkn0802") and parts["accelerated"].up
         assert parts["backfill"].grace_s == 6.0 and parts["backfill"].tier < parts["accelerated"].tier
@@ -226,7 +237,7 @@ async def test_the_cluster_tells_itself(slurm: SlurmLab, rest: dict[str, Any]) -
 async def test_a_socket_that_is_not_there_is_a_site_that_is_down(slurm: SlurmLab, tmp_path: Path) -> None:
     settings = behind_ssh(slurm, tmp_path)
     async with by({**settings, "url": "unix:/nowhere"}) as cluster:
-        with pytest.raises(SiteDown, match="no connection to its socket /nowhere"):
+        with pytest.raises(UnavailableError, match="no connection to its socket /nowhere"):
             await cluster.ours()
-        with pytest.raises(SiteDown):
+        with pytest.raises(UnavailableError):
             await cluster.submit(drones("x"))

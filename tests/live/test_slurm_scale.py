@@ -122,12 +122,12 @@ def test_two_thousand_drones_are_asked_for_and_withdrawn(
         reasons = {d["site_reason"] for d in controller.live()}
         assert reasons - {""} and reasons <= {"Resources", "Priority", ""}, "they wait for their turn, no more"
 
-        with costed("withdrawn", controller, tools) as withdrawn:
+        with costed("cancelled", controller, tools) as withdrawn:
             lab.overlay.remove(jobs)
             until(lambda: not lab.alive(), 90, what="none is at the site", every_s=0.5)
             until(lambda: not controller.live(), 90, what="none on record lives", every_s=0.5)
         assert withdrawn.by_tool["sbatch"] == 0
         assert 1 <= withdrawn.by_tool["scancel"] <= DRONES // 500 + 1
         assert withdrawn.by_tool["squeue"] <= withdrawn.ticks + 1 + 1, "a listing per look, and one before the stop"
-        assert controller.states() == {"withdrawn": DRONES}
+        assert controller.states() == {"cancelled": DRONES}
         lab.nothing_left()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.slurm_site import SlurmSite
-from provisioner.model import Answer, DroneId, SitePolicy, StartOrder, StopOrder
+from adapters.slurm import SlurmSite
+from provisioner.model import DroneId, OrderOutcome, SitePolicy, StartOrder, StopOrder
 from tests.live.lab import own, until
 from tests.live.shell_drones import ShellDrones
 from tests.live.slurm_farm import A100, HERE, site_config
@@ -34,7 +34,7 @@ def cluster(slurm_programs: Slurm) -> Iterator[SlurmLab]:
 
 async def test_an_owner_that_is_hidden_is_told(cluster: SlurmLab, tmp_path: Path) -> None:
     async with SlurmSite(HERE, site_config(cluster, "tools", tmp_path, **OWNER), [A100], "kit") as site:
-        view = await site.look()
+        view = await site.poll()
         assert (view.claims, view.owner_runs) == ((), None)
         assert [each for each in view.notices if "PrivateData=jobs" in each], view.notices
         gaps = [gap for gap in await site.audit(SitePolicy(HERE)) if gap.dimension == "owner"]
@@ -43,7 +43,7 @@ async def test_an_owner_that_is_hidden_is_told(cluster: SlurmLab, tmp_path: Path
     try:
         until(lambda: "owner" in cluster.run("squeue", "-h", "-o", "%u"), 30, what="an operator sees all jobs")
         async with SlurmSite(HERE, site_config(cluster, "tools", tmp_path, **OWNER), [A100], "kit") as site:
-            view = await site.look()
+            view = await site.poll()
             assert view.owner_runs is not None and view.owner_runs.jobs == 1
             assert sum(claim.count for claim in view.claims) == 1
             assert not [each for each in view.notices if "PrivateData" in each]
@@ -59,12 +59,12 @@ async def test_neither_a_leftover_nor_a_greeting_stops_the_site(cluster: SlurmLa
     drone_id = DroneId(f"{own('kit')}-hunt-{1 + (way == 'ssh')}")
     order = StartOrder(drone_id, A100, 600.0, 3.0, ShellDrones().living())
     async with SlurmSite(HERE, site_config(cluster, way, tmp_path), [A100], own("kit")) as site:
-        view = await site.look()
+        view = await site.poll()
         assert [node.name for node in view.nodes] == ["hkn0801"]
         assert [each for each in view.notices if LEFTOVER in each], view.notices
         [receipt] = await site.start([order])
-        assert receipt.answer is Answer.DONE, receipt
-        assert drone_id in (await site.look()).drones
+        assert receipt.answer is OrderOutcome.OK, receipt
+        assert drone_id in (await site.poll()).drones
         [receipt] = await site.stop([StopOrder(drone_id, receipt.remote_id)])
-        assert receipt.answer is Answer.DONE, receipt
+        assert receipt.answer is OrderOutcome.OK, receipt
         until(lambda: not cluster.processes_of(drone_id), 60, what="it has left")

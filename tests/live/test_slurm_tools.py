@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from adapters.slurm_site.cluster import Job, Submission
-from adapters.slurm_site.settings import SlurmSiteConfig
-from adapters.slurm_site.tools import ToolsCluster
+from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.tools import ToolsCluster
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown, SiteRefused
 from tests.live.lab import OWN
 from tests.live.slurm_lab import SlurmLab
 
@@ -37,9 +37,13 @@ def submission(name: str, script: bytes = SLEEP, tasks: Sequence[int] = (), **mo
 @pytest.fixture(params=["here", "over ssh"])
 async def cluster(slurm: SlurmLab, request: pytest.FixtureRequest) -> AsyncIterator[ToolsCluster]:
     ssh = {
-        "host": "127.0.0.1", "port": slurm.ssh_port, "user": "drone", "key": str(slurm.key),
-        "known_hosts": str(slurm.known_hosts), "retry": "100ms",
-    }  # fmt: skip
+        "host": "127.0.0.1",
+        "port": slurm.ssh_port,
+        "user": "drone",
+        "key": str(slurm.key),
+        "known_hosts": str(slurm.known_hosts),
+        "retry": "100ms",
+    }
     tools = {"bin": str(slurm.tools)} if request.param == "here" else {"ssh": ssh}
     async with ToolsCluster(SlurmSiteConfig.model_validate({"tools": tools}), "horeka") as entered:
         yield entered
@@ -147,7 +151,7 @@ async def test_a_drone_that_does_not_listen_is_killed_and_its_script_cleans_up(
 
 async def test_what_is_refused_is_no_drone(slurm: SlurmLab, cluster: ToolsCluster) -> None:
     for more in ({"gres": "gpu:h100:9"}, {"partition": "nosuch"}, {"reservation": "nosuch"}, {"constraint": "nosuch"}):
-        with pytest.raises(SiteRefused) as refused:
+        with pytest.raises(RejectedError) as refused:
             await cluster.submit(submission("refused", **more))
         assert refused.value.kind is FaultKind.CONFIG
     jobs = [job for job in await cluster.ours() if job.name == f"refused-{OWN}"]
@@ -163,5 +167,5 @@ async def test_a_controller_that_is_away_is_no_empty_queue(slurm: SlurmLab) -> N
             answers = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             await asyncio.to_thread(slurm.restart, "slurmctld")
-        assert [isinstance(answer, SiteDown) for answer in answers] == [True] * 4, answers
+        assert [isinstance(answer, UnavailableError) for answer in answers] == [True] * 4, answers
         assert [job for job in await cluster.ours() if job.name == f"away-{OWN}"] == []

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor_overlay import HTCondorOverlay
+from adapters.htcondor.overlay import HTCondorOverlay
+from provisioner.interfaces import UnavailableError
 from provisioner.model import OverlayView
-from provisioner.sites import SiteDown
+from tests.htcondor_overlay.live import A100, classes_of, overlay_on
 from tests.live.controller import BIG, LabController
 from tests.live.lab import PATIENCE, Condor, Pool, children_of, gpu_job, lab_directory, running_pool, until
-from tests.overlay_htcondor.live import A100, classes_of, overlay_on
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -41,13 +41,13 @@ def test_jobs_that_match_no_drone_leave_the_type_to_all_others(lab: tuple[Pool, 
         rows = controller.json("demand")["items"]
         return {reason["kind"] for row in rows for reason in row["reasons"]}
 
-    until(lambda: {"bad-request", "unmatched"} <= reasons(), 150, what="both reasons", every_s=1)
+    until(lambda: {"bad-request", "starts-unmatched"} <= reasons(), 150, what="both reasons", every_s=1)
     plain = [pool.submit(gpu_job(1, n=3)), pool.submit(gpu_job(1, n=2), identity="admin")]
     until(lambda: not any(map(pool.jobs, plain)), 180, what="plain jobs of two users done", every_s=1)
     site = controller.json("sites")["items"][0]
     assert site["breaker"] == "active" and "banned" not in site["note"], site["note"]
     assert "backs off on big/a100" in site["note"], site["note"]
-    assert not {"failed", "lost", "never-joined"} & set(controller.states()), controller.states()
+    assert not {"failed", "lost", "join-timeout"} & set(controller.states()), controller.states()
     for cluster, user in zip(odd, ("alice", "alice", "admin"), strict=True):
         pool.remove(cluster, user)
 
@@ -75,7 +75,7 @@ async def test_a_schedd_of_others_that_flocks_here_and_denies_reading_is_left_ou
             names = ("condor_status", "-schedd", "-af", "Name")
             await asyncio.to_thread(until, lambda: "login@etp.test" in pool.run(*names), 120, what="the other schedd")
             async with overlay_on(pool) as overlay:
-                view: OverlayView = await overlay.look([A100])
+                view: OverlayView = await overlay.poll([A100])
                 assert sum(each.waiting + each.fresh for each in classes_of(view)) == 2
                 (notice,) = [each for each in view.notices if "login@etp.test" in each and "left out" in each]
                 assert "`schedds`" in notice
@@ -116,8 +116,8 @@ async def seen(
     limit, last = time.monotonic() + PATIENCE * within_s, "no look"
     while time.monotonic() < limit:
         try:
-            view: OverlayView = await overlay.look([A100])
-        except SiteDown as error:
+            view: OverlayView = await overlay.poll([A100])
+        except UnavailableError as error:
             assert "second@own.test" in str(error), "the error names who did not answer"
             last = str(error)
         else:

@@ -44,7 +44,7 @@ def in_pool(overlay: Pool) -> set[str]:
 def states_are(lab: TopasLab, wanted: Counter[str]) -> bool:
     """Whether the drones' states are those, but for drones that were taken back before they began."""
     states = lab.controller.states()
-    del states["withdrawn"]
+    del states["cancelled"]
     if states != wanted:
         raise LabError(f"{dict(states)}")  # for the message, should it stay so
     return True
@@ -79,8 +79,12 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         alone_s = flocking_s(lab)
         long = lab.overlay.submit(gpu_job(n=5, until_there=long_done))
         short = lab.overlay.submit(gpu_job(n=3, until_there=short_done))
-        until(lambda: len(carriers(lab.overlay, long)) == 5 and len(carriers(lab.overlay, short)) == 3, 150,
-              what="eight jobs in eight drones", every_s=0.3)  # fmt: skip
+        until(
+            lambda: len(carriers(lab.overlay, long)) == 5 and len(carriers(lab.overlay, short)) == 3,
+            150,
+            what="eight jobs in eight drones",
+            every_s=0.3,
+        )
         least = carriers(lab.overlay, short)
         touch(short_done)
         until(lambda: not lab.overlay.jobs(short), 60, what="three jobs done", every_s=0.3)
@@ -114,7 +118,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, "three began anew, elsewhere"
         started_again = [ad for ad in ended if ad["NumJobStarts"] == 2]
         assert not {str(ad["LastRemoteHost"]).split("@")[1] for ad in started_again} & left
-        assert set(lab.controller.states()) <= {"busy", "idle", "preempted", "draining", "done", "withdrawn"}
+        assert set(lab.controller.states()) <= {"busy", "idle", "preempted", "draining", "done", "cancelled"}
         ran = {event.job for event in events(lab.site) if event.what is Happened.STARTED}
         gone = {event.job for event in events(lab.site) if event.what in (Happened.EVICTED, Happened.REMOVED)}
         assert len(gone & ran) == 3, "no fourth drone was taken from the site"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local_site import LocalSite
-from provisioner.model import Admission, DroneId, DroneType, StartOrder
+from adapters.local import LocalSite
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.local.drones import HERE, LIVING, SMALL, config, end_all_tagged
 
 MakeSite = Callable[..., LocalSite]
@@ -40,7 +40,7 @@ def make_site(root: Path, controller: str) -> MakeSite:
 
 @pytest.fixture
 def order(controller: str) -> Callable[..., StartOrder]:
-    def make(serial: int, admission: Admission = LIVING, kind: DroneType = SMALL, grace_s: float = 1.0) -> StartOrder:
-        return StartOrder(DroneId(f"{controller}-abcd-{serial}"), kind, 600.0, grace_s, admission)
+    def make(serial: int, bootstrap: Bootstrap = LIVING, kind: DroneType = SMALL, grace_s: float = 1.0) -> StartOrder:
+        return StartOrder(DroneId(f"{controller}-abcd-{serial}"), kind, 600.0, grace_s, bootstrap)
 
     return make

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adapters.local_site import Config
-from provisioner.model import Admission, DroneType
+from adapters.local import Config
+from provisioner.model import Bootstrap, DroneType
 
 HERE = "here"
 SMALL = DroneType(HERE, "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10, vram_mib=40960, capability=80)
@@ -17,15 +17,15 @@ SHARE = DroneType(HERE, "share", gpu_milli=200, cpus=1, memory_mib=100, disk_mib
 CPU = DroneType(HERE, "cpu", gpu_milli=0, cpus=3, memory_mib=1024, disk_mib=10)
 HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mib=10)
 
-LIVING = Admission(b"#!/bin/sh\nexec sleep 1000\n")
-STUBBORN = Admission(
+LIVING = Bootstrap(b"#!/bin/sh\nexec sleep 1000\n")
+STUBBORN = Bootstrap(
     b"#!/bin/sh\ntrap '' TERM INT HUP\nsleep 1000 &\nsetsid sleep 1000 &\nsetsid sh -c 'sleep 1000; :' &\n"
     b"touch ready\nwhile :; do sleep 1000; done\n"
 )
 
 
-def exiting(code: int) -> Admission:
-    return Admission(f"#!/bin/sh\necho it leaves with {code}\nexit {code}\n".encode())
+def exiting(code: int) -> Bootstrap:
+    return Bootstrap(f"#!/bin/sh\necho it leaves with {code}\nexit {code}\n".encode())
 
 
 def config(root: Path, **others: object) -> Config:

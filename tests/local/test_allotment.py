@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.local_site.allotment import Allotment, NoRoom, Room
-from adapters.local_site.host import Gpu, Host
+from adapters.local.allotment import Allotment, NoRoom, Room
+from adapters.local.host import Gpu, Host
 from tests.local.drones import SMALL
 
 HOST = Host(cpus=16, memory_mib=1000, disk_mib=1000, gpus=tuple(Gpu(n, "A100", 40960, 80) for n in range(4)))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local_site.allotment import Allotment
-from adapters.local_site.directory import DroneDirectory, Record, claim, prepare
-from adapters.local_site.processes import Process, boot_id
-from provisioner.contract import eventually
-from provisioner.model import Answer, EndKind, RemoteState, StartOrder, StopOrder
+from adapters.local.allotment import Allotment
+from adapters.local.directory import DroneDirectory, Record, claim, prepare
+from adapters.local.processes import Process, boot_id
+from provisioner.adapter_tests import eventually
+from provisioner.model import EndKind, OrderOutcome, RemoteState, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, launchers, tagged
 
@@ -57,11 +57,11 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
     async with make_site() as site:
 
         async def all_known() -> bool:
-            shown = (await site.look()).drones
+            shown = (await site.poll()).drones
             return all(drone.state is not RemoteState.PENDING for drone in shown.values())
 
         await eventually("no drone hangs between claim and launch", all_known, 60)
-        shown = {d for d, drone in (await site.look()).drones.items() if drone.state is RemoteState.RUNNING}
+        shown = {d for d, drone in (await site.poll()).drones.items() if drone.state is RemoteState.RUNNING}
 
         async def all_shown() -> bool:  # a launcher that came too late for its claim needs an instant to go
             return set(all_tagged(controller).values()) <= shown
@@ -69,15 +69,15 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
         await eventually("what runs is listed", all_shown, 60)
 
         receipts = await site.start(orders)
-        assert [r.answer for r in receipts] == [Answer.DONE] * 3
-        after = (await site.look()).drones
+        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 3
+        after = (await site.poll()).drones
         for one in orders:
             alive = after[one.drone_id].state is RemoteState.RUNNING
             await eventually("it runs once, or not at all if it ended", lambda: _runs(one, alive), 60)  # noqa: B023
             end = after[one.drone_id].end
             assert alive or (end is not None and end.kind is EndKind.FAULT)
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
-        assert (await site.look()).free == {"small": 4}
+        assert (await site.poll()).free == {"small": 4}
 
 
 async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
@@ -88,13 +88,13 @@ async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
     record = Record(controller, HERE, "small", 1.0, str(dead), Allotment(2, 1024, 10, {0: 1000}))
     assert claim(prepare(root, dead, LIVING), DroneDirectory(root / never.drone_id), record)
     async with make_site() as site:
-        view = await site.look()
+        view = await site.poll()
         end = view.drones[never.drone_id].end
         assert end is not None
         assert (end.kind, end.message) == (EndKind.FAULT, "the controller died before it was launched")
         assert view.free == {"small": 4}
         [receipt] = await site.start([never])
-        assert receipt.answer is Answer.DONE
+        assert receipt.answer is OrderOutcome.OK
         assert tagged(never.drone_id) == []  # it is over: an id is used once
 
 
@@ -106,11 +106,11 @@ async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
     record = Record(controller, HERE, "small", 1.0, str(me), Allotment(2, 1024, 10, {0: 1000}))
     assert claim(prepare(root, me, LIVING), DroneDirectory(root / waiting.drone_id), record)
     async with make_site() as site:
-        view = await site.look()
+        view = await site.poll()
         assert view.drones[waiting.drone_id].state is RemoteState.PENDING
         assert view.free == {"small": 4}, "what waits has its room promised by the planner"
         await site.stop([StopOrder(waiting.drone_id, "")])
-        end = (await site.look()).drones[waiting.drone_id].end
+        end = (await site.poll()).drones[waiting.drone_id].end
         assert end is not None
         assert end.kind is EndKind.STOPPED
 
@@ -132,7 +132,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     assert len(tagged(one.drone_id, "sleep 1000")) >= 3, "it should be in its grace now"
 
     await eventually("nothing of it is left", lambda: _none_left(one), 60)
-    end = (await make_site().look()).drones[one.drone_id].end
+    end = (await make_site().poll()).drones[one.drone_id].end
     assert end is not None
     assert (end.kind, end.exit_code) == (EndKind.STOPPED, 137)
 
@@ -149,7 +149,7 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
         await eventually("the launcher is gone", lambda: _no_launcher(one), 60)
         assert tagged(one.drone_id), "its script should have outlived it"
 
-        view = await site.look()
+        view = await site.poll()
         end = view.drones[one.drone_id].end
         assert end is not None
         assert end.kind is EndKind.FAULT
@@ -173,7 +173,7 @@ async def test_a_reused_pid_is_neither_taken_for_the_drone_nor_killed(
         (ours / "launcher").write_text(f"{stranger.pid} 1 {boot_id()}\n")
         async with make_site() as site:
             await site.stop([StopOrder(one.drone_id, ""), StopOrder(one.drone_id, "", kill=True)])
-            assert (await site.look()).drones[one.drone_id].state is RemoteState.ENDED
+            assert (await site.poll()).drones[one.drone_id].state is RemoteState.ENDED
         assert stranger.returncode is None
         os.kill(stranger.pid, 0)
     finally:
@@ -192,7 +192,7 @@ async def test_after_a_reboot_every_drone_has_ended_with_that_word(
     (ours / "end").unlink()
     (ours / "stop").unlink()
     (ours / "launcher").write_text(f"{os.getpid()} 1 an-earlier-boot\n")
-    end = (await make_site().look()).drones[one.drone_id].end
+    end = (await make_site().poll()).drones[one.drone_id].end
     assert end is not None
     assert (end.kind, end.message) == (EndKind.FAULT, "the host was rebooted")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local_site import host
-from adapters.local_site.config import Config
-from adapters.local_site.site import LocalSite
+from adapters.local import host
+from adapters.local.config import Config
+from adapters.local.site import LocalSite
 from provisioner.config import check, load
 from provisioner.model import DroneType, SitePolicy
 
@@ -27,7 +27,7 @@ async def test_a_type_that_can_never_fit_is_told_with_its_dimension(tmp_path: Pa
     """8 CPUs on a host of 2: "the site shows no free place", for ever, and nothing said why."""
     gpu = DroneType("local", "a100", 1000, 1, 1024, 100, vram_mib=40960)
     async with site(tmp_path, SMALL, LARGE, gpu, disk="1000 MiB") as here:
-        view = await here.look()
+        view = await here.poll()
     assert view.free == {"small": 2, "large": 0, "a100": 0}
     assert view.unfit == {
         "large": "CPUs 64 > 2 of this host",
@@ -38,11 +38,11 @@ async def test_a_type_that_can_never_fit_is_told_with_its_dimension(tmp_path: Pa
 
 async def test_a_disk_that_grows_is_seen_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with site(tmp_path, replace(SMALL, disk_mib=1024)) as here:
-        monkeypatch.setattr("adapters.local_site.site.disk_mib", lambda root: 3)
-        await here.look()
-        assert (await here.look()).unfit == {"small": "disk (MiB) 1024 > 3 of this host"}
-        monkeypatch.setattr("adapters.local_site.site.disk_mib", lambda root: 4096)
-        view = await here.look()
+        monkeypatch.setattr("adapters.local.site.disk_mib", lambda root: 3)
+        await here.poll()
+        assert (await here.poll()).unfit == {"small": "disk (MiB) 1024 > 3 of this host"}
+        monkeypatch.setattr("adapters.local.site.disk_mib", lambda root: 4096)
+        view = await here.poll()
     assert view.free == {"small": 2} and view.unfit == {}
 
 

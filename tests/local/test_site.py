@@ -10,10 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local_site import LocalSite
-from provisioner.contract import eventually
-from provisioner.model import Admission, Answer, EndKind, FaultKind, RemoteDrone, RemoteState, StartOrder, StopOrder
-from provisioner.sites import SiteDown
+from adapters.local import LocalSite
+from provisioner.adapter_tests import eventually
+from provisioner.interfaces import UnavailableError
+from provisioner.model import (
+    Bootstrap,
+    EndKind,
+    FaultKind,
+    OrderOutcome,
+    RemoteDrone,
+    RemoteState,
+    StartOrder,
+    StopOrder,
+)
 from tests.local.conftest import MakeSite
 from tests.local.drones import CPU, HERE, HUGE, SHARE, SMALL, config, exiting, tagged
 
@@ -23,7 +32,7 @@ PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
 
 async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
     async def ask() -> RemoteDrone | None:
-        drone = (await site.look()).drones.get(one.drone_id)
+        drone = (await site.poll()).drones.get(one.drone_id)
         return drone if drone is not None and drone.state is RemoteState.ENDED else None
 
     return await eventually(f"{one.drone_id} has ended", ask, 60)
@@ -40,7 +49,7 @@ async def test_a_script_that_dies_at_once_tells_its_code_and_last_words(make_sit
 async def test_the_outcome_file_has_the_last_word_made_printable(make_site: MakeSite, order: Order) -> None:
     script = b"#!/bin/sh\nprintf 'queue lost\\033[2J\\n\\n' > outcome\necho noise\nexit 75\n"
     async with make_site() as site:
-        await site.start([order(1, Admission(script))])
+        await site.start([order(1, Bootstrap(script))])
         end = (await ended(site, order(1))).end
         assert end is not None
         assert (end.exit_code, end.message) == (75, "queue lost [2J")
@@ -49,7 +58,7 @@ async def test_the_outcome_file_has_the_last_word_made_printable(make_site: Make
 async def test_a_script_that_ends_takes_along_whatever_it_left_running(make_site: MakeSite, order: Order) -> None:
     script = b"#!/bin/sh\nsetsid sh -c 'setsid sleep 1000 & sleep 1000' &\nsleep 0.1\nexit 0\n"
     async with make_site() as site:
-        await site.start([order(1, Admission(script))])
+        await site.start([order(1, Bootstrap(script))])
         end = (await ended(site, order(1))).end
         assert end is not None
         assert (end.kind, end.exit_code) == (EndKind.EXITED, 0)
@@ -62,9 +71,9 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     monkeypatch.setenv("POOL_PASSWORD", "hunter2")
     script = b"#!/bin/sh\nenv > seen\npwd > where\ncat token > told\nreadlink /proc/self/fd/0 > stdin\n"
     files = {"token": b"abc"}
-    admission = Admission(script, {"FROM_OVERLAY": "yes", "DRONE_CPUS": "lies"}, files)
+    bootstrap = Bootstrap(script, {"FROM_OVERLAY": "yes", "DRONE_CPUS": "lies"}, files)
     async with make_site(env={"FROM_OPERATOR": "yes"}, gpus=PRETENDED, nice=5) as site:
-        await site.start([order(1, admission)])
+        await site.start([order(1, bootstrap)])
         await ended(site, order(1))
     directory = root / order(1).drone_id / "drone"
     seen = dict(line.partition("=")[::2] for line in (directory / "seen").read_text().splitlines())
@@ -100,24 +109,24 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
 async def test_shares_fill_a_gpu_exactly_and_no_device_is_given_twice(make_site: MakeSite, order: Order) -> None:
     orders = [order(n, kind=SHARE) for n in range(1, 7)]
     async with make_site([SHARE], gpus=[{"count": 1}]) as site:
-        assert (await site.look()).free == {"share": 5}
+        assert (await site.poll()).free == {"share": 5}
         receipts = await site.start(orders)
-        assert [r.answer for r in receipts] == [Answer.DONE] * 5 + [Answer.REFUSED]
+        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5 + [OrderOutcome.REJECTED]
         assert receipts[5].fault is not None
         assert receipts[5].fault.kind is FaultKind.CAPACITY
-        assert (await site.look()).free == {"share": 0}
+        assert (await site.poll()).free == {"share": 0}
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
-        assert (await site.look()).free == {"share": 5}
+        assert (await site.poll()).free == {"share": 5}
 
 
 async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite, order: Order, root: Path) -> None:
-    script = Admission(b"#!/bin/sh\nenv > mine.new && mv mine.new mine\nexec sleep 1000\n")
+    script = Bootstrap(b"#!/bin/sh\nenv > mine.new && mv mine.new mine\nexec sleep 1000\n")
     async with make_site([SMALL, CPU]) as site:
-        assert (await site.look()).free == {"small": 4, "cpu": 2}, "alternatives: by CPUs they share 8"
+        assert (await site.poll()).free == {"small": 4, "cpu": 2}, "alternatives: by CPUs they share 8"
         receipts = await site.start([order(n, script, kind=CPU) for n in (1, 2, 3)])
-        assert [r.answer for r in receipts] == [Answer.DONE, Answer.DONE, Answer.REFUSED]
-        assert (await site.look()).free == {"small": 1, "cpu": 0}
-        assert [r.answer for r in await site.start([order(4, script)])] == [Answer.DONE]
+        assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.OK, OrderOutcome.REJECTED]
+        assert (await site.poll()).free == {"small": 1, "cpu": 0}
+        assert [r.answer for r in await site.start([order(4, script)])] == [OrderOutcome.OK]
         mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 4)]
         await eventually("both have told what they were given", lambda: _all_written(mine), 60)
         await site.stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 4)])
@@ -127,11 +136,11 @@ async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite,
 
 
 async def test_allotments_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
-    script = Admission(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
+    script = Bootstrap(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
     for n in (1, 2, 3, 4):  # a new controller each time
-        assert [r.answer for r in await make_site().start([order(n, script)])] == [Answer.DONE]
+        assert [r.answer for r in await make_site().start([order(n, script)])] == [OrderOutcome.OK]
     [refused] = await make_site().start([order(5, script)])
-    assert refused.answer is Answer.REFUSED
+    assert refused.answer is OrderOutcome.REJECTED
     mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 2, 3, 4)]
     await eventually("all have told their device", lambda: _all_written(mine), 60)
     assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
@@ -144,16 +153,16 @@ async def test_two_controllers_share_one_host_without_giving_anything_twice(root
 
     def orders(name: str) -> list[StartOrder]:
         return [
-            StartOrder(f"{name}-abcd-{n}", SMALL, 600.0, 1.0, Admission(b"#!/bin/sh\nexec sleep 1000\n"))  # type: ignore[arg-type]
+            StartOrder(f"{name}-abcd-{n}", SMALL, 600.0, 1.0, Bootstrap(b"#!/bin/sh\nexec sleep 1000\n"))  # type: ignore[arg-type]
             for n in range(4)
         ]
 
     one, two = site(controller), site(f"{controller}-b")
     first, second = await asyncio.gather(one.start(orders(controller)), two.start(orders(f"{controller}-b")))
     answers = [r.answer for r in (*first, *second)]
-    assert (answers.count(Answer.DONE), answers.count(Answer.REFUSED)) == (4, 4)
+    assert (answers.count(OrderOutcome.OK), answers.count(OrderOutcome.REJECTED)) == (4, 4)
     both = ((one, controller), (two, f"{controller}-b"))
-    assert [(await of.look()).free for of, _ in both] == [{"small": 0}] * 2
+    assert [(await of.poll()).free for of, _ in both] == [{"small": 0}] * 2
     for of, name in both:
         await of.stop([StopOrder(o.drone_id, "", kill=True) for o in orders(name)])
 
@@ -161,7 +170,7 @@ async def test_two_controllers_share_one_host_without_giving_anything_twice(root
 async def test_a_type_that_can_never_fit_is_a_mistake_in_the_configuration(make_site: MakeSite, order: Order) -> None:
     async with make_site([SMALL, HUGE]) as site:
         [receipt] = await site.start([order(1, kind=HUGE)])
-        assert receipt.answer is Answer.REFUSED
+        assert receipt.answer is OrderOutcome.REJECTED
         assert receipt.fault is not None
         assert receipt.fault.kind is FaultKind.CONFIG
         assert receipt.fault.message == "this host can never hold here/huge: GPUs: 9 wanted, 4 of 4 free there"
@@ -172,8 +181,8 @@ async def test_an_admission_file_cannot_be_put_elsewhere(
     make_site: MakeSite, order: Order, root: Path, name: str
 ) -> None:
     async with make_site() as site:
-        [receipt] = await site.start([order(1, Admission(b"#!/bin/sh\n", files={name: b"x"}))])
-        assert receipt.answer is Answer.REFUSED
+        [receipt] = await site.start([order(1, Bootstrap(b"#!/bin/sh\n", files={name: b"x"}))])
+        assert receipt.answer is OrderOutcome.REJECTED
         assert os.listdir(root) == [".lock"]
 
 
@@ -183,12 +192,12 @@ async def test_an_id_that_is_not_ours_is_refused_and_stopping_it_harms_nothing(
 ) -> None:
     elsewhere = root.parent / "elsewhere"
     elsewhere.mkdir()
-    odd = StartOrder(name, SMALL, 600.0, 1.0, order(1).admission)  # type: ignore[arg-type]
+    odd = StartOrder(name, SMALL, 600.0, 1.0, order(1).bootstrap)  # type: ignore[arg-type]
     async with make_site() as site:
         [receipt] = await site.start([odd])
-        assert receipt.answer is Answer.REFUSED
+        assert receipt.answer is OrderOutcome.REJECTED
         [receipt] = await site.stop([StopOrder(odd.drone_id, "", kill=True)])
-        assert receipt.answer is Answer.DONE
+        assert receipt.answer is OrderOutcome.OK
     assert elsewhere.is_dir()
 
 
@@ -204,17 +213,17 @@ async def test_whatever_else_lies_in_the_root_is_ignored(
     garbage.mkdir(parents=True)
     (garbage / "order.json").write_bytes(b'{"controller": 3, "\xff')
     async with make_site() as site:
-        view = await site.look()
+        view = await site.poll()
         assert view.drones == {}
         assert view.free == {"small": 4}
         [notice] = view.notices
         assert "abcd-93" in notice
         for serial in (90, 91, 92, 93):
             [receipt] = await site.start([order(serial)])
-            assert receipt.answer is not Answer.DONE
+            assert receipt.answer is not OrderOutcome.OK
             assert receipt.fault is not None
         await site.start([order(1)])
-        assert set((await site.look()).drones) == {order(1).drone_id}
+        assert set((await site.poll()).drones) == {order(1).drone_id}
         await site.stop([StopOrder(order(1).drone_id, "", kill=True)])
     assert os.readlink(root / f"{controller}-abcd-91") == "/etc"
 
@@ -225,8 +234,8 @@ async def test_ended_drones_are_kept_and_then_removed(make_site: MakeSite, order
         await ended(site, order(1))
         os.utime(root / order(1).drone_id / ".site" / "end", (0, 0))
     async with make_site(keep_ended="1h") as site:
-        assert order(1).drone_id in (await site.look()).drones  # told once more, then gone
-        assert order(1).drone_id not in (await site.look()).drones
+        assert order(1).drone_id in (await site.poll()).drones  # told once more, then gone
+        assert order(1).drone_id not in (await site.poll()).drones
         assert os.listdir(root) == [".lock"]
 
 
@@ -237,7 +246,7 @@ def test_a_full_disk_is_a_receipt_and_leaves_nothing_running(make_site: MakeSite
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         [receipt] = asyncio.run(make_site().start([order(1)]))
         told = receipt.fault is not None and receipt.fault.kind is FaultKind.NODE and bool(receipt.fault.message)
-        os._exit(42 if receipt.answer is Answer.REFUSED and told else 1)
+        os._exit(42 if receipt.answer is OrderOutcome.REJECTED and told else 1)
 
     assert _exit_status_of(start_on_a_full_disk) == 42
     assert tagged(order(1).drone_id) == []
@@ -249,7 +258,7 @@ def test_a_root_that_may_not_be_written_is_told_as_denied(make_site: MakeSite, o
         if os.geteuid() == 0:
             os.setuid(65534)
         [receipt] = asyncio.run(make_site().start([order(1)]))
-        os._exit(42 if receipt.answer is Answer.REFUSED else 1)
+        os._exit(42 if receipt.answer is OrderOutcome.REJECTED else 1)
 
     (root / ".lock").touch()
     (root / ".lock").chmod(0o666)
@@ -281,7 +290,7 @@ async def test_real_gpus_are_those_that_nvidia_smi_lists(
 ) -> None:
     _program(tmp_path, monkeypatch, NVIDIA_SMI)
     async with make_site(gpus="auto") as site:
-        assert (await site.look()).free == {"small": 2}
+        assert (await site.poll()).free == {"small": 2}
 
 
 async def test_a_host_without_nvidia_smi_has_no_gpus_and_says_so(
@@ -289,7 +298,7 @@ async def test_a_host_without_nvidia_smi_has_no_gpus_and_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     async with make_site(gpus="auto") as site:
-        view = await site.look()
+        view = await site.poll()
         assert view.free == {"small": 0}
         assert view.notices == ("no nvidia-smi on this host: it has no GPUs for drones",)
 
@@ -307,11 +316,11 @@ async def test_a_broken_driver_is_a_fault_of_the_node_not_a_host_without_gpus(
 ) -> None:
     _program(tmp_path, monkeypatch, script)
     async with make_site(gpus="auto", probe_deadline="300ms") as site:
-        with pytest.raises(SiteDown, match=said) as down:
-            await site.look()
+        with pytest.raises(UnavailableError, match=said) as down:
+            await site.poll()
         assert down.value.kind is FaultKind.NODE
         _program(tmp_path, monkeypatch, NVIDIA_SMI)
-        assert (await site.look()).free == {"small": 2}
+        assert (await site.poll()).free == {"small": 2}
 
 
 def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -326,17 +335,19 @@ async def _all_written(paths: list[Path]) -> bool:
 
 
 async def test_a_log_that_is_too_long_keeps_its_end_and_goes_on(make_site: MakeSite, order: Order, root: Path) -> None:
-    script = b"#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' x\necho the end\ntouch full\n" \
-        b"while [ ! -e go ]; do sleep 0.05; done\necho more\ntouch said\nexec sleep 1000\n"  # fmt: skip
+    script = (
+        b"#!/bin/sh\nhead -c 3000000 /dev/zero | tr '\\0' x\necho the end\ntouch full\n"
+        b"while [ ! -e go ]; do sleep 0.05; done\necho more\ntouch said\nexec sleep 1000\n"
+    )
     log = root / order(1).drone_id / "log"
 
     async def made(name: str) -> bool:
         return (log.parent / "drone" / name).exists()
 
     async with make_site(log_limit="1 MiB") as site:
-        await site.start([order(1, Admission(script))])
+        await site.start([order(1, Bootstrap(script))])
         await eventually("the log is long", lambda: made("full"), 60)
-        await site.look()
+        await site.poll()
         assert log.stat().st_size < 600_000
         assert log.read_bytes().endswith(b"xthe end\n")
         (log.parent / "drone" / "go").touch()

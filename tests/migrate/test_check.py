@@ -44,8 +44,7 @@ def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: P
 
 def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
     template = (
-        "environment = \"A=$(Node)\"\nrequirements = ${Foo}\naccounting_group = ${Bar}\n+X = ${Baz}\n"
-        "request_gpus = 1\n"
+        'environment = "A=$(Node)"\nrequirements = ${Foo}\naccounting_group = ${Bar}\n+X = ${Baz}\nrequest_gpus = 1\n'
     )
     made = converted(HTCONDOR, files={"gpu.jdl": template}, installed=site_adapters())
     path = written(made, tmp_path)
@@ -60,8 +59,11 @@ def test_each_mark_has_a_finding_that_says_what_to_write(name: str) -> None:
     made = converted(ALL[name])
     for file, text in made.files.items():
         keys = [line.strip().partition(":")[0] for line in text.splitlines() if MARK.search(line)]
-        needed = [f.ours.rpartition(".")[2].rpartition(" ")[2] for f in made.findings
-                  if f.verdict is Verdict.NEEDED and f.ours.startswith(f"{file}:")]  # fmt: skip
+        needed = [
+            f.ours.rpartition(".")[2].rpartition(" ")[2]
+            for f in made.findings
+            if f.verdict is Verdict.NEEDED and f.ours.startswith(f"{file}:")
+        ]
         assert [key for key in keys if keys.count(key) > needed.count(key)] == []
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from adapters.openstack_site import clouds
-from adapters.openstack_site.settings import BootVolume, OpenStackSiteConfig
+from adapters.openstack import clouds
+from adapters.openstack.settings import BootVolume, OpenStackSiteConfig
 from provisioner.config import check
 from provisioner.loader import site_adapters
 from provisioner.migrate import Converted, Verdict
@@ -163,12 +163,19 @@ def test_findings_name_the_place_where_it_is_written() -> None:
 
 def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> None:
     made = converted(OPENSTACK)
-    dropped = {f.key.removeprefix("Woohoo.MachineTypeConfiguration.") for f in made.findings
-               if f.verdict is Verdict.DROPPED and "Woohoo.MachineTypeConfiguration." in f.key}  # fmt: skip
+    dropped = {
+        f.key.removeprefix("Woohoo.MachineTypeConfiguration.")
+        for f in made.findings
+        if f.verdict is Verdict.DROPPED and "Woohoo.MachineTypeConfiguration." in f.key
+    }
     assert dropped == {
-        "m1.xlarge.user_data", "m1.xlarge.adminPass", "m1.xlarge.metadata",
-        "gpu_1.min_count", "gpu_1.hypervisor_hostname", "old",
-    }  # fmt: skip
+        "m1.xlarge.user_data",
+        "m1.xlarge.adminPass",
+        "m1.xlarge.metadata",
+        "gpu_1.min_count",
+        "gpu_1.hypervisor_hostname",
+        "old",
+    }
     assert "`setup`" in finding(made, f"{XLARGE}.user_data").text
 
 
@@ -176,8 +183,11 @@ def test_every_key_is_told_of() -> None:
     """But for Sites and what has keys of its own below it."""
     made = converted(OPENSTACK)
     told = {f.line for f in made.findings}
-    rows = [number for number, line in enumerate(OPENSTACK.splitlines(), 1)
-            if number > 5 and ":" in line and not line.endswith((":", "gpus", "uuid: " + NETWORK))]  # fmt: skip
+    rows = [
+        number
+        for number, line in enumerate(OPENSTACK.splitlines(), 1)
+        if number > 5 and ":" in line and not line.endswith((":", "gpus", "uuid: " + NETWORK))
+    ]
     volume = range(47, 54)  # the keys of one volume are told of together
     assert [number for number in rows if number not in told and number not in volume] == []
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from adapters.htcondor_site import settings
-from adapters.slurm_site.settings import OURS as REFUSED_BY_SLURM_SITE
-from adapters.slurm_site.settings import SlurmSiteConfig
+from adapters.htcondor.site import settings
+from adapters.slurm.settings import OURS as REFUSED_BY_SLURM_SITE
+from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.migrate import Converted, Verdict
 from provisioner.migrate.environment import OURS as OUR_VARIABLES
 from provisioner.migrate.htcondor import OURS
@@ -110,9 +110,7 @@ def test_every_command_of_a_template_is_told_of_at_its_own_line() -> None:
 def test_a_template_that_is_not_there_needs_you_and_says_where() -> None:
     made = converted(HTCONDOR, files={})
     key = "TOPAS.MachineTypeConfiguration.whole.jdl"
-    assert about(made, key) == [
-        (Verdict.NEEDED, 22, "site_configs/topas.yaml: options.types.whole.requirements")
-    ]
+    assert about(made, key) == [(Verdict.NEEDED, 22, "site_configs/topas.yaml: options.types.whole.requirements")]
     assert "whole.jdl cannot be read here" in finding(made, key).text
     assert site(made, "topas")["types"]["one-gpu"]["gpus"] == 0
     marked = site(made, "topas")["options"]["types"]["whole"]["requirements"]
@@ -141,8 +139,12 @@ def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
     made = converted(HTCONDOR, files={"gpu.jdl": TAKES, "whole.jdl": "environment = A=2;E=5\n"})
     at = "site_configs/topas.yaml: options.env"
     assert site(made, "topas")["options"]["env"] == {
-        "A": "1", "B": "two words", "C": "<C without macros>", "D": "8", "E": "5"
-    }  # fmt: skip
+        "A": "1",
+        "B": "two words",
+        "C": "<C without macros>",
+        "D": "8",
+        "E": "5",
+    }
     found = [(f.key, f.verdict, f.ours) for f in made.findings if f.key.startswith("environment")]
     assert found == [
         ("environment A", Verdict.CONVERTED, f"{at}.A"),
@@ -177,9 +179,7 @@ def test_findings_of_a_slurm_site_name_the_place_where_it_is_written() -> None:
     made = converted(SLURM)
     key, at = "hpc.MachineTypeConfiguration.one_day", "site_configs/hpc.yaml: options"
     assert about(made, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.partition")]
-    assert about(made, f"{key}.SubmitOptions.short.C") == [
-        (Verdict.CONVERTED, 21, f"{at}.types.one-day.constraint")
-    ]
+    assert about(made, f"{key}.SubmitOptions.short.C") == [(Verdict.CONVERTED, 21, f"{at}.types.one-day.constraint")]
     other = converted(SLURM.replace("Partition: normal", "Partition: long", 1))
     assert about(other, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.types.one-day.partition")]
 
@@ -354,10 +354,18 @@ def test_an_unquoted_time_means_to_us_what_it_means_to_tardis() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("1440", 86400), ("90:30", 5430), ("12:00:00", 43200), ("2-0", 172800), ("1-12:30", 131400),
-        ("1-00:00:01", 86401), ("0", None), ("UNLIMITED", None), ("1:2:3:4", None), ("", None),
+        ("1440", 86400),
+        ("90:30", 5430),
+        ("12:00:00", 43200),
+        ("2-0", 172800),
+        ("1-12:30", 131400),
+        ("1-00:00:01", 86401),
+        ("0", None),
+        ("UNLIMITED", None),
+        ("1:2:3:4", None),
+        ("", None),
     ],
-)  # fmt: skip
+)
 def test_walltimes_of_slurm(text: str, seconds: float | None) -> None:
     assert slurm_walltime_s(text) == seconds
 

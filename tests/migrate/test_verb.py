@@ -22,8 +22,11 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "old"
     directory.mkdir()
     for name, text in (
-        ("tardis.yml", HTCONDOR), ("cobald.yml", COBALD), ("gpu.jdl", GPU_JDL), ("whole.jdl", WHOLE_JDL),
-    ):  # fmt: skip
+        ("tardis.yml", HTCONDOR),
+        ("cobald.yml", COBALD),
+        ("gpu.jdl", GPU_JDL),
+        ("whole.jdl", WHOLE_JDL),
+    ):
         (directory / name).write_text(text)
     here = tmp_path / "here"
     here.mkdir()

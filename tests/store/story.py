@@ -5,38 +5,38 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from provisioner.learned import UNKNOWN, Delays, Experience, Learned, Rise, SiteExperience
+from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import (
-    Claim,
-    Completion,
+    CompletedJob,
     Drone,
     DroneId,
     DroneState,
     DroneType,
     Eviction,
     JobClass,
-    Misfit,
-    Move,
     Node,
-    OverlayReading,
     OverlayView,
+    OwnerDemand,
     OwnerLoad,
     Plan,
     Policy,
+    PolledOverlay,
+    PolledSite,
     Refusal,
     RemoteDrone,
     RemoteState,
     Reserve,
     SitePolicy,
-    SiteReading,
     SiteView,
     Slot,
     SlotState,
     Snapshot,
     Start,
+    StateChange,
+    UnmetRequirement,
     type_key,
 )
-from provisioner.reasons import JobsWait, NothingFits, Reason, SeenInPool
+from provisioner.reasons import JobsWaiting, NothingFits, Reason, SeenInPool
 from provisioner.store import Reader, Store
 from provisioner.store.memory import MemoryStore
 from provisioner.store.sql import SqlReader, SqlStore
@@ -45,28 +45,32 @@ KEEP_S = 1000.0
 SNAPSHOTS = 3
 CONTROLLER = "kit"
 
-WHY: Reason = JobsWait("class-1", waiting=7, covered=2, starts=1)
+WHY: Reason = JobsWaiting("class-1", waiting=7, covered=2, starts=1)
 SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
 NOTHING_FITS = Refusal("class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830"))
 
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, ad={"HasCVMFS": "true"})
 
 NODES = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
-CLAIMS = (Claim(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
+CLAIMS = (OwnerDemand(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
 EVICTIONS = (Eviction(DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
-DONE = Completion(
+DONE = CompletedJob(
     "submit.test#204.7", 90.5, 40.25, 31.5, 200, 2, 4096, 1024, 8192, 70, "ann", "group_a", 600.0, DroneId("kit-ab12-2")
 )
-LEARNED = Learned(
-    {"ann": (5.0, 31.5)}, {A100.key: Delays(3.5, 61.25)}, {"topas": Rise(((0, 1000), (2000,)))}, {}, {"topas": 60.0}
+LEARNED = Estimates(
+    {"ann": (5.0, 31.5)},
+    {A100.key: StartDelays(3.5, 61.25)},
+    {"topas": OwnerGrowth(((0, 1000), (2000,)))},
+    {},
+    {"topas": 60.0},
 )
-KNOWN = Experience(
+KNOWN = EstimateSamples(
     90.5,
     {"": (31.5, 86400.1), "ann": (31.5,), "ann/200/2/4096": (31.5,)},
-    {A100.key: Delays(3.5, 61.25)},
+    {A100.key: StartDelays(3.5, 61.25)},
     {
-        "topas": SiteExperience((2000, 2000, UNKNOWN, UNKNOWN, 0), 88.0, (12.5, 3660.0), 0.0, 0.0),
-        "horeka": SiteExperience((), 0.0, (), 1.5, 7200.25),
+        "topas": SiteSamples((2000, 2000, UNKNOWN, UNKNOWN, 0), 88.0, (12.5, 3660.0), 0.0, 0.0),
+        "horeka": SiteSamples((), 0.0, (), 1.5, 7200.25),
     },
     frozenset({("submit.test#204.7", 90.5), ("submit.test#9.0", 80.0)}),
 )
@@ -99,16 +103,18 @@ def starts(tick: int, *drones: Drone, at: float = 100.0) -> Plan:
     return Plan(tick, at, starts=tuple(Start(each, WHY) for each in drones))
 
 
-def now_is(was: Drone, state: DroneState, *, at: float, reason: Reason = SEEN, **known: object) -> Move:
+def now_is(was: Drone, state: DroneState, *, at: float, reason: Reason = SEEN, **known: object) -> StateChange:
     """What a look has shown of ``was``."""
     after = replace(was, state=state, since=at if state is not was.state else was.since)
-    return Move(replace(after, **known), was.state, reason)  # type: ignore[arg-type]
+    return StateChange(replace(after, **known), was.state, reason)  # type: ignore[arg-type]
 
 
 def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
     """A snapshot that ``plan`` may have been made of."""
     slot = Slot(DroneId("kit-ab12-1"), SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
-    waiting = JobClass("class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: Misfit("vram", "200000", "40960")})
+    waiting = JobClass(
+        "class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: UnmetRequirement("vram", "200000", "40960")}
+    )
     remote = RemoteDrone(
         DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", "a100", started_at=50.0, node="w1", slot="slot1_2@w1"
     )
@@ -121,10 +127,10 @@ def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
         next_serial=store.next_serial,
         policy=Policy(sites={"topas": SitePolicy("topas", blocking=(Reserve(("w*",), 8, 20480),))}),
         types=(A100,),
-        overlay=OverlayReading(
+        overlay=PolledOverlay(
             OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
         ),
-        sites={"topas": SiteReading("topas", view)},
+        sites={"topas": PolledSite("topas", view)},
         drones=store.drones,
         breakers=store.breakers,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.learned import Experience
+from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -17,17 +17,17 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
-    Move,
-    OverlayReading,
-    Patience,
+    OwnerClaimBackoff,
     Plan,
+    PolledOverlay,
+    PolledSite,
     RequestKind,
-    SiteReading,
+    StateChange,
     Stop,
     StopOrphan,
     type_key,
 )
-from provisioner.reasons import EndedAtSite, IdleTooLong, NoRecord, NotInListing, OperatorAsked
+from provisioner.reasons import EndedAtSite, IdleTimeout, NotInListing, OperatorRequested, Orphan
 from provisioner.store import Event, StoreHeld, Transition
 from tests.store.story import (
     DONE,
@@ -82,7 +82,7 @@ async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(
         await record(store, starts(1, one))
         assert store.recorded_at == 100.0
         moved = replace(one, since=one.since + 900.0, requested_at=one.requested_at + 900.0)
-        await store.settle(1, (Move(moved, moved.state, SEEN),), (Breaker("topas", since=900.0),), set_to=1000.0)
+        await store.settle(1, (StateChange(moved, moved.state, SEEN),), (Breaker("topas", since=900.0),), set_to=1000.0)
         assert (store.recorded_at, store.recorded_drift_s) == (1000.0, 0.0)
         await store.settle(1, (), (), set_to=1100.0)
     async with ground.store() as store:
@@ -101,7 +101,7 @@ async def test_the_record_tells_a_drones_whole_life(ground: Ground) -> None:
         idle = now_is(queued.drone, S.IDLE, at=160.0, idle_at=160.0, heard_at=159.5, slot="slot1@w1")
         await record(store, Plan(2, 160.0, moves=(idle,)))
         asked = replace(idle.drone, state=S.DRAINING, since=800.0, asked_at=800.0, leaving=S.DONE)
-        why = IdleTooLong(640.0, 600.0)
+        why = IdleTimeout(640.0, 600.0)
         await record(store, Plan(3, 800.0, drains=(Drain(asked, S.IDLE, DrainMode.PEACEFUL, why),)))
         stopping = replace(asked, state=S.STOPPING, since=810.0, asked=1)
         await record(store, Plan(4, 810.0, stops=(Stop(stopping, S.DRAINING, why),)))
@@ -215,7 +215,7 @@ async def test_a_plan_that_says_nothing_new_is_not_stored_again(ground: Ground) 
 
 
 async def test_what_acts_is_stored_even_if_it_repeats(ground: Ground) -> None:
-    orphan = StopOrphan("topas", DroneId("kit-zz99-5"), "4712", NoRecord())
+    orphan = StopOrphan("topas", DroneId("kit-zz99-5"), "4712", Orphan())
     async with ground.store() as store:
         for tick in (1, 2):
             await record(store, Plan(tick, 10.0 * tick, orphans=(orphan,)))
@@ -243,9 +243,9 @@ async def test_snapshots_of_the_newest_acting_ticks_are_kept_whole(ground: Groun
 
 async def test_the_patience_with_an_owners_queue_survives_and_is_in_the_next_snapshot(ground: Ground) -> None:
     """`provisioner plan` and a restarted controller forgot it, and asked more drones to leave."""
-    known = Patience("topas", 50.0, 2, 2)
+    known = OwnerClaimBackoff("topas", 50.0, 2, 2)
     async with ground.store() as store:
-        await record(store, Plan(1, 100.0, patience=(known, Patience("horeka", 60.0, 1))))
+        await record(store, Plan(1, 100.0, patience=(known, OwnerClaimBackoff("horeka", 60.0, 1))))
         await record(store, Plan(2, 110.0, patience=(known,)))
         await record(store, Plan(3, 120.0, patience=(known,)))
         following = ground.reader().snapshot()
@@ -280,7 +280,7 @@ async def test_views_are_the_newest_ones(ground: Ground) -> None:
         plan = Plan(2, 115.0)
         failed = Fault(FaultKind.DOWN, "collector does not answer", 114.0)
         old = seen(store, plan)
-        hopeless = {"horeka": SiteReading("horeka", None, failed)}
+        hopeless = {"horeka": PolledSite("horeka", None, failed)}
         later = replace(old, overlay=replace(old.overlay, fault=failed), sites={**old.sites, **hopeless})
         await store.record(plan, later)
         views = ground.reader().views()
@@ -288,10 +288,10 @@ async def test_views_are_the_newest_ones(ground: Ground) -> None:
         assert (views.tick, views.at, views.policy, views.types) == (2, 115.0, later.policy, later.types)
         assert (views.overlay, views.sites) == (later.overlay, later.sites)
     async with ground.store() as store:
-        await store.record(Plan(3, 130.0), replace(later, overlay=OverlayReading(None, failed), sites=hopeless))
+        await store.record(Plan(3, 130.0), replace(later, overlay=PolledOverlay(None, failed), sites=hopeless))
         views = ground.reader().views()
         assert views is not None
-        assert (views.tick, views.overlay, views.sites) == (3, OverlayReading(None, failed), hopeless)
+        assert (views.tick, views.overlay, views.sites) == (3, PolledOverlay(None, failed), hopeless)
 
 
 # ---------------------------------------------------------------------------------------------- requests and events
@@ -479,8 +479,8 @@ async def test_reason_text_is_kept_as_it_came(ground: Ground) -> None:
     one = drone(1, S.IDLE, site_reason=nasty, slot=nasty)
     async with ground.store() as store:
         await record(store, starts(1, one))
-        await store.settle(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorAsked("mg", nasty)),), ())
-        assert ground.reader().history(one.id)[1].reason == OperatorAsked("mg", nasty)
+        await store.settle(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorRequested("mg", nasty)),), ())
+        assert ground.reader().history(one.id)[1].reason == OperatorRequested("mg", nasty)
         assert ground.reader().find(nasty) == [one.id]
 
 
@@ -506,8 +506,9 @@ async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(grou
     hour = 3600.0
     cpu = {"type": type_key("topas", "cpu"), "gpu_milli": 0}
     lives = (
-        drone(1, S.PREEMPTED, started_at=hour, ended_at=3 * hour, notice_at=3 * hour - 9.0, lost_gpu_s=600.0,
-              lost_jobs=2),
+        drone(
+            1, S.PREEMPTED, started_at=hour, ended_at=3 * hour, notice_at=3 * hour - 9.0, lost_gpu_s=600.0, lost_jobs=2
+        ),
         drone(2, S.BUSY, started_at=3 * hour),
         drone(3, S.PREEMPTED, started_at=10.0, ended_at=hour - 1),
         drone(4, S.PREEMPTED, started_at=hour, ended_at=hour + 60, lost_gpu_s=80.0, lost_jobs=1, **cpu),
@@ -515,13 +516,17 @@ async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(grou
         drone(6, S.QUEUED),
         drone(7, S.PREEMPTED, started_at=2 * hour, ended_at=3 * hour),
         drone(8, S.BUSY, started_at=hour, type=type_key("gridka", "t4")),
-    )  # fmt: skip
+    )
     async with ground.store() as store:
         await record(store, starts(1, *lives))
         gridka, t4, topas, a100, cpus = ground.reader().hazards(hour, 4 * hour)
     assert [h.scope for h in (gridka, t4, topas, a100, cpus)] == [
-        "gridka", "gridka/t4", "topas", "topas/a100", "topas/cpu",
-    ]  # fmt: skip
+        "gridka",
+        "gridka/t4",
+        "topas",
+        "topas/a100",
+        "topas/cpu",
+    ]
     assert (t4.drones, t4.run_s, t4.preempted, t4.per_1000_h) == (1, 3 * hour, 0, 0.0)
     assert (t4.life_mean_s, t4.life_median_s, t4.grace_mean_s) == (None, None, None)
     assert (a100.drones, a100.run_s, a100.preempted) == (4, 5 * hour, 2)
@@ -598,9 +603,9 @@ async def test_what_the_overlay_told_of_jobs_done_is_in_the_views_and_in_the_nex
         assert views.overlay == snapshot.overlay == told.overlay
         none = replace(told.overlay.view, completions=None)
         plan = Plan(2, 115.0)
-        await store.record(plan, replace(told, overlay=OverlayReading(none)))
+        await store.record(plan, replace(told, overlay=PolledOverlay(none)))
         views = ground.reader().views()
-        assert views is not None and views.overlay == OverlayReading(none)
+        assert views is not None and views.overlay == PolledOverlay(none)
 
 
 # ------------------------------------------------------------------------------------------------ what was learned
@@ -632,18 +637,18 @@ async def test_what_is_to_be_forgotten_waits_until_it_is_and_goes_with_what_was_
         assert await store.forgets() == reader.forgets() == (second,)
         await store.learn(replace(KNOWN, at=92.0), ())
         assert await store.forgets() == (second,)
-        await store.learn(Experience(93.0), [second.id])
+        await store.learn(EstimateSamples(93.0), [second.id])
     reader.forget("site:topas", reason="x", by="mg", at=7.0)
     (third,) = reader.forgets()
     assert third.id > second.id, "a number means one thing"
-    assert reader.experience() == Experience(93.0)
+    assert reader.experience() == EstimateSamples(93.0)
 
 
 async def test_what_the_newest_tick_knew_is_in_the_views_and_in_both_snapshots(ground: Ground) -> None:
     async with ground.store() as store:
         plan = starts(1, drone(1))
-        await store.record(plan, seen(store, plan, learned=LEARNED))
-        await store.record(Plan(2, 115.0), seen(store, Plan(2, 115.0), learned=LEARNED))
+        await store.record(plan, seen(store, plan, estimates=LEARNED))
+        await store.record(Plan(2, 115.0), seen(store, Plan(2, 115.0), estimates=LEARNED))
         views, following, kept = ground.reader().views(), ground.reader().snapshot(), ground.reader().snapshot(1)
         assert views is not None and following is not None and kept is not None
-        assert views.learned == following.learned == kept.learned == LEARNED
+        assert views.estimates == following.estimates == kept.estimates == LEARNED

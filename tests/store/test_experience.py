@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.learned import Delays, Experience, SiteExperience
-from provisioner.service.learning import KEYS_KEPT, RUNS_KEPT, USE_KEPT
+from provisioner.controller.estimation import KEYS_KEPT, RUNS_KEPT, USE_KEPT
+from provisioner.estimates import EstimateSamples, SiteSamples, StartDelays
 from provisioner.store import ExperienceUnread, StoreBroken
 from provisioner.store.experience import FORM, read, written
 from provisioner.store.sql import SqlReader, SqlStore
@@ -31,18 +31,20 @@ def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:
     def run_s(mean: float) -> float:
         return round(min(14 * 86400.0, chance.lognormvariate(mean, 1.0)) + 0.1, 1)
 
-    def site() -> SiteExperience:
+    def site() -> SiteSamples:
         held, use = 0, []
         for _ in range(USE_KEPT):
             held = max(0, held + chance.randint(-8, 8)) if chance.random() < 0.3 else held
             use.append(1000 * held)
-        return SiteExperience(tuple(use), 1e9, tuple(chance.expovariate(1 / 60) for _ in range(200)))
+        return SiteSamples(tuple(use), 1e9, tuple(chance.expovariate(1 / 60) for _ in range(200)))
 
     means = [chance.uniform(4, 9) for _ in range(KEYS_KEPT)]
-    runs = {f"etp/user{n % 500}/1000/{n // 500}/20480": tuple(run_s(m) for _ in range(RUNS_KEPT)) for n, m in
-            enumerate(means)}  # fmt: skip
+    runs = {
+        f"etp/user{n % 500}/1000/{n // 500}/20480": tuple(run_s(m) for _ in range(RUNS_KEPT))
+        for n, m in enumerate(means)
+    }
     seen = frozenset((f"submit{n % 5}.example.org#{100_000 + n}.0", 1.7e9 + n / 2) for n in range(13_000))
-    full = Experience(1e9, runs, {}, {f"site{n}": site() for n in range(10)}, seen)
+    full = EstimateSamples(1e9, runs, {}, {f"site{n}": site() for n in range(10)}, seen)
     body = written(full)
     assert len(body) < 4 * MIB and len(zlib.decompress(body)) < 8 * MIB
     assert len(written(replace(full, runs={}, seen=frozenset()))) < 0.2 * MIB, "run lengths"
@@ -108,16 +110,16 @@ async def test_a_document_of_another_program_is_told_apart_from_damage(file: Pat
 
 UNFIT = {
     "text that is none": (replace(KNOWN, seen=frozenset({("\udcff", 1.0)})), ""),
-    "a negative delay": (replace(KNOWN, delays={"topas/a100": Delays(-0.4, 61.0)}), r"delays\.topas/a100\.0: "),
-    "a negative gap": (replace(KNOWN, sites={"topas": SiteExperience(gaps_s=(-1.0,))}), r"sites\.topas\.gaps_s\.0: "),
+    "a negative delay": (replace(KNOWN, delays={"topas/a100": StartDelays(-0.4, 61.0)}), r"delays\.topas/a100\.0: "),
+    "a negative gap": (replace(KNOWN, sites={"topas": SiteSamples(gaps_s=(-1.0,))}), r"sites\.topas\.gaps_s\.0: "),
     "not a number": (replace(KNOWN, runs={"ann": (1.0, float("nan"))}), r"runs\.ann\.1: "),
-    "without end": (replace(KNOWN, sites={"topas": SiteExperience(run_s=float("inf"))}), r"sites\.topas\.run_s: "),
+    "without end": (replace(KNOWN, sites={"topas": SiteSamples(run_s=float("inf"))}), r"sites\.topas\.run_s: "),
 }
 
 
 @pytest.mark.parametrize(("experience", "where"), UNFIT.values(), ids=UNFIT)
 async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
-    file: Path, experience: Experience, where: str
+    file: Path, experience: EstimateSamples, where: str
 ) -> None:
     async with store_at(file) as store:
         await store.learn(KNOWN)

@@ -24,7 +24,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 import provisioner.store.migrations as migrations
-from provisioner.model import Drone, DroneState, Move, Plan, RequestKind
+from provisioner.model import Drone, DroneState, Plan, RequestKind, StateChange
 from provisioner.store import Holder, StoreBroken, StoreError, StoreHeld
 from provisioner.store.opening import engine
 from provisioner.store.rows import FIELDS, row_of
@@ -399,7 +399,7 @@ async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -
         assert read() == 151
 
 
-def _moved(was: Drone, remote_id: str) -> Move:
+def _moved(was: Drone, remote_id: str) -> StateChange:
     return now_is(was, DroneState.SUBMITTED, at=200.0, remote_id=remote_id, reason=SEEN)
 
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from provisioner.model import (
     Breaker,
     BreakerState,
-    Completion,
+    CompletedJob,
     Drone,
     DroneId,
     DroneState,
-    Move,
     Plan,
     RequestKind,
     Start,
+    StateChange,
 )
 from provisioner.store import Hazard, Reader, Store
 from provisioner.store.memory import MemoryStore
@@ -156,10 +156,10 @@ async def _one(store: Store, reader: Reader, tick: Tick, number: int, now: float
         breakers=(Breaker("topas", tick.breaker, now),) if tick.breaker else (),
         requests_done=tuple(each.id for each in await store.requests()) if tick.takes_up else (),
     )
-    await store.record(plan, seen(store, plan, learned=LEARNED) if tick.knows else seen(store, plan))
+    await store.record(plan, seen(store, plan, estimates=LEARNED) if tick.knows else seen(store, plan))
     changed = (Breaker("topas/a100", tick.breaker),) if tick.breaker else ()
     await store.settle(number, _moves(store, tick.settles, now), changed)
-    await store.completed([Completion(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
+    await store.completed([CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
     if tick.forgets:
         reader.forget("site:topas", reason="new owner", by="mg", at=now)
     if tick.learns:
@@ -169,12 +169,12 @@ async def _one(store: Store, reader: Reader, tick: Tick, number: int, now: float
         await store.prune(now)
 
 
-def _moves(store: Store, wanted: dict[int, tuple[DroneState, str, float]], now: float) -> tuple[Move, ...]:
+def _moves(store: Store, wanted: dict[int, tuple[DroneState, str, float]], now: float) -> tuple[StateChange, ...]:
     moves = []
     for serial, (state, remote_id, heard_at) in sorted(wanted.items()):
         was = store.drones.get(drone(serial).id)
         if was is not None:
-            moves.append(Move(_moved(was, state, now, remote_id, heard_at), was.state, SEEN))
+            moves.append(StateChange(_moved(was, state, now, remote_id, heard_at), was.state, SEEN))
     return tuple(moves)
 
 
@@ -207,7 +207,7 @@ def _told(reader: Reader) -> dict[str, object]:
         "on w1": [reader.drones(ended=None, nodes=[node]) for node in ("w1", "w1.example.org", "w2")],
         "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
         "jobs done": [reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))],
-        "learned": (reader.experience(), reader.forgets()),
+        "estimates": (reader.experience(), reader.forgets()),
         "done": [reader.request_done(number) for number in range(10)],
     }
 

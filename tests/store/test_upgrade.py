@@ -11,15 +11,15 @@ from alembic import command
 from alembic.config import Config
 
 import provisioner.store.migrations as migrations
-from provisioner.learned import Learned
+from provisioner.estimates import Estimates
 from provisioner.model import DroneId, DroneState, Plan, RequestKind
-from provisioner.reasons import JobsWait, OwnerClaim
+from provisioner.reasons import JobsWaiting, PreemptedForOwner
 from provisioner.store import StoreBroken
 from provisioner.store.opening import engine
 from provisioner.store.sql import SqlReader, SqlStore
 from tests.store.story import CONTROLLER, DONE, KEEP_S, KNOWN, SNAPSHOTS, now_is, record
 
-WHY = '{"class_id":"class-1","waiting":7,"covered":2,"starts":1,"kind":"jobs-wait"}'
+WHY = '{"class_id":"class-1","waiting":7,"covered":2,"starts":1,"kind":"jobs-waiting"}'
 POLICY = (
     '{"idle_timeout_s":600.0,"max_drones":1000,"max_gpu_milli":null,"overlay_max_age_s":120.0,"slot_max_age_s":900.0,'
     '"young_s":60.0,"brake_fraction":0.2,"brake_min":5,"sites":{"topas":{"site":"topas","enabled":true,"max_drones":10,'
@@ -43,11 +43,11 @@ VIEWS = {
     '"notices":[]},"fault":null,"busy":false}',
     ("remote", "topas", 0.0): '{"kit-ab12-1":{"drone_id":"kit-ab12-1","state":"running","remote_id":"4711",'
     '"type":"a100","started_at":50.0,"reason":"","expected_start_at":0.0,"end":null}}',
-}  # fmt: skip
+}
 PLAN = (
     '{"tick":1,"at":100.0,"moves":[],"starts":[],"drains":[],"stops":[{"drone":{"id":"kit-ab12-2","type":"topas/a100",'
     '"state":"stopping","since":100.0,"requested_at":90.0,"gpu_milli":1000},"was":"busy","reason":{"waiting":3,'
-    '"waited_s":95.0,"kind":"owner-claim"},"kill":false}],"orphans":[],"refusals":[],"breakers":[],"requests_done":[]}'
+    '"waited_s":95.0,"kind":"preempted-for-owner"},"kill":false}],"orphans":[],"refusals":[],"breakers":[],"requests_done":[]}'
 )
 
 
@@ -111,8 +111,12 @@ async def test_a_controller_takes_over_all_that_is_on_the_old_record(old: Path) 
         assert (store.birth, store.tick, store.next_serial) == ("ab12", 1, 3)
         (one,) = store.drones.values()
         assert (one.id, one.state, one.remote_id, one.heard_at, one.jobs_started) == (
-            "kit-ab12-1", DroneState.BUSY, "4711", 97.0, 4,
-        )  # fmt: skip
+            "kit-ab12-1",
+            DroneState.BUSY,
+            "4711",
+            97.0,
+            4,
+        )
         assert (one.slot, one.site_reason) == ("slot1@w1", "Resources")
         not_told = (one.node, one.site_slot, one.notice_at, one.work_gpu_milli, one.work_at, one.lost_gpu_s)
         assert (*not_told, one.lost_jobs) == ("", "", 0.0, 0, 0.0, 0.0, 0)
@@ -125,8 +129,8 @@ async def test_what_was_said_and_seen_before_is_still_told(old: Path) -> None:
     await _opened(old)
     reader = SqlReader(old)
     assert [d.id for d in reader.drones(ended=None)] == ["kit-ab12-1", "kit-ab12-2"]
-    assert reader.history(DroneId("kit-ab12-2"))[0].reason == JobsWait("class-1", 7, 2, 1)
-    assert [s.reason for plan in reader.plans() for s in plan.stops] == [OwnerClaim(3, 95.0)]
+    assert reader.history(DroneId("kit-ab12-2"))[0].reason == JobsWaiting("class-1", 7, 2, 1)
+    assert [s.reason for plan in reader.plans() for s in plan.stops] == [PreemptedForOwner(3, 95.0)]
     assert [event.name for event in reader.events()] == ["reloaded"]
     views = reader.views()
     assert views is not None and views.overlay.view is not None
@@ -146,8 +150,16 @@ async def test_what_was_said_and_seen_before_is_still_told(old: Path) -> None:
 async def test_the_new_columns_are_written_to_old_rows_too(old: Path) -> None:
     async with SqlStore(old, CONTROLLER, KEEP_S, SNAPSHOTS) as store:
         (one,) = store.drones.values()
-        told = now_is(one, DroneState.BUSY, at=130.0, node="topas-a100-1", site_slot="slot1_2@topas-a100-1",
-                      notice_at=129.0, work_gpu_milli=1000, work_at=110.5)  # fmt: skip
+        told = now_is(
+            one,
+            DroneState.BUSY,
+            at=130.0,
+            node="topas-a100-1",
+            site_slot="slot1_2@topas-a100-1",
+            notice_at=129.0,
+            work_gpu_milli=1000,
+            work_at=110.5,
+        )
         await record(store, Plan(2, 130.0, moves=(told,)))
     assert SqlReader(old).drone(one.id) == told.drone
     async with SqlStore(old, CONTROLLER, KEEP_S, SNAPSHOTS) as store:
@@ -165,7 +177,7 @@ async def test_an_old_record_has_nothing_learned_in_it_and_takes_it_from_then_on
         assert await store.experience() is None and await store.forgets() == ()
         views, snapshot = SqlReader(old).views(), SqlReader(old).snapshot()
         assert views is not None and snapshot is not None
-        assert views.learned == snapshot.learned == Learned()
+        assert views.estimates == snapshot.estimates == Estimates()
         await store.learn(KNOWN)
     assert SqlReader(old).experience() == KNOWN
 

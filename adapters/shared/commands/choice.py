@@ -5,8 +5,8 @@ from __future__ import annotations
 from adapters.shared.commands.local import LocalRunner, own_environment
 from adapters.shared.commands.runner import Runner
 from adapters.shared.commands.settings import SshSettings
+from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown
 
 
 def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
@@ -18,7 +18,7 @@ def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
     except ImportError as error:
         if error.name != "asyncssh":
             raise
-        raise SiteDown(
+        raise UnavailableError(
             "tools over ssh need the Python package asyncssh: pip install 'gpu-drone-provisioner[ssh]'",
             FaultKind.CONFIG,
         ) from None

@@ -9,8 +9,8 @@ import tarfile
 from collections.abc import Collection, Mapping
 
 from adapters.shared.commands.runner import Runner
+from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown
 
 _NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
 _DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
@@ -62,14 +62,14 @@ async def put(
     argv = ["sh", "-c", _PUT, "put", _checked(directory), digest]
     done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
     if done.code:
-        raise SiteDown(f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG)
+        raise UnavailableError(f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG)
 
 
 async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
     """Take the directory away; one that is not there is no error. SiteDown if it cannot be done."""
     done = await runner.run(["sh", "-c", _REMOVE, "remove", _checked(directory)], deadline_s=deadline_s)
     if done.code:
-        raise SiteDown(f"{directory} cannot be removed: {done.said}")
+        raise UnavailableError(f"{directory} cannot be removed: {done.said}")
 
 
 def _checked(directory: str) -> str:

@@ -10,7 +10,7 @@ import asyncssh
 
 from adapters.shared.commands.ssh import SshRunner
 from adapters.shared.printing import printable
-from provisioner.sites import SiteDown
+from provisioner.interfaces import UnavailableError
 
 Ends = TypeVar("Ends", bound=asyncio.Protocol)
 
@@ -32,7 +32,7 @@ class Forward:
             _, session = await connection.create_unix_connection(lambda: _Channel(ends()), self._path)
         except (asyncssh.Error, OSError) as error:
             why = printable(str(error) or type(error).__name__)
-            raise SiteDown(f"{self._runner.where}: no connection to its socket {self._path}: {why}") from None
+            raise UnavailableError(f"{self._runner.where}: no connection to its socket {self._path}: {why}") from None
         self._runner.worked()
         return cast("_Channel[Ends]", session).ends
 

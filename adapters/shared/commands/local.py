@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
 from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, checked, judged, no_time, too_much
+from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown
 
 _WHERE = "this host"
 _DYING_S = 5.0
@@ -42,7 +42,7 @@ class LocalRunner:
                 _Answer, *argv, env=self._env, start_new_session=True
             )
         except OSError as error:
-            raise SiteDown(f"{_WHERE}: `{name}` cannot be run: {error.strerror}", FaultKind.CONFIG) from None
+            raise UnavailableError(f"{_WHERE}: `{name}` cannot be run: {error.strerror}", FaultKind.CONFIG) from None
         try:
             async with asyncio.timeout(deadline_s):
                 writer = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))

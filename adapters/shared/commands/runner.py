@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from adapters.shared.printing import printable
+from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDown
 
 LARGEST_ANSWER = 64 * 1024**2
 """Bytes of output, both streams together; what says more than this is not listened to any longer."""
@@ -17,8 +17,9 @@ _LAST_OWN = 128
 """Above it a shell tells of a signal, and ssh (255) of itself: no exit status of a command that came to its end."""
 
 
-class NoAnswer(SiteDown):
-    """The command was sent, and what became of it is not known. For a read it is silence, for a write ``Unsure``."""
+class NoAnswer(UnavailableError):
+    """The command was sent, and what became of it is not known. For a read it is silence, for a write
+    ``OutcomeUnknownError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,9 @@ def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished
     """``Finished``, if ``code`` is an exit status that ``name`` itself can have meant."""
     done = Finished(code, out, err)
     if code in _NOT_FOUND:
-        raise SiteDown(f"{where}: `{name}` cannot be run there ({done.said}): is it installed?", FaultKind.CONFIG)
+        raise UnavailableError(
+            f"{where}: `{name}` cannot be run there ({done.said}): is it installed?", FaultKind.CONFIG
+        )
     if 0 <= code <= _LAST_OWN:
         return done
     if code == 255:

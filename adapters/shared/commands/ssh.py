@@ -16,7 +16,7 @@ from adapters.shared.commands.ssh_link import Link, Session
 from adapters.shared.commands.ssh_login import login
 from adapters.shared.commands.totp import Codes
 from adapters.shared.printing import printable
-from provisioner.sites import SiteDown, SiteError
+from provisioner.interfaces import AdapterError, UnavailableError
 
 asyncssh.set_log_level("WARNING")  # it tells of every command, and what matters is in our errors
 
@@ -32,9 +32,9 @@ class SshRunner:
         self._where = f"{settings.user}@{settings.host}:{settings.port}"
         self._codes = Codes()
         self._link: Link | None = None
-        self._connecting: asyncio.Task[Link | SiteError] | None = None
+        self._connecting: asyncio.Task[Link | AdapterError] | None = None
         self._failures, self._not_before = 0, 0.0
-        self._last: SiteError = SiteDown(self._where)
+        self._last: AdapterError = UnavailableError(self._where)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,7 +67,7 @@ class SshRunner:
         except TimeoutError:
             if session.opened:
                 raise no_time(self._where, name, deadline_s) from None
-            raise SiteDown(f"{self._where}: `{name}` had no turn within {deadline_s:g} s") from None
+            raise UnavailableError(f"{self._where}: `{name}` had no turn within {deadline_s:g} s") from None
         finally:
             session.leave()
         return self._outcome(name, session)
@@ -95,7 +95,7 @@ class SshRunner:
                 raise NoAnswer(f"{self._where}: the connection was lost as a command began") from None
             if link.lost:
                 return False
-            raise SiteDown(f"{self._where}: it runs no commands for us: {printable(str(error))}") from None
+            raise UnavailableError(f"{self._where}: it runs no commands for us: {printable(str(error))}") from None
 
     def _outcome(self, name: str, session: Session) -> Finished:
         if len(session.out) + len(session.err) > LARGEST_ANSWER:
@@ -118,20 +118,20 @@ class SshRunner:
                 raise type(self._last)(f"{self._last}; not tried again before {when:%H:%M:%S}", self._last.kind)
             self._connecting = asyncio.create_task(self._attempt(), name=f"ssh to {self._where}")
         outcome = await asyncio.shield(self._connecting)
-        if isinstance(outcome, SiteError):
+        if isinstance(outcome, AdapterError):
             raise type(outcome)(str(outcome), outcome.kind)
         return outcome
 
-    async def _attempt(self) -> Link | SiteError:
+    async def _attempt(self) -> Link | AdapterError:
         settings, link = self._settings, Link(self._settings.max_sessions)
         try:
             async with asyncio.timeout(settings.connect_deadline):
                 link.hops = await login(settings, self._codes, link.end)
             self._link = link
-            self._last = SiteDown(f"{self._where}: the connection was lost before a command was answered")
+            self._last = UnavailableError(f"{self._where}: the connection was lost before a command was answered")
         except TimeoutError:
-            self._last = SiteDown(f"{self._where}: not connected within {settings.connect_deadline:g} s")
-        except SiteError as error:
+            self._last = UnavailableError(f"{self._where}: not connected within {settings.connect_deadline:g} s")
+        except AdapterError as error:
             self._last = error
         finally:
             self._connecting = None

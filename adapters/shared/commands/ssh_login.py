@@ -14,7 +14,7 @@ from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.totp import Codes
 from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadable
-from provisioner.sites import SiteDenied, SiteDown
+from provisioner.interfaces import AuthError, UnavailableError
 
 _CODE = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
 _PASSWORD = re.compile(r"passwor[dt]", re.I)
@@ -28,7 +28,7 @@ async def login(
     that one has ended. SiteDown or SiteDenied, with the repair; the caller sets the deadline."""
     where = f"{settings.user}@{settings.host}"
     if not settings.known_hosts.is_file():
-        raise SiteDenied(
+        raise AuthError(
             f"{where}: there is no {settings.known_hosts}: put the host's key there (`ssh-keyscan -p {settings.port}"
             f" {settings.host}`) after comparing its fingerprint with what the site says"
         )
@@ -73,9 +73,7 @@ def _hops(settings: SshSettings) -> Iterator[tuple[str, str, int]]:
     yield settings.user, settings.host, settings.port
 
 
-async def _keys(
-    settings: SshSettings, where: str, stack: contextlib.AsyncExitStack
-) -> Sequence[asyncssh.SSHKeyPair]:
+async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitStack) -> Sequence[asyncssh.SSHKeyPair]:
     """The keys to offer, read anew at each login so that they can be changed."""
     keys: list[asyncssh.SSHKeyPair] = []
     if settings.key is not None:
@@ -84,7 +82,7 @@ async def _keys(
             # in a thread: a key with a passphrase is slow to open, on purpose
             keys += await to_thread(asyncssh.load_keypairs, str(settings.key), phrase)
         except (OSError, ValueError, SecretUnreadable) as error:
-            raise SiteDenied(f"{where}: key {settings.key}: {_words(error)}") from None
+            raise AuthError(f"{where}: key {settings.key}: {_words(error)}") from None
     if settings.agent:
         path = os.environ.get("SSH_AUTH_SOCK", "")
         try:
@@ -92,7 +90,7 @@ async def _keys(
             stack.push_async_exit(agent)
             keys += await agent.get_keys()
         except (OSError, ValueError) as error:
-            raise SiteDenied(f"{where}: no ssh agent at SSH_AUTH_SOCK=`{path}`: {_words(error)}") from None
+            raise AuthError(f"{where}: no ssh agent at SSH_AUTH_SOCK=`{path}`: {_words(error)}") from None
     return keys
 
 
@@ -101,14 +99,14 @@ def _told(host: str, settings: SshSettings, answers: _Answers) -> Iterator[None]
     try:
         yield
     except asyncssh.HostKeyNotVerifiable as error:
-        raise SiteDenied(
+        raise AuthError(
             f"{host}: its host key is not in {settings.known_hosts} ({_words(error)}): compare the fingerprint with"
             " what the site says and put the key there, or find out who answers in its place"
         ) from None
     except (asyncssh.PermissionDenied, asyncssh.IllegalUserName) as error:
-        raise SiteDenied(f"{host}: we are not let in: {answers.complaint or _words(error)}") from None
+        raise AuthError(f"{host}: we are not let in: {answers.complaint or _words(error)}") from None
     except (asyncssh.Error, OSError) as error:
-        raise SiteDown(f"{host}: {_words(error)}") from None
+        raise UnavailableError(f"{host}: {_words(error)}") from None
 
 
 class _Answers(asyncssh.SSHClient):

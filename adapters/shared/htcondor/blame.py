@@ -10,7 +10,7 @@ from pathlib import Path
 import htcondor2
 
 from adapters.shared.printing import printable
-from provisioner.sites import SiteDenied, SiteDown
+from provisioner.interfaces import AuthError, UnavailableError
 
 _DENIED = ("authenticat", "denied", "not authorized", "no token")
 _DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
@@ -32,8 +32,8 @@ class Reasons:
         except (htcondor2.HTCondorException, OSError) as error:
             words = printable(f"{error}: {self._since(begun)}", 400)
             if any(sign in words.lower() for sign in _DENIED):
-                raise SiteDenied(f"{whom}: {words}") from None
-            raise SiteDown(f"{whom}: {words}") from None
+                raise AuthError(f"{whom}: {words}") from None
+            raise UnavailableError(f"{whom}: {words}") from None
 
     def _size(self) -> int:
         return self._log.stat().st_size if self._log.exists() else 0

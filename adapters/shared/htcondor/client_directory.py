@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from provisioner.config.units import SecretUnreadable
+from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.sites import SiteDenied, SiteDown
 
 CLIENT_CONFIG = """\
 RELEASE_DIR = /nonexistent
@@ -80,7 +80,7 @@ class ClientDirectory:
         try:
             self._write(wanted)
         except OSError as error:
-            raise SiteDown(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
+            raise UnavailableError(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
 
     def _write(self, wanted: Mapping[str, str]) -> None:
         # Hosts tidy up what is old in their directory for temporary files: it may have gone, or be somebody else's now.
@@ -117,11 +117,11 @@ class ClientDirectory:
                     if file.is_file() and not file.name.startswith("."):
                         tokens[f"d-{file.name}"] = file.read_text()
         except SecretUnreadable as error:
-            raise SiteDenied(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
+            raise AuthError(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise SiteDenied(f"tokens of {self._whose} in {self._token_directory}: {error}") from None
+            raise AuthError(f"tokens of {self._whose} in {self._token_directory}: {error}") from None
         if not tokens:
-            raise SiteDenied(f"no token in {self._token_directory}")
+            raise AuthError(f"no token in {self._token_directory}")
         return tokens
 
     def close(self) -> None:

@@ -68,16 +68,27 @@ def migrate(lab: Settings) -> None:
         for name in ("keystone", "placement", "glance-api", "nova")
     )
     us = ("--keystone-user", getpass.getuser(), "--keystone-group", grp.getgrgid(os.getgid()).gr_name)
-    urls = [word for kind in ("admin", "internal", "public")
-            for word in (f"--bootstrap-{kind}-url", lab.front("keystone") + "/v3")]  # fmt: skip
+    urls = [
+        word
+        for kind in ("admin", "internal", "public")
+        for word in (f"--bootstrap-{kind}-url", lab.front("keystone") + "/v3")
+    ]
     cell1 = ("--name", "cell1", "--transport-url", "fake://", "--database_connection", lab.database("nova_cell1"))
     jobs: list[list[tuple[object, ...]]] = [
         [
             ("keystone-manage", *keystone, "db_sync"),
             ("keystone-manage", *keystone, "fernet_setup", *us),
             ("keystone-manage", *keystone, "credential_setup", *us),
-            ("keystone-manage", *keystone, "bootstrap", "--bootstrap-password", "admin",
-             "--bootstrap-region-id", "RegionOne", *urls),
+            (
+                "keystone-manage",
+                *keystone,
+                "bootstrap",
+                "--bootstrap-password",
+                "admin",
+                "--bootstrap-region-id",
+                "RegionOne",
+                *urls,
+            ),
         ],
         [("placement-manage", *placement, "db", "sync")],
         [("glance-manage", *glance, "db_sync")],
@@ -87,7 +98,7 @@ def migrate(lab: Settings) -> None:
             ("nova-manage", *nova, "db", "sync"),
             ("nova-manage", *nova, "cell_v2", "create_cell", *cell1),
         ],
-    ]  # fmt: skip
+    ]
 
     def all_of(commands: list[tuple[object, ...]]) -> None:
         for command in commands:

@@ -1,0 +1,344 @@
+"""The ``embedded`` overlay as the controller sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import shlex
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from adapters.embedded import config as options
+from adapters.embedded import queue, table
+from adapters.embedded.queue import Job, JobState
+from provisioner.interfaces import UnavailableError
+from provisioner.model import (
+    Bootstrap,
+    CompletedJob,
+    DrainMode,
+    DroneId,
+    DroneType,
+    Fault,
+    FaultKind,
+    JobClass,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    Slot,
+    SlotState,
+    StartOrder,
+    TypeKey,
+    UnmetRequirement,
+)
+
+_PACKAGES = Path(__file__).resolve().parents[2]
+_RANGES = 8
+"""Ranges of job ids told per class; the rest is `...`."""
+_PRUNE_EVERY_S = 600.0
+_TOLD_S = 900.0
+"""A job that is done is told for this long."""
+_MOST_TOLD = 10_000
+_SLOT_LEASES = 10
+_SLOT_LEAST_S = 60.0
+"""A slot without a sign of life for ten leases, and this long, is forgotten."""
+T = TypeVar("T")
+
+
+class Queue(Protocol):
+    """An overlay that takes jobs itself. The command line offers ``submit`` and ``jobs`` where the overlay has them."""
+
+    async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
+        """Add equal jobs; ``request`` as in :func:`adapters.embedded.queue.submit`. ValueError: a bad one."""
+        ...
+
+    async def jobs(
+        self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
+    ) -> Sequence[Job]: ...
+
+    async def counts(self) -> Mapping[JobState, int]: ...
+
+    async def remove(self, ids: Sequence[int]) -> int: ...
+
+    async def release(self, ids: Sequence[int]) -> int: ...
+
+
+class EmbeddedOverlay:
+    """A queue in a SQLite file. Each call opens it anew, in a thread, and waits at most seconds for a busy one."""
+
+    Config = options.Config
+
+    def __init__(self, config: options.Config, controller: str) -> None:
+        self._config = config
+        self._path = config.path.absolute()
+        self._prune_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Makes the queue file if there is none; if that fails, the first look says why."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            await asyncio.to_thread(table.create, self._path)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing is held."""
+
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
+        """Classes are grouped in SQL. Raises :class:`UnavailableError`: a queue that is gone is not an empty one."""
+        return await self._with_queue(lambda connection: self._look(connection, types))
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+        """A drone that has not joined yet finds the request when it does."""
+        return await self._with_queue(lambda connection: self._drain(connection, drone_ids, mode, reason))
+
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+        config, python = self._config, shlex.quote(sys.executable)
+        script = f"#!/bin/sh\nexec {python} -S -P -m adapters.embedded.worker\n"
+        env = {
+            "PYTHONPATH": str(_PACKAGES),
+            "EMBEDDED_QUEUE": str(self._path),
+            "EMBEDDED_LEASE_S": repr(config.lease),
+            "EMBEDDED_POLL_S": repr(config.poll),
+            "EMBEDDED_NEGOTIATION_S": repr(config.negotiation),
+            "EMBEDDED_MAX_LOST": str(config.max_lost),
+            "EMBEDDED_CHECK": json.dumps(config.check),
+            "EMBEDDED_CHECK_DEADLINE_S": repr(config.check_deadline),
+            "EMBEDDED_GPU_MODEL": order.type.gpu_model,
+            "EMBEDDED_CAPABILITY": str(order.type.capability),
+            "EMBEDDED_AVOIDS": order.avoids,
+        }
+        return Bootstrap(script.encode(), env)
+
+    # --------------------------------------------------------------------------------------------- as a Queue
+
+    async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
+        return await asyncio.to_thread(queue.submit, self._path, argv, count=count, **request)
+
+    async def jobs(self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000) -> Sequence[Job]:
+        wanted = [JobState(state) for state in states]
+        return await asyncio.to_thread(queue.jobs, self._path, states=wanted, ids=ids, limit=limit)
+
+    async def counts(self) -> Mapping[JobState, int]:
+        return await asyncio.to_thread(queue.counts, self._path)
+
+    async def remove(self, ids: Sequence[int]) -> int:
+        return await asyncio.to_thread(queue.remove, self._path, ids)
+
+    async def release(self, ids: Sequence[int]) -> int:
+        return await asyncio.to_thread(queue.release, self._path, ids)
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    async def _with_queue(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        return await asyncio.to_thread(self._open, work)
+
+    def _open(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            with contextlib.closing(table.connect(self._path)) as connection:
+                return work(connection)
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the queue {self._path}: {error}") from error
+
+    def _look(self, connection: sqlite3.Connection, types: Sequence[DroneType]) -> OverlayView:
+        self._tidy(connection)
+        now, period_s = time.time(), self._config.negotiation
+        negotiated_at = now // period_s * period_s if period_s else now
+        connection.execute("BEGIN")  # jobs and slots of one moment
+        classes = tuple(_classes(connection, types, negotiated_at if period_s else float("inf")))
+        slots = tuple(_slots(connection, now))
+        done = tuple(_completions(connection, now - _TOLD_S))
+        connection.execute("COMMIT")
+        return OverlayView(taken_at=now, classes=classes, slots=slots, negotiated_at=negotiated_at, completions=done)
+
+    def _tidy(self, connection: sqlite3.Connection) -> None:
+        """Free the jobs of lost drones, forget silent slots and, now and then, jobs that finished long ago."""
+        now = table.lease_clock()
+        silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
+        with table.writing(connection):
+            table.expire(connection, self._config.max_lost)
+            connection.execute("DELETE FROM slot WHERE heard < ? OR heard > ?", (now - silent_s, now + 1))
+            if now >= self._prune_at:
+                over = time.time() - self._config.keep
+                connection.execute("DELETE FROM job WHERE state IN ('done', 'failed') AND ended_at < ?", (over,))
+                connection.execute("DELETE FROM drain WHERE at < ?", (time.time() - 86400.0,))
+                self._prune_at = now + _PRUNE_EVERY_S
+
+    def _drain(
+        self, connection: sqlite3.Connection, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> list[OrderResult]:
+        with table.writing(connection):
+            return [_drain_one(connection, drone_id, mode, reason) for drone_id in drone_ids]
+
+
+def _drain_one(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMode, reason: str) -> OrderResult:
+    match mode:
+        case DrainMode.NONE:
+            pass
+        case DrainMode.RESUME:
+            if connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone() is None:
+                fault = Fault(FaultKind.DRONE, "it is not in the pool any more", time.time())
+                return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
+            connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
+        case DrainMode.PEACEFUL | DrainMode.GRACEFUL | DrainMode.FAST:
+            connection.execute(
+                "INSERT OR REPLACE INTO drain (drone_id, mode, reason, at) VALUES (?, ?, ?, ?)",
+                (drone_id, mode.value, reason[:1000], time.time()),
+            )
+    return OrderResult(drone_id, OrderOutcome.OK)
+
+
+# ---------------------------------------------------------------------------------------------------------- classes
+
+_KEY = "owner, priority, gpu_milli, cpus, memory_mib, disk_mib, vram_mib, capability, gpu_model, walltime_s"
+
+_CLASSES = f"""
+SELECT {_KEY},
+    sum(state = 'idle' AND submitted_at <= :negotiated_at) AS waiting,
+    sum(state = 'idle' AND submitted_at > :negotiated_at) AS fresh,
+    sum(state = 'running') AS running,
+    sum(state = 'held') AS held,
+    coalesce(min(CASE WHEN state = 'idle' THEN submitted_at END), 0) AS oldest_at
+FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {_KEY}
+"""
+
+# Consecutive ids of one class differ from their rank in it by the same number: that number names the range.
+_ID_RANGES = f"""
+SELECT {_KEY}, first, last, ranges FROM (
+    SELECT {_KEY}, min(id) AS first, max(id) AS last,
+        row_number() OVER (PARTITION BY {_KEY} ORDER BY min(id)) AS place,
+        count(*) OVER (PARTITION BY {_KEY}) AS ranges
+    FROM (SELECT {_KEY}, id, id - row_number() OVER (PARTITION BY {_KEY} ORDER BY id) AS run
+          FROM job WHERE state = 'idle')
+    GROUP BY {_KEY}, run
+) WHERE place <= {_RANGES} ORDER BY first
+"""
+
+
+def _classes(connection: sqlite3.Connection, types: Sequence[DroneType], negotiated_at: float) -> Iterator[JobClass]:
+    ranges: dict[tuple[object, ...], list[str]] = {}
+    for row in connection.execute(_ID_RANGES):
+        told = ranges.setdefault(_key(row), [])
+        told.append(str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}")
+        if len(told) == _RANGES < row["ranges"]:
+            told.append("...")
+    for row in connection.execute(_CLASSES, {"negotiated_at": negotiated_at}):
+        yield JobClass(
+            id=hashlib.blake2s(repr(_key(row)).encode(), digest_size=4).hexdigest(),
+            gpu_milli=row["gpu_milli"],
+            cpus=row["cpus"],
+            memory_mib=row["memory_mib"],
+            disk_mib=row["disk_mib"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+            waiting=row["waiting"],
+            fresh=row["fresh"],
+            running=row["running"],
+            held=row["held"],
+            oldest_at=row["oldest_at"],
+            owner=row["owner"],
+            priority=row["priority"],
+            walltime_s=row["walltime_s"],
+            invalid=_invalid(row),
+            refuses=_refusals(row["gpu_model"], types),
+            job_ids=", ".join(ranges.get(_key(row), [])),
+        )
+
+
+def _invalid(row: sqlite3.Row) -> str:
+    """Why no slot can ever meet a request; rows may have been written by anybody."""
+    if wrong := queue.wrong_gpu_milli(row["gpu_milli"]):
+        return wrong
+    below = [name for name in ("cpus", "memory_mib", "disk_mib") if row[name] < 0]
+    return f"{below[0]} = {row[below[0]]}: cannot be negative" if below else ""
+
+
+def _key(row: sqlite3.Row) -> tuple[object, ...]:
+    return tuple(row)[: len(_KEY.split(","))]
+
+
+def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, UnmetRequirement]:
+    if not gpu_model:
+        return {}
+    return {
+        kind.key: UnmetRequirement("gpu_model", gpu_model, kind.gpu_model or "not told")
+        for kind in types
+        if kind.gpu_model != gpu_model
+    }
+
+
+# A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
+_WORK = """
+SELECT drone_id, group_concat(id, ', ') AS ids, sum(milli) AS milli,
+    sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
+    CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
+    (count(*) = 1) * min(gpu_milli) AS gpu_milli, (count(*) = 1) * min(cpus) AS cpus,
+    (count(*) = 1) * min(memory_mib) AS memory_mib
+FROM (
+    SELECT id, drone_id, owner, started_at, gpu_milli, cpus, memory_mib,
+        CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000) ELSE 1000 * min(cpus, 4096) END AS milli
+    FROM job WHERE state = 'running')
+WHERE milli > 0 GROUP BY drone_id
+"""
+
+
+def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
+    clock = table.lease_clock()
+    work = {row["drone_id"]: row for row in connection.execute(_WORK)}
+    for row in connection.execute("SELECT * FROM slot ORDER BY drone_id"):
+        at_stake = work.get(row["drone_id"])
+        yield Slot(
+            drone_id=DroneId(row["drone_id"]),
+            state=SlotState(row["state"]),
+            heard_at=now - max(0.0, clock - row["heard"]),
+            free_gpu_milli=row["free_gpu_milli"],
+            free_cpus=row["free_cpus"],
+            free_memory_mib=row["free_memory_mib"],
+            free_disk_mib=row["free_disk_mib"],
+            jobs=row["jobs"],
+            jobs_started=row["jobs_started"],
+            idle_since=row["idle_since"],
+            retires_at=row["retires_at"],
+            name=f"{row['type']}@{row['site']}#{row['drone_id']}",
+            gpu_model=row["gpu_model"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+            work_gpu_milli=at_stake["milli"] if at_stake else 0,
+            work_at=at_stake["at"] if at_stake else 0.0,
+            owner=at_stake["owner"] if at_stake else "",
+            begun_at=at_stake["begun_at"] if at_stake else 0.0,
+            job_gpu_milli=at_stake["gpu_milli"] if at_stake else 0,
+            job_cpus=at_stake["cpus"] if at_stake else 0,
+            job_memory_mib=at_stake["memory_mib"] if at_stake else 0,
+            job_ids=at_stake["ids"][:2000] if at_stake else "",
+        )
+
+
+# What failed by itself is done as well: it held its GPU, and nobody runs it again. The plus keeps SQLite from going
+# through all that were ever done by their state.
+_DONE = """
+SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? AND +state IN ('done', 'failed') ORDER BY ended_at DESC LIMIT ?
+"""
+
+
+def _completions(connection: sqlite3.Connection, since: float) -> Iterator[CompletedJob]:
+    """The newest first."""
+    for row in connection.execute(_DONE, (since, _MOST_TOLD)):
+        yield CompletedJob(
+            job_id=str(row["id"]),
+            ended_at=row["ended_at"],
+            submitted_at=row["submitted_at"],
+            run_s=max(0.0, row["ended_at"] - row["started_at"]),
+            gpu_milli=row["gpu_milli"],
+            cpus=row["cpus"],
+            memory_mib=row["memory_mib"],
+            disk_mib=row["disk_mib"],
+            vram_mib=row["vram_mib"],
+            capability=row["capability"],
+            owner=row["owner"],
+            walltime_s=row["walltime_s"],
+            drone_id=DroneId(row["drone_id"]) if row["drone_id"] else None,
+        )

@@ -1,0 +1,1 @@
+"""Drivers for HTCondor: the overlay pool, and HTCondor clusters as sites."""

@@ -1,0 +1,340 @@
+"""Job classes out of the groups that a schedd makes: one ad per set of identical requirements, never one per job."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import classad2
+
+from adapters.htcondor.overlay.matching import bound
+from adapters.shared.htcondor.ads import LARGEST, Ad, clauses, moment, number, source, text, whole
+from adapters.shared.printing import printable
+from provisioner.model import WHOLE_GPU, JobClass
+
+GROUPED = (
+    "JobStatus",
+    "RequestGPUs",
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "GpuMilli",
+    "GpuDuty",
+    "GpuWidth",
+    "RequireGPUs",
+    "Requirements",
+    "GPUsMinMemory",
+    "GPUsMinCapability",
+    "GPUsMaxCapability",
+    "GPUsMinRuntime",
+    "Owner",
+    "JobPrio",
+    "JobUniverse",
+    "AllowedJobDuration",
+    "AllowedExecuteDuration",
+    "MaxWallTimeMins",
+    "ConcurrencyLimits",
+)
+"""Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
+
+IDLE, HELD = 1, 5
+RUNNING = (2, 6, 7)
+"""Running, transferring output, suspended."""
+
+PARALLEL = 11
+"""Universe of jobs that a dedicated scheduler starts on several machines at once."""
+
+JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
+"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
+
+GPU_JOBS = f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && (RequestGPUs != 0) isnt false'
+"""Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is kept: it gets a
+reason."""
+
+_NOT_REQUIREMENTS = frozenset(
+    {"jobstatus", "jobcount", "jobids", "id", "jobprio", "qdate", "enteredcurrentstatus", "mytype", "targettype"}
+)
+_OF_TIME = re.compile(r"\b(time\s*\(\s*\)|currenttime|servertime|qdate|enteredcurrentstatus)", re.IGNORECASE)
+_USAGE = frozenset(
+    {"diskusage", "memoryusage", "imagesize", "residentsetsize", "transferinputsizemb", "executablesize"}
+)
+"""Measured while a job runs: a running job may differ here from its waiting brothers and is still of their class."""
+
+_OWNERS = frozenset({"owner", "acctgroup", "accountinggroup"})
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group as one schedd made it."""
+
+    schedd: str
+    key: str
+    """Digest of all requirements."""
+    brothers: str
+    """The same without measured usage."""
+    shape: str
+    """The same without the owner, unless an expression looks at that: what verdicts depend on."""
+    status: int
+    count: int
+    first: str
+    """Id of its first job, ``204.0``."""
+    last: str
+    """Id of its last one."""
+    job_ids: str
+    owner: str
+    accounting: str
+    """Its accounting group; empty if it has none."""
+    priority: int
+    ad: Ad = field(repr=False, compare=False)
+
+
+def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
+    """A group ad as a value; None if it is none that counts."""
+    status, count = whole(ad, "JobStatus"), whole(ad, "JobCount")
+    if count == 0:
+        return None
+    attributes = {name.lower(): source(ad, name) for name in ad}
+    kept = {name: text for name, text in attributes.items() if name not in _NOT_REQUIREMENTS}
+    ids = text(ad, "JobIds")
+    owners = _OWNERS | {owner_attribute.lower()}
+    about_owner = any(name in text.lower() for text in kept.values() for name in owners)
+    return Group(
+        schedd=schedd,
+        key=_digest(kept),
+        brothers=_digest({name: text for name, text in kept.items() if name not in _USAGE}),
+        shape=_digest({name: text for name, text in kept.items() if about_owner or name not in owners}, 16),
+        status=status,
+        count=count,
+        first=ids.split(" ", 1)[0],
+        last=ids.rsplit(" ", 1)[-1],
+        job_ids=ids.replace(" ... ", "-").replace(" ", ", "),
+        owner=text(ad, "Owner", 80),
+        accounting=text(ad, owner_attribute, 80),
+        priority=int(max(-(2**31), min(2**31, number(ad, "JobPrio") or 0))),
+        ad=ad,
+    )
+
+
+def _digest(attributes: dict[str, str], size: int = 8) -> str:
+    words = "\0".join(f"{name}={attributes[name]}" for name in sorted(attributes))
+    return hashlib.blake2s(words.encode(errors="replace"), digest_size=size).hexdigest()
+
+
+def merged(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
+    everything = list(groups)
+    waiting = {g.brothers: g.key for g in everything if g.status == IDLE}
+    classes: dict[str, list[Group]] = {}
+    for each in everything:
+        known = each.key if each.status == IDLE else waiting.get(each.brothers, each.key)
+        classes.setdefault(known, []).append(each)
+    return classes
+
+
+def representative(groups: list[Group]) -> Ad:
+    """The ad that stands for a class: of a waiting group if there is one, and of jobs that were submitted first."""
+    if len(groups) == 1:
+        return groups[0].ad
+    return min(groups, key=lambda g: (g.status != IDLE, number(g.ad, "QDate") or 0, g.schedd, g.first)).ad
+
+
+def passes(ad: Ad) -> bool:
+    """Return True if what an ad asks for depends on the time, so that a verdict on it does not last."""
+    return any(_OF_TIME.search(source(ad, name)) for name in ad)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long idle jobs wait, by this host's clock."""
+
+    oldest_at: float = 0.0
+    """When the oldest of them was submitted."""
+    idle_at: float = 0.0
+    """When the longest wait that goes on began: a job that was evicted began anew."""
+
+    PROJECTION: ClassVar = ("QDate", "EnteredCurrentStatus", "ServerTime")
+
+    @classmethod
+    def of(cls, ad: Ad, received_at: float) -> Waits:
+        """Of one job's ad."""
+        submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
+        skew = (moment(ad, "ServerTime") or received_at) - received_at
+        skew = skew if abs(skew) > 2 else 0.0  # less is rounding
+        return cls(submitted - skew, max(submitted, idle) - skew)
+
+    def earlier(self, other: Waits) -> Waits:
+        """Of the jobs of both."""
+        return Waits(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
+
+
+NO_WAITS = Waits()
+
+
+def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> JobClass:
+    """A class without the verdicts of its requirements."""
+    ad = representative(groups)
+    idle = [g for g in groups if g.status == IDLE]
+    waiting = sum(g.count for g in idle)
+    fresh = min(fresh, waiting)
+    asks, least = request(ad), bounds(ad)
+    return JobClass(
+        id=class_id,
+        gpu_milli=asks.gpu_milli,
+        cpus=asks.cpus,
+        memory_mib=asks.memory_mib,
+        disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
+        vram_mib=math.ceil(least.get("globalmemorymb", 0)),
+        capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
+        driver=math.ceil(least.get("maxsupportedversion", 0)),
+        waiting=waiting - fresh,
+        fresh=fresh,
+        running=sum(g.count for g in groups if g.status in RUNNING),
+        held=sum(g.count for g in groups if g.status == HELD),
+        oldest_at=waits.oldest_at if idle else 0.0,
+        owner=groups[0].owner,
+        priority=max((g.priority for g in idle or groups), default=0),
+        walltime_s=walltime(ad),
+        invalid=_universe(ad) or asks.invalid or _undefined(ad),
+        job_ids=printable(", ".join(g.job_ids for g in idle)),
+        running_ids=printable(", ".join(g.job_ids for g in groups if g.status in RUNNING)),
+        held_ids=printable(", ".join(g.job_ids for g in groups if g.status == HELD)),
+        group=groups[0].accounting,
+        duty_milli=thousandths(ad, "GpuDuty") or 0,
+        width_milli=thousandths(ad, "GpuWidth") or 0,
+        splits=False,
+        idle_at=waits.idle_at if idle else 0.0,
+    )
+
+
+class Request(NamedTuple):
+    """What a job asks for: GPUs in thousandths, CPUs, MiB."""
+
+    gpu_milli: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    invalid: str = ""
+    """What is wrong with the GPUs, if no slot can ever meet that."""
+
+
+def request(ad: Ad) -> Request:
+    gpu_milli, invalid = gpus_asked(ad)
+    cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
+    return Request(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
+
+
+def gpus_asked(ad: Ad) -> tuple[int, str]:
+    """GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
+    if source(ad, "RequestGPUs") in ("", "undefined"):
+        return 0, ""
+    asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
+    if asked is None or asked > LARGEST:
+        return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
+    if asked < 0:
+        return 0, f"request_gpus = {written} is negative: write request_gpus = 1"
+    if asked != int(asked):
+        more = f" or request_gpus = {math.ceil(asked)}" if asked > 1 else ""
+        return round(asked * WHOLE_GPU), (
+            f"request_gpus = {asked:g}: HTCondor hands out whole GPUs; write request_gpus = 1{more}, and offer a drone"
+            " type that shares its GPU"
+        )
+    return _share(ad, int(asked)) if source(ad, "GpuMilli") not in ("", "undefined") else (int(asked) * WHOLE_GPU, "")
+
+
+def _share(ad: Ad, gpus: int) -> tuple[int, str]:
+    """HTCondor hands out whole GPUs, and a drone may offer shares of one as such: what a job wants of one is its
+    GpuMilli."""
+    asked = number(ad, "GpuMilli")
+    written = printable(source(ad, "GpuMilli"), 60) if asked is None else f"{asked:g}"
+    if asked is None or not 1 <= asked <= WHOLE_GPU or asked != int(asked):
+        return gpus * WHOLE_GPU, (
+            f"GpuMilli = {written}: the share of a GPU is a whole number of thousandths from 1 to {WHOLE_GPU}; write"
+            " +GpuMilli = 200 for a fifth of one, or leave it out for a whole one"
+        )
+    if gpus != 1:
+        return gpus * WHOLE_GPU, (
+            f"GpuMilli = {written} with request_gpus = {gpus}: a share is of one GPU; write request_gpus = 1, or leave"
+            " GpuMilli out"
+        )
+    return int(asked), ""
+
+
+def thousandths(ad: Ad, name: str) -> int | None:
+    """A share from 0 to 1 in thousandths; 0 where it is missing, None where it is something else."""
+    if source(ad, name) in ("", "undefined"):
+        return 0
+    share = number(ad, name)
+    return round(share * 1000) if share is not None and 0 <= share <= 1 else None
+
+
+def doubts(class_id: str, ad: Ad) -> list[str]:
+    """What a class says of itself that cannot be and is left out of account: a line each."""
+    return [
+        f"job class {class_id}: {name} = {printable(source(ad, name), 60)} is not counted: write a share from 0 to 1,"
+        f" as in +{name} = 0.25"
+        for name in ("GpuDuty", "GpuWidth")
+        if thousandths(ad, name) is None
+    ]
+
+
+def walltime(ad: Ad) -> float:
+    """How long a job says that it needs, in seconds; 0 if it does not say."""
+    return float(
+        whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
+    )
+
+
+def _universe(ad: Ad) -> str:
+    """Return what is wrong with the kind of job, if no drone can run such jobs."""
+    if number(ad, "JobUniverse") == PARALLEL:
+        return "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
+    return ""
+
+
+def _undefined(ad: Ad) -> str:
+    """A request that is written but evaluates to nothing is refused by every slot."""
+    for name, submitted, instead in (
+        ("RequestCpus", "request_cpus", "1"),
+        ("RequestMemory", "request_memory", "2GB"),
+        ("RequestDisk", "request_disk", "1GB"),
+    ):
+        if source(ad, name) and number(ad, name) is None:
+            written = printable(source(ad, name), 60)
+            return f"{submitted} = {written} is not a number for this job: write {submitted} = {instead}"
+    return ""
+
+
+def bounds(ad: Ad) -> dict[str, float]:
+    """Least values that RequireGPUs and Requirements ask of a GPU, by attribute in small letters."""
+    least: dict[str, float] = {}
+    for name in ("RequireGPUs", "Requirements"):
+        for clause in clauses(source(ad, name)):
+            found = bound(clause, ad) if " >= " in clause else None
+            if found and 0 <= found[1] <= LARGEST:
+                attribute = found[0].lower()
+                least[attribute] = max(least.get(attribute, 0), found[1])
+    return least
+
+
+def as_job(ad: Ad) -> Ad:
+    """The group's ad as the job's, for matching."""
+    job = classad2.ClassAd()
+    for name in ad:
+        if name.lower() not in ("jobcount", "jobids", "id"):
+            job[name] = ad.lookup(name)
+    return job
+
+
+def group_attributes(owner_attribute: str, also: Iterable[str]) -> list[str]:
+    """What a schedd is asked to group by."""
+    names = {name.lower(): name for name in (*also, owner_attribute, *GROUPED)}
+    return sorted(names.values())
+
+
+def referenced(constraint: str) -> list[str]:
+    """Job attributes that an operator's constraint looks at: it is put to the groups, so they must be grouped by."""
+    tree = classad2.ExprTree(constraint)
+    return [str(name).rpartition(".")[2] for name in classad2.ClassAd().externalRefs(tree)]

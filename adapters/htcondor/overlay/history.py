@@ -1,0 +1,208 @@
+"""Jobs that are done, as the schedds' histories tell them. Lives in a child process of its own.
+
+Histories are files that a schedd has read through at each question: a look must never wait for that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import htcondor2
+
+from adapters.htcondor.overlay.classes import bounds, request, walltime
+from adapters.htcondor.overlay.mishaps import cause_of_end
+from adapters.htcondor.overlay.schedds import Queue, ahead
+from adapters.htcondor.overlay.work import TOLD_S, drone_named
+from adapters.shared.htcondor import clock
+from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
+from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
+from adapters.shared.printing import printable
+from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.model import CompletedJob, JobFailure
+
+MOST = 5000
+"""Jobs asked for in one question to one schedd."""
+_LATE_S = 300.0
+"""A job may enter the history so long after its end."""
+
+PROJECTION = [
+    "ClusterId",
+    "ProcId",
+    "CompletionDate",
+    "QDate",
+    "JobCurrentStartDate",
+    "JobCurrentStartExecutingDate",
+    "LastRemoteHost",
+    "Owner",
+    "RequestGPUs",
+    "GpuMilli",
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "RequireGPUs",
+    "Requirements",
+    "GPUsMinMemory",
+    "GPUsMinCapability",
+    "GPUsMaxCapability",
+    "GPUsMinRuntime",
+    "AllowedJobDuration",
+    "AllowedExecuteDuration",
+    "MaxWallTimeMins",
+    "ExitBySignal",
+    "ExitCode",
+    "MemoryUsage",
+    "ResidentSetSize",
+    "ImageSize",
+    "DiskUsage",
+]
+"""The last four are what requests that were left to the schedd refer to."""
+
+_RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
+_AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
+"""Such jobs enter the history when they end; others (of ``condor_submit -spool``) as much as ten days later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all schedds told. ``completions`` is None if none of them told anything."""
+
+    completions: tuple[CompletedJob, ...] | None
+    notices: tuple[str, ...] = ()
+    mishaps: tuple[JobFailure, ...] = ()
+    """Completions that failed within seconds."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one schedd's jobs that were done."""
+
+    read_at: float = 0.0
+    """When its history was read last, by its own clock."""
+    newest: str = ""
+    """The newest entry that was told then."""
+    jobs: dict[str, CompletedJob] = field(default_factory=dict)
+    failed: dict[str, JobFailure] = field(default_factory=dict)
+
+
+class Histories:
+    """Serves ``told``. Remembers what it has read: each question is about the time since the one before."""
+
+    def __init__(
+        self, collector: str, controller: str, schedds: Sequence[str], constraint: str, owner_attribute: str
+    ) -> None:
+        self._address, self._controller, self._schedds = collector, controller, tuple(schedds)
+        self._constraint, self._owner_attribute = constraint, owner_attribute
+        self._reasons = Reasons()
+        self._collector = Collectors(collector)
+        self._skew_s = 0
+        self._known: dict[str, _Known] = {}
+
+    def told(self, gpus_only: bool, silent: Collection[str] = ()) -> Told:
+        """Jobs done in the last :data:`TOLD_S`. A schedd that does not tell is told of, and the others' jobs count.
+        ``silent``: schedds that would keep us waiting."""
+        now, notices, answered = time.time(), list[str](), False
+        for queue in self._queues():
+            if printable(queue.name, 80) in silent:
+                continue
+            known = self._known.setdefault(queue.name, _Known())
+            try:
+                cut = self._read(queue, known, now, gpus_only)
+            except (UnavailableError, AuthError) as error:
+                notices.append(f"jobs that are done are not told: {error}")
+                continue
+            answered = True
+            if cut:
+                name = printable(queue.name, 80)
+                notices.append(f"schedd {name}: of the jobs that are done only the newest {MOST} are told")
+        for known in self._known.values():
+            known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - TOLD_S}
+            known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
+        found = [each for known in self._known.values() for each in known.jobs.values()]
+        found.sort(key=lambda each: (each.ended_at, each.job_id))
+        mishaps = tuple(each for known in self._known.values() for each in known.failed.values())
+        return Told(tuple(found) if answered else None, tuple(notices), mishaps if answered else ())
+
+    def _queues(self) -> list[Queue]:
+        with self._reasons.told(f"collector {self._address}"):
+            self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
+            ads = {text(ad, "Name", 600): ad for ad in self._collector.query(htcondor2.AdType.Schedd)}
+        return [
+            Queue(name, htcondor2.Schedd(ad), ahead(ad))
+            for name, ad in sorted(ads.items())
+            if number(ad, "LastHeardFrom") is not None and (not self._schedds or name in self._schedds)
+        ]
+
+    def _collector_says(self, constraint: str) -> bool:
+        return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
+
+    def _read(self, queue: Queue, known: _Known, now: float, gpus_only: bool) -> bool:
+        """Add what was done since the last question. Whether there was more than is asked for."""
+        ahead_s = self._skew_s + queue.ahead_s
+        there_now = now + ahead_s
+        long_ago = there_now - TOLD_S
+        wanted = constraint(self._constraint, long_ago, gpus_only)
+        projection = sorted({*PROJECTION, self._owner_attribute})
+        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
+            left = queue.schedd.history(wanted, projection, MOST, stop(known.newest, max(known.read_at, long_ago)))
+            stays = queue.schedd.query(wanted, projection=projection, limit=MOST)
+        if left:
+            known.newest = f"{whole(left[0], 'ClusterId')}.{whole(left[0], 'ProcId')}"
+        known.read_at = there_now
+        for done, cause in self._completions((*left, *stays), queue.name, lambda theirs: theirs - ahead_s):
+            known.jobs.setdefault(done.job_id, done)
+            if cause and done.drone_id is not None:
+                known.failed[done.job_id] = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
+        return max(len(left), len(stays)) >= MOST
+
+    def _completions(
+        self, ads: Iterable[Ad], schedd: str, to_our_clock: Callable[[float], float]
+    ) -> Iterable[tuple[CompletedJob, str]]:
+        """Yield the completions, each with the failure that it was, if any."""
+        for ad in ads:
+            done = completion(ad, schedd, self._controller, self._owner_attribute, to_our_clock)
+            if done is not None:
+                yield done, cause_of_end(ad, done.run_s)
+
+
+def constraint(operators: str, since: float, gpus_only: bool) -> str:
+    """Put to the jobs: those that count and were done after ``since`` (by the schedd's clock)."""
+    gpus = " && (RequestGPUs ?: 0) > 0" if gpus_only else ""
+    return f"JobStatus == 4 && CompletionDate >= {int(since)} && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
+
+
+def stop(newest: str, read_at: float) -> str:
+    """Put to the entries of a history, newest first, until it is true: where to read no further."""
+    long_ago = f"(EnteredCurrentStatus < {int(read_at - _LATE_S)} && {_AT_REST})"
+    cluster, _, proc = newest.partition(".")
+    return f"(ClusterId == {cluster} && ProcId == {proc}) || {long_ago}" if newest else long_ago
+
+
+def completion(
+    ad: Ad, schedd: str, controller: str, owner_attribute: str, to_our_clock: Callable[[float], float]
+) -> CompletedJob | None:
+    """A job that was done; None if its ad tells no run."""
+    ended, began = moment(ad, "CompletionDate"), moment(ad, "JobCurrentStartExecutingDate")
+    began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of a run before where this one never told
+    if not ended or not 0 < began <= ended:
+        return None
+    asks, least = request(ad), bounds(ad)
+    return CompletedJob(
+        job_id=f"{printable(schedd, 120)}#{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
+        ended_at=to_our_clock(ended),
+        submitted_at=to_our_clock(moment(ad, "QDate") or began),
+        run_s=ended - began,
+        gpu_milli=asks.gpu_milli,
+        cpus=asks.cpus,
+        memory_mib=asks.memory_mib,
+        disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
+        vram_mib=math.ceil(least.get("globalmemorymb", 0)),
+        capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
+        owner=text(ad, "Owner", 80),
+        group=text(ad, owner_attribute, 80),
+        walltime_s=walltime(ad),
+        drone_id=drone_named(ad, "LastRemoteHost", controller),
+    )

@@ -1,0 +1,415 @@
+"""Whether a job fits a drone type, judged by the job's own expressions against the slot ad that the type would show.
+
+The slot ad is a template made from the drone type; what slots of the type really advertised takes its place once one
+has arrived. Both sides' Requirements count, as in a negotiation, and RequireGPUs must hold for as many GPUs as asked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import classad2
+
+from adapters.shared.htcondor.ads import (
+    Ad,
+    as_number,
+    clauses,
+    evaluated,
+    expression,
+    holds,
+    number,
+    source,
+    value,
+)
+from adapters.shared.printing import printable
+from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
+from provisioner.sharing import share_milli
+
+ORDER = (
+    "gpus",
+    "vram",
+    "capability",
+    "driver",
+    "gpu-model",
+    "cpus",
+    "memory",
+    "disk",
+    "arch",
+    "walltime",
+    "requirements",
+    "start",
+)
+"""Dimensions in the order in which a misfit is told: the GPU first."""
+
+_DIMENSION_OF = {
+    "globalmemorymb": "vram",
+    "capability": "capability",
+    "maxsupportedversion": "driver",
+    "driverversion": "driver",
+    "runtimeversion": "driver",
+    "devicename": "gpu-model",
+    "deviceuuid": "gpu-model",
+    "gpus": "gpus",
+    "availablegpus": "gpus",
+    "cpus": "cpus",
+    "memory": "memory",
+    "disk": "disk",
+    "arch": "arch",
+}
+_GPU_PREFIX = re.compile(r"^(target\.)?(gpus_|cuda)?")
+_BOUND = re.compile(r"(?:TARGET\.)?(?:GPUs_|CUDA)?(\w+) (>=|>) (.+)", re.IGNORECASE | re.DOTALL)
+_MOST_GPUS = 256
+"""GPU ads that a template carries at most."""
+WITHIN_LIMITS = (
+    "MY.Cpus > 0 && (TARGET.RequestCpus ?: 1) <= MY.Cpus && MY.Memory > 0 && TARGET.RequestMemory <= MY.Memory"
+    " && MY.Disk > 0 && TARGET.RequestDisk <= MY.Disk"
+    " && (TARGET.RequestGPUs is undefined || MY.GPUs >= TARGET.RequestGPUs)"
+)
+STATED_WALLTIME = (
+    "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))"
+)
+ASKED_SHARE = "(TARGET.GpuMilli ?: 1000)"
+_ASSIGNED = re.compile(r"^\s*(\w+)\s*=((?:[^\n\\]|\\(?!\n)|\\\n)*)$", re.MULTILINE)
+"""A line of an HTCondor configuration, with the lines that continue it."""
+_OWN_START = re.compile(r"\$\(START\)", re.IGNORECASE)
+_MY = re.compile(r"\bMY\.(\w+)", re.IGNORECASE)
+_COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a slot of a drone type really advertised, as expressions; allocation left out."""
+
+    ad: Mapping[str, str]
+    gpus: tuple[Mapping[str, str], ...] = ()
+    notices: tuple[str, ...] = field(default=(), compare=False)
+
+
+# ---------------------------------------------------------------------------------------------------- the slot's side
+
+
+def start(kind: DroneType) -> str:
+    """What a drone takes, as ``provisioner/drone/condor_drone.sh`` writes it; its health and its end left out."""
+    if not kind.gpu_milli:
+        return "(TARGET.RequestGPUs ?: 0) == 0"
+    rests = (
+        ("MY.Cpus - (TARGET.RequestCpus ?: 1)", kind.kept_cpus),
+        ("MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)", kind.kept_memory_mib),
+        ("MY.Disk - (TARGET.RequestDisk ?: 0)", kind.kept_disk_mib * 1024),
+    )
+    left = "(MY.GPUs - TARGET.RequestGPUs)"
+    if kind.shares == 1:
+        return " && ".join(
+            ["(TARGET.RequestGPUs ?: 0) >= 1", *(f"{rest} >= {kept} * {left}" for rest, kept in rests if kept)]
+        )
+    share = share_milli(kind.shares)
+    return " && ".join(
+        [
+            f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}",
+            *(f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept),
+        ]
+    )
+
+
+def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
+    """Return START of a drone with the operator's lines in its configuration.
+
+    Where that refers to macros, or to attributes of the slot that are not known yet, nobody can tell what it will be:
+    ``built_in`` alone is returned, and the pool has the last word.
+    """
+    assigned = [(found[1], found[2].replace("\\\n", " ").strip()) for found in _ASSIGNED.finditer(drone_config)]
+    text = built_in
+    for name, written in assigned:
+        if name.lower() == "start":
+            text = f"({text})".join(_OWN_START.split(written))
+    parsed = expression(text)
+    if text == built_in or "$(" in text or parsed is None:
+        return built_in
+    own = {name.lower() for name, _ in assigned} | {name.lower() for name in _MY.findall(text)}
+    unknown = [name for name in slot.externalRefs(parsed) if name.lower() in own and name not in slot]
+    return built_in if unknown else text
+
+
+def template(kind: DroneType, received: Received | None = None, drone_config: str = "") -> Ad:
+    """The ad of an empty drone of this type: its partitionable slot."""
+    devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU) * kind.shares, _MOST_GPUS)
+    ad = classad2.ClassAd(
+        {
+            "MyType": "Machine",
+            "TargetType": "Job",
+            "SlotType": "Partitionable",
+            "PartitionableSlot": True,
+            "State": "Unclaimed",
+            "Activity": "Idle",
+            "Name": "slot1@template",
+            "Arch": kind.arch,
+            "OpSys": "LINUX",
+            "CondorVersion": "$CondorVersion: 23.0.0 2023-09-29 BuildID: template $",
+            "HasFileTransfer": True,
+            "HasJobDeferral": True,
+            # no drone shares a file system or accounts with the pool
+            "FileSystemDomain": "drone.invalid",
+            "UidDomain": "drone.invalid",
+            "SiteName": kind.site,
+            "DroneSite": kind.site,
+            "DroneType": kind.name,
+            "DroneReady": True,
+            "DroneShares": kind.shares,
+            "Cpus": kind.cpus,
+            "Memory": kind.memory_mib,
+            "Disk": kind.disk_mib * 1024,
+            "GPUs": devices,
+        }
+    )
+    gpu = _gpu_template(kind) if devices else {}
+    gpus: tuple[Mapping[str, str], ...] = tuple(gpu for _ in range(devices))
+    _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
+    if received is not None:
+        _put(ad, received.ad)
+        # a slice of MIG is a device; a GPU that is shared otherwise is one, listed several times
+        gpus = received.gpus * (1 if kind.sharing is Sharing.MIG else kind.shares) or gpus
+    _put_gpus(ad, gpus)
+    for name, total in (("Cpus", "Cpus"), ("Memory", "Memory"), ("Disk", "Disk"), ("GPUs", "GPUs")):
+        _put(ad, {f"Total{total}": source(ad, name), f"TotalSlot{total}": source(ad, name)})
+    lives = f" && {STATED_WALLTIME} <= {kind.longest_job_s:.0f}" if kind.walltime_s else ""
+    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS})
+    _put(ad, kind.ad)
+    if not any(name.lower() == "start" for name in kind.ad):
+        _put(ad, {"Start": operator_start(drone_config, start(kind) + lives, ad)})
+    _put(ad, {"Requirements": "Start && WithinResourceLimits"})
+    return ad
+
+
+def _gpu_template(kind: DroneType) -> dict[str, str]:
+    """Properties of one GPU, or share of one, as far as the type tells them."""
+    told: dict[str, str] = {"ECCEnabled": "true"}
+    if kind.vram_mib:
+        told["GlobalMemoryMb"] = str(kind.vram_mib // kind.shares)
+    if kind.capability:
+        told["Capability"] = f"{kind.capability / 10:.1f}"
+    if kind.gpu_model:
+        told["DeviceName"] = classad2.quote(kind.gpu_model)
+    if kind.driver:
+        told["MaxSupportedVersion"] = str(kind.driver)
+        told["DriverVersion"] = f"{kind.driver // 1000}.{kind.driver % 1000 // 10}"
+    return told
+
+
+def _put_gpus(ad: Ad, gpus: tuple[Mapping[str, str], ...]) -> None:
+    names = []
+    for at, properties in enumerate(gpus):
+        nested = classad2.ClassAd()
+        _put(nested, properties)
+        if not source(nested, "Id"):
+            nested["Id"] = f"GPU-{at}"
+        name = f"GPUs_GPU_{at}"
+        ad[name] = nested
+        names.append(name)
+    _put(ad, {"AvailableGPUs": "{" + ",".join(names) + "}", "GPUs": str(len(gpus))})
+
+
+def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
+    """Set attributes from their expressions; what does not parse is an error value, as in HTCondor's configuration."""
+    for name, text in attributes.items():
+        ad[name] = expression(text) or expression("error")
+
+
+# ---------------------------------------------------------------------------------------------------- the judgement
+
+
+def misfit(job: Ad, slot: Ad) -> UnmetRequirement | None:
+    """The first dimension in which a job ad does not fit a slot ad; None if the two match."""
+    if _match(job, slot):
+        return None
+    gpus = list(_gpu_clauses(job, slot))
+    found = [*_numbers(job, slot), *gpus, *_job_clauses(job, slot, bool(gpus)), *_start_clauses(job, slot)]
+    if not found:
+        found = [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
+    return min(found, key=lambda m: ORDER.index(m.dimension))
+
+
+def _match(job: Ad, slot: Ad) -> bool:
+    return (
+        holds(expression(source(job, "Requirements") or "true"), job, slot)
+        and holds(expression("Requirements"), slot, job)
+        and ("RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= (number(job, "RequestGPUs") or 0))
+    )
+
+
+def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
+    """How many GPUs of the slot meet a clause of RequireGPUs."""
+    return as_number(evaluated(expression(_COUNT.format(clause=clause)), job, slot)) or 0
+
+
+def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
+    for dimension, wanted, offered, unit in (
+        ("gpus", "RequestGPUs", "GPUs", ""),
+        ("cpus", "RequestCpus", "Cpus", ""),
+        ("memory", "RequestMemory", "Memory", " MiB"),
+        ("disk", "RequestDisk", "Disk", " KiB"),
+    ):
+        asked, there = number(job, wanted), number(slot, offered) or 0
+        if asked is None and not source(job, wanted):
+            continue
+        if asked is None or asked > there:
+            told = "undefined" if asked is None else f"{asked:.15g}{unit}"
+            yield UnmetRequirement(dimension, told, f"{there:.15g}{unit}")
+
+
+def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
+    """Clauses of RequireGPUs that fewer GPUs meet than are asked for."""
+    require = source(job, "RequireGPUs")
+    wanted = number(job, "RequestGPUs") or 0
+    if not require or _gpus_with("MY.RequireGPUs", job, slot) >= wanted:
+        return
+    none = True
+    for clause in clauses(require):
+        if _gpus_with(clause, job, slot) < wanted:
+            none = False
+            yield _told(clause, _dimension(clause, job), job, slot, gpu=True)
+    if none:  # each is met by some GPU, all of them by too few
+        yield UnmetRequirement("requirements", printable(require), f"fewer than {wanted:g} GPUs meet all of it")
+
+
+def _job_clauses(job: Ad, slot: Ad, gpus_told: bool) -> Iterator[UnmetRequirement]:
+    """Clauses of Requirements that the slot does not meet; the one that counts GPUs only if no GPU clause is told."""
+    for clause in clauses(source(job, "Requirements") or "true"):
+        if not (gpus_told and "countmatches" in clause.lower()) and not holds(expression(clause), job, slot):
+            yield _told(clause, _dimension(clause, job), job, slot)
+
+
+def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
+    for clause in clauses(source(slot, "Start")):
+        if not holds(expression(clause), slot, job):
+            if STATED_WALLTIME in clause:
+                asked = as_number(evaluated(expression(STATED_WALLTIME), slot, job)) or 0
+                yield UnmetRequirement("walltime", f"{asked:.0f} s", clause.rpartition("<= ")[2] + " s")
+            elif clause.startswith(ASKED_SHARE):
+                asked = as_number(evaluated(expression(ASKED_SHARE), slot, job)) or 0
+                share = as_number(evaluated(expression(clause.rpartition("<= ")[2]), slot, job)) or 0
+                yield UnmetRequirement(
+                    "gpus", f"{asked / WHOLE_GPU:g}", f"shares of {share / WHOLE_GPU:g}, one to a job"
+                )
+            else:
+                yield UnmetRequirement("start", printable(clause), "false for this job")
+
+
+def references(clause: str, ad: Ad) -> list[str]:
+    """Attributes outside ``ad`` that a clause looks at, in small letters, without scope and GPU prefix."""
+    parsed = expression(clause)
+    if parsed is None:
+        return []
+    names: list[str] = [_GPU_PREFIX.sub("", str(name).lower()) or str(name).lower() for name in ad.externalRefs(parsed)]
+    return names
+
+
+def _dimension(clause: str, job: Ad) -> str:
+    found = [_DIMENSION_OF[name] for name in references(clause, job) if name in _DIMENSION_OF]
+    return min(found, key=ORDER.index, default="requirements")
+
+
+def _told(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
+    """A failing clause for people: with its numbers where it is a plain bound, else as written."""
+    looked_at = bound(clause, job)
+    match dimension:
+        case "vram" | "capability" | "driver" if looked_at:
+            name, least = looked_at
+            there = number(slot, f"GPUs_{name}")
+            return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
+        case "gpu-model":
+            return UnmetRequirement(
+                dimension, printable(clause), printable(str(value(slot, "GPUs_DeviceName") or "not told"))
+            )
+        case "arch":
+            return UnmetRequirement(dimension, printable(clause), printable(str(value(slot, "Arch") or "not told")))
+        case _:
+            return UnmetRequirement(dimension, printable(clause), _values_of(clause, job, slot, gpu))
+
+
+def _values_of(clause: str, job: Ad, slot: Ad, gpu: bool) -> str:
+    """``Name=value`` of the slot's attributes that a clause looks at."""
+    parsed = expression(clause)
+    told = []
+    for name in [] if parsed is None else sorted(str(name) for name in job.externalRefs(parsed)):
+        bare = name.partition(".")[2] if name.upper().startswith("TARGET.") else name
+        found = value(slot, f"GPUs_{bare}" if gpu else bare)
+        told.append(f"{bare}={'not told' if found is None else found}")
+    return printable(", ".join(told) or "false")
+
+
+def bound(clause: str, job: Ad) -> tuple[str, float] | None:
+    """``(attribute, least value)`` of a clause such as ``Capability >= 7.0`` or ``GlobalMemoryMb >= GPUsMinMemory``."""
+    parts = _BOUND.fullmatch(clause)
+    if not parts:
+        return None
+    least = as_number(evaluated(expression(parts[3]), job, classad2.ClassAd()))
+    return None if least is None else (parts[1], least)
+
+
+def _with_unit(dimension: str, amount: float | None) -> str:
+    if amount is None:
+        return "not told"
+    match dimension:
+        case "vram":
+            return f"{amount:.15g} MiB"
+        case "driver" if amount >= 1000:
+            return f"CUDA {int(amount) // 1000}.{int(amount) % 1000 // 10}"
+        case _:
+            return f"{amount:.1f}"
+
+
+# ------------------------------------------------------------------------------------------------- what really arrived
+
+_ALLOCATION = re.compile(
+    r"(start|requirements|rank|state|activity|name|machine|myaddress|startdipaddr|addressv1|entered.*|child.*|job.*|total.*"
+    r"|my(currenttime|type)|lastheard.*|update.*|remote.*|client.*|.*loadavg|monitorself.*|recent.*|daemon.*|numdynamic.*"
+    r"|claim.*|activation.*|expected.*|retirement.*|clock.*|.*idle|drone.*|cpus|memory|disk|gpus|availablegpus|assigned.*"
+    r"|offline.*|draining.*|drain.*|within.*|authenticat.*|public.*|capability|.*domain|targettype|slotid|slottype.*"
+    r"|gpus_.*|condorscratchdir|collector_host_string|utsname.*|hardwareaddress|subnetmask|isowner|virtualmemory|numpids)",
+    re.IGNORECASE,
+)
+_LONGEST_LEARNT = 2000
+
+
+def received(slot: Ad) -> Received:
+    """What a real partitionable slot ad teaches about its drone type: hardware and software, not what it does now."""
+    learnt: dict[str, str] = {}
+    for name in slot:
+        text = source(slot, name)
+        if not _ALLOCATION.fullmatch(name) and len(text) <= _LONGEST_LEARNT:
+            learnt[name] = text
+    for name in ("Cpus", "Memory"):  # what is free of a disk is the node's, not the type's
+        total = number(slot, f"TotalSlot{name}")
+        if total is not None and total > 0:
+            learnt[name] = f"{int(total)}"
+    gpus: list[Mapping[str, str]] = []
+    for name in slot:
+        nested = value(slot, name) if name.lower().startswith("gpus_") else None
+        if isinstance(nested, classad2.ClassAd) and len(gpus) < _MOST_GPUS:
+            gpus.append({key: source(nested, key) for key in nested if len(source(nested, key)) <= _LONGEST_LEARNT})
+        elif name.lower().startswith("gpus_") and isinstance(nested, str | int | float):
+            learnt[name] = source(slot, name)[:_LONGEST_LEARNT]
+    return Received(learnt, tuple(gpus))
+
+
+def differences(kind: DroneType, got: Received) -> tuple[str, ...]:
+    """What arrived less than ordered, a line each."""
+    ordered, arrived = template(kind), template(kind, got)
+    told = []
+    for name, unit, slack in (
+        ("GPUs", "", 1.0),
+        ("GPUs_GlobalMemoryMb", " MiB", 0.95),
+        ("GPUs_Capability", "", 1.0),
+        ("Cpus", "", 1.0),
+        ("Memory", " MiB", 0.95),
+    ):
+        wanted, there = number(ordered, name), number(arrived, name)
+        if wanted and there is not None and there < wanted * slack:
+            told.append(f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}")
+    wanted_model, model = value(ordered, "GPUs_DeviceName"), value(arrived, "GPUs_DeviceName")
+    if isinstance(wanted_model, str) and isinstance(model, str) and wanted_model != model:
+        told.append(f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}")
+    return tuple(told)

@@ -1,0 +1,536 @@
+"""The pool as the HTCondor bindings show it: one look per call. Lives in a child process, because they block."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import classad2
+import htcondor2
+
+from adapters.htcondor.overlay import groups as accounting
+from adapters.htcondor.overlay import matching, work
+from adapters.htcondor.overlay.classes import (
+    GPU_JOBS,
+    IDLE,
+    JOBS,
+    NO_WAITS,
+    Group,
+    Waits,
+    as_job,
+    doubts,
+    group,
+    group_attributes,
+    job_class,
+    merged,
+    passes,
+    referenced,
+    representative,
+)
+from adapters.htcondor.overlay.schedds import ANSWER_S, LastAnswer, Queue, Schedds, ahead, noted, slack
+from adapters.htcondor.overlay.settings import SlotWeight
+from adapters.htcondor.overlay.slots import PROJECTION, Sightings, forged, ours, sightings
+from adapters.shared.htcondor import clock
+from adapters.shared.htcondor.ads import Ad, moment, number, source, text
+from adapters.shared.htcondor.blame import Reasons
+from adapters.shared.htcondor.collectors import Collectors
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, Refusal, refusals, used_up
+from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError, UnavailableError
+from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
+
+_LOOKED_UP_PER_LOOK = 100
+"""Jobs whose waits are looked up in one look: a query each, of a millisecond or two."""
+_JUDGING_S = 5.0
+"""Of one look goes into new verdicts: some ten thousand."""
+_REJUDGED_S = 60.0
+"""A verdict that depends on the time is made anew after this long."""
+_NOT_YET = UnmetRequirement("requirements", "judged at one of the next looks", "too many new classes and types at once")
+_ITS_OWN = "UpdateSequenceNumber is undefined"
+"""The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
+_SAME_START_S = 2.0
+"""Two starts of the collector are told apart by more than this."""
+_MOST_DOUBTS = 10
+"""Classes of which a note says what they say wrongly."""
+_MOST_REFUSED = 1000
+"""Jobs of one schedd that the negotiator has refused and that are looked at."""
+_FORGERS_AGAIN_S = 60.0
+"""Slots that were sent with stolen tokens are counted anew after this long."""
+_AGAIN_S = 600.0
+"""A drone type's received slot is looked at anew after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """The last negotiation cycle, by the collector's clock; zeros if none is known."""
+
+    began_at: float
+    ended_at: float
+    accounting: Sequence[Ad] = ()
+    """What the negotiator said of users and groups at its end."""
+
+
+class Pool:
+    """Serves ``poll``. Remembers what does not change from look to look: verdicts, received slots, jobs' waits."""
+
+    def __init__(
+        self,
+        collector: str,
+        controller: str,
+        schedds: Sequence[str],
+        constraint: str,
+        owner_attribute: str,
+        negotiation_period_s: float,
+        collector_memory_s: float,
+        slot_weight: SlotWeight = SlotWeight.CPUS,
+        drone_config: str = "",
+        drone_identities: str = "",
+        memory: str = "",
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        """``memory``: directory for what must outlive this process, which ends with a look that somebody keeps waiting.
+        ``answer_s``: longest wait for a schedd's answer to a trivial question."""
+        self._drone_identities = drone_identities
+        self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
+        self._owner_attribute = owner_attribute
+        self._slot_weight = slot_weight
+        self._drone_config = drone_config
+        self._constraint = constraint
+        self._attributes = group_attributes(owner_attribute, referenced(constraint))
+        self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
+        self._reasons = Reasons()
+        self._collector = Collectors(collector)
+        self._skew_s = 0
+        self._schedds = Schedds(collector_memory_s, Path(memory) if memory else None)
+        self._answer_s = answer_s
+        self._waits: dict[tuple[str, str], Waits] = {}
+        """By schedd and job id."""
+        self._verdicts: dict[tuple[str, TypeKey], UnmetRequirement | None] = {}
+        self._passing: dict[tuple[str, TypeKey], float] = {}
+        """Verdicts that depend on the time, and when they were made (monotonic)."""
+        self._types: dict[TypeKey, DroneType] = {}
+        self._templates: dict[TypeKey, Ad] = {}
+        self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
+        self._devices: dict[DroneId, tuple[float, int]] = {}
+        self._collector_started: dict[str, float] = {}
+        """By address, of each collector that we have asked."""
+        self._restarted_at = 0.0
+        self._last_slots: tuple[Slot, ...] = ()
+        self._forged: tuple[str, ...] = ()
+        """Notice of slots that were sent with stolen tokens."""
+        self._forgers_at = -math.inf
+        self._users: Mapping[DroneId, frozenset[str]] = {}
+        """Owners of the claims that the slots showed at the last look."""
+
+    # ------------------------------------------------------------------------------------------------- the one call
+
+    def look_with_users(
+        self, types: Sequence[DroneType]
+    ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]], tuple[str, ...]]:
+        """Look, and return as well whose claims the slots show, and the schedds that do not answer."""
+        return self.poll(types), self._users, tuple(printable(name, 80) for name in self._schedds.silent)
+
+    def poll(self, types: Sequence[DroneType]) -> OverlayView:
+        """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
+        taken_at = time.time()
+        with self._asked("collector", self._address):
+            self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
+            slots_of_drones = ours(self._drone_identities)
+            ads = self._collector.query(htcondor2.AdType.Startd, constraint=slots_of_drones, projection=PROJECTION)
+            seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
+            self._users = seen.users
+            listed = self._listed()
+            cycle = self._cycle()
+            notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
+            notices += accounting.doubts(cycle.accounting, self._slot_weight)
+            slots, restarted = self._after_restart(seen.slots, taken_at)
+        device_milli = self._devices_of(seen, taken_at)
+        # jobs that want no GPU are demand only where something could be started for them
+        cpu_jobs_count = any(not kind.gpu_milli for kind in types)
+        constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
+        queues = self._answering(self._queues(listed, taken_at), taken_at, constraint, device_milli)
+        kept = self._schedds.kept(taken_at)
+        answers = {queue.name: self._schedds.last[queue.name] for queue in queues}
+        groups = [each for answer in (*answers.values(), *kept.values()) for each in answer.groups]
+        at_work = work.together(
+            [*(each.work for each in answers.values()), *(each.work_now(slots, taken_at) for each in kept.values())]
+        )
+        by_class = merged(groups)
+        fresh = self._fresh(queues, cycle, by_class, constraint)
+        waits = self._waits_of(by_class, queues, taken_at)
+        limited = limits_of(by_class, {**answers, **kept})
+        self._forget(by_class, types)
+        until = time.monotonic() + _JUDGING_S
+        classes = [
+            self._judged(job_class(each, parts, fresh.get(each, 0), waits.get(each, NO_WAITS)), parts, types, until)
+            for each, parts in sorted(by_class.items())
+        ]
+        classes = [behind(each, *limited[each.id]) if each.id in limited else each for each in classes]
+        silent = self._schedds.notices(self._wanted_schedds, taken_at)
+        return OverlayView(
+            taken_at=taken_at,
+            classes=tuple(classes),
+            slots=at_work.on(slots),
+            negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
+            notices=(*silent, *notices, *restarted),
+            remarks=(*seen.remarks, *_doubts(by_class)),
+            evictions=at_work.evictions,
+            groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
+            mishaps=at_work.mishaps,
+            unheard=self._schedds.unheard(self._wanted_schedds),
+        )
+
+    @contextmanager
+    def _asked(self, whom: str, name: str) -> Iterator[None]:
+        """Note who is asked; what the bindings raise becomes an error that names them."""
+        shown = f"{whom} {printable(name, 80)}"
+        with noted(self._schedds, whom, name), self._reasons.told(shown):
+            yield
+
+    # ---------------------------------------------------------------------------------------------- collector's side
+
+    def _collector_says(self, constraint: str) -> bool:
+        """Whether an expression is true at the collector (asked of the ads of its schedds, which there must be)."""
+        return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
+
+    def _forgers(self) -> tuple[str, ...]:
+        """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
+        if self._drone_identities and time.monotonic() - self._forgers_at > _FORGERS_AGAIN_S:
+            self._forgers_at = time.monotonic()
+            ads = self._collector.query(
+                htcondor2.AdType.Startd,
+                constraint=f"DroneId isnt undefined && {forged(self._drone_identities)}",
+                projection=["AuthenticatedIdentity"],
+            )
+            senders = sorted({text(ad, "AuthenticatedIdentity", 300) for ad in ads})
+            shown = ", ".join(senders[:3]) + (" and others" if len(senders) > 3 else "")
+            self._forged = (
+                (f"{len(ads)} slots ignored: {shown} sent them in the name of other drones, with stolen tokens",)
+                if ads
+                else ()
+            )
+        return self._forged
+
+    def _to_our_clock(self, theirs: float) -> float:
+        return theirs - self._skew_s
+
+    def _listed(self) -> dict[str, Ad]:
+        """Return the ads of the schedds that the collector lists, by name."""
+        return {
+            text(ad, "Name", 600): ad
+            for ad in self._collector.query(htcondor2.AdType.Schedd)
+            if number(ad, "LastHeardFrom") is not None
+        }
+
+    def _queues(self, ads: Mapping[str, Ad], now: float) -> list[Queue]:
+        """Return the schedds whose jobs count and that answer a trivial question. SiteDown if there is none.
+
+        The others are left out, and their last answers kept for a while. Anybody can have a schedd listed: one that
+        flocks here and denies reading, or a machine that is switched off, stops nothing.
+        """
+        known, wanted = self._schedds, self._wanted_schedds
+        kept = known.kept(now)
+        for name in {*wanted, *known.answered, *known.silent} - ads.keys():
+            last = known.last.get(name) or kept.get(name)
+            if name in wanted or (last is not None and last.groups and now - last.taken_at <= self._collector_memory_s):
+                known.failed(name, UnavailableError("the collector does not list it"), now, unlisted=True)
+            else:
+                known.forget(name)  # it had no jobs that count, or has been gone for long
+        for name in known.silent.keys() - {*wanted} if wanted else ():
+            known.forget(name)
+        queues = [
+            Queue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
+            for name, ad in sorted(ads.items())
+            if not wanted or name in wanted
+        ]
+        if not queues:
+            which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
+            lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MOST_DOUBTS))
+            raise UnavailableError(
+                f"collector {self._address} does not list {which}{f'; it lists {lists}' if lists else ''}"
+            )
+        if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next look
+            due = known.due(queues, now)
+            known.try_out(due, lambda queue: self._asked("schedd", queue.name), self._answer_s)
+            queues = [queue for queue in due if queue.name not in known.silent]
+        return queues
+
+    def _answering(
+        self, queues: Sequence[Queue], now: float, constraint: str, device_milli: Mapping[DroneId, int]
+    ) -> list[Queue]:
+        """Take the answers of these schedds; return those that gave one. Raises their errors if none did."""
+        for queue in queues:
+            try:
+                at_work = self._at_work(queue, now, device_milli)
+                groups = tuple(self._groups(queue, constraint))
+                found = LastAnswer(now, groups, at_work, queue.slack, self._refusals(queue, groups, now))
+            except AdapterError as error:
+                self._schedds.failed(queue.name, error, now)
+            else:
+                self._schedds.heard(queue.name, found)
+        self._schedds.save()
+        answered = [queue for queue in queues if queue.name not in self._schedds.silent]
+        if not answered:
+            raise self._schedds.error()
+        return answered
+
+    def _cycle(self) -> Cycle:
+        """When the negotiator last went round.
+
+        Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
+        cycle, in a pool without slots too.
+        """
+        negotiators = self._collector.query(
+            htcondor2.AdType.Negotiator,
+            projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
+        )
+        told_of = self._collector.query(htcondor2.AdType.Accounting, projection=list(accounting.PROJECTION))
+        took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
+        ends = [moment(ad, "LastHeardFrom") for ad in told_of]
+        told = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
+        if not ends and told:
+            ends = [time.time() + self._skew_s - self._negotiation_period_s]
+        ended_at = max([*ends, *told], default=0.0)
+        return Cycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, told_of)
+
+    def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
+        """A collector that has just started knows only the startds that have called since: the others keep the slot,
+        and the age, that they had, for as long as a startd may take to call."""
+        attributes = ["MonitorSelfTime", "MonitorSelfAge"]
+        ads = self._collector.query(htcondor2.AdType.Collector, constraint=_ITS_OWN, projection=attributes)
+        starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
+        started = max(starts, default=0.0)
+        if not started:
+            # In its first second, or where its own ad does not live until the next one: it may have started anew or
+            # not. What was there before is kept in mind until it tells.
+            return slots, []
+        before = self._collector_started.get(self._collector.address)
+        if before is not None:
+            restarted = abs(started - before) > _SAME_START_S
+        else:  # the first that is asked, or another one of the pool, which may just have come back
+            restarted = bool(self._collector_started) and self._to_our_clock(started) > now - self._collector_memory_s
+        if restarted:
+            self._restarted_at = now
+        self._collector_started[self._collector.address] = started
+        listed = {slot.drone_id for slot in slots}
+        kept: tuple[Slot, ...] = ()
+        if now - self._restarted_at < self._collector_memory_s:
+            kept = tuple(slot for slot in self._last_slots if slot.drone_id not in listed)
+        self._last_slots = slots + kept
+        told = [f"the collector has started anew: {len(kept)} slots are as they were before"] if kept else []
+        return self._last_slots, told
+
+    def _learn(self, seen: Sightings, types: Sequence[DroneType], now: float) -> list[str]:
+        """One whole slot ad of each drone type, now and then: what really arrived replaces the template."""
+        wanted = {kind.key: kind for kind in types}
+        for _, key, name in seen.types:
+            if key not in wanted or now - self._received.get(key, (0.0, None))[0] < _AGAIN_S:
+                continue
+            found = self._collector.query(htcondor2.AdType.Startd, constraint=f"Name == {classad2.quote(name)}")
+            if found:
+                got = matching.received(found[0])
+                if key not in self._received or self._received[key][1] != got:
+                    self._forget_type(key)
+                got = replace(got, notices=matching.differences(wanted[key], got))
+                self._received[key] = (now, got)
+        return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
+
+    def _devices_of(self, seen: Sightings, now: float) -> Mapping[DroneId, int]:
+        """What a GPU that a drone gives to a job is of a real one. Of drones that have left too, while evictions of
+        their jobs are told."""
+        self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
+        self._devices = {each: known for each, known in self._devices.items() if now - known[0] <= work.TOLD_S}
+        return {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
+
+    # ------------------------------------------------------------------------------------------------ schedds' side
+
+    def _at_work(self, queue: Queue, now: float, device_milli: Mapping[DroneId, int]) -> work.Work:
+        ahead_s = self._skew_s + queue.ahead_s
+        since = now + ahead_s - work.TOLD_S
+        with self._asked("schedd", queue.name):
+            ads = queue.schedd.query(work.constraint(self._controller, since), projection=work.PROJECTION)
+        return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
+
+    def _groups(self, queue: Queue, constraint: str) -> Iterator[Group]:
+        for ad in self._grouped(queue, constraint, self._attributes):
+            found = group(ad, queue.name, self._owner_attribute)
+            if found is not None:
+                yield found
+
+    def _grouped(self, queue: Queue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
+        with self._asked("schedd", queue.name):
+            found: list[Ad] = queue.schedd.query(
+                constraint, projection=list(attributes), opts=htcondor2.QueryOpt.GroupBy
+            )
+            return found
+
+    def _fresh(
+        self, queues: Sequence[Queue], cycle: Cycle, by_class: dict[str, list[Group]], constraint: str
+    ) -> dict[str, int]:
+        """Idle jobs by class that came after the last negotiation cycle had begun."""
+        known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
+        fresh: dict[str, int] = {}
+        for queue in queues:
+            since = int(cycle.began_at + queue.ahead_s)
+            gpus_only = " && RequestGPUs isnt 0" if GPU_JOBS in constraint else ""
+            with self._asked("schedd", queue.name):
+                any_fresh = queue.schedd.query(
+                    f"JobStatus == {IDLE} && QDate >= {since}{gpus_only}",
+                    projection=["ClusterId"],
+                    limit=1,
+                )
+            if not any_fresh:
+                continue
+            new = f"JobStatus == {IDLE} && QDate >= {since} && {constraint}"
+            for ad in self._grouped(queue, new, [*self._attributes, "QDate"]):
+                found = group(ad, queue.name, self._owner_attribute)
+                if found and found.key in known:
+                    fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
+        return fresh
+
+    def _refusals(self, queue: Queue, groups: Sequence[Group], now: float) -> dict[str, Refusal]:
+        """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
+        if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
+            return {}
+        with self._asked("schedd", queue.name):
+            refused = queue.schedd.query(
+                f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
+                projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
+                limit=_MOST_REFUSED,
+            )
+        return refusals(refused, now)
+
+    def _waits_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, Waits]:
+        """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
+        first was submitted first, and where that one was evicted lately the last has waited longer. First ones go
+        first: the last one changes with every submission."""
+        by_name = {queue.name: queue for queue in queues}
+        idle = [(class_id, g) for class_id, groups in by_class.items() for g in groups if g.status == IDLE]
+        wanted = dict.fromkeys([*((g.schedd, g.first) for _, g in idle), *((g.schedd, g.last) for _, g in idle)])
+        unknown = (key for key in wanted if key not in self._waits and key[0] in by_name)
+        for schedd, job_id in islice(unknown, _LOOKED_UP_PER_LOOK):
+            waits = self._waiting(by_name[schedd], job_id)
+            if waits is not None:
+                self._waits[schedd, job_id] = waits
+        found: dict[str, Waits] = {}
+        for class_id, each in idle:
+            for job_id in (each.first, each.last):
+                waits = self._waits.get((each.schedd, job_id), Waits(now, now))
+                found[class_id] = waits.earlier(found.get(class_id, waits))
+        return found
+
+    def _waiting(self, queue: Queue, job_id: str) -> Waits | None:
+        cluster, _, proc = job_id.partition(".")
+        if not (cluster.isdigit() and proc.isdigit()):
+            return None
+        with self._asked("schedd", queue.name):
+            ads = queue.schedd.query(
+                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(Waits.PROJECTION), limit=1
+            )
+        return Waits.of(ads[0], time.time()) if ads else None
+
+    # ---------------------------------------------------------------------------------------------------- verdicts
+
+    def _judged(self, jobs: JobClass, groups: list[Group], types: Sequence[DroneType], until: float) -> JobClass:
+        """A class with the types that its requirements refuse. What could not be judged ``until`` now is refused
+        for this once: the next look goes on where this one ended."""
+        if jobs.invalid:
+            return jobs
+        shape = groups[0].shape
+        refuses: dict[TypeKey, UnmetRequirement] = {}
+        ad: Ad | None = None
+        for kind in types:
+            if not numbers_fit(jobs, kind):
+                continue
+            judged_at = self._passing.get((shape, kind.key), math.inf)
+            if judged_at < time.monotonic() - _REJUDGED_S and time.monotonic() <= until:
+                del self._verdicts[shape, kind.key], self._passing[shape, kind.key]
+            if (shape, kind.key) not in self._verdicts:
+                if time.monotonic() > until:
+                    refuses[kind.key] = _NOT_YET
+                    continue
+                ad = ad or as_job(representative(groups))
+                slot = self._template(kind)
+                self._verdicts[shape, kind.key] = matching.misfit(ad, slot)
+                if passes(ad) or "time()" in source(slot, "Start"):
+                    self._passing[shape, kind.key] = time.monotonic()
+            verdict = self._verdicts[shape, kind.key]
+            if verdict is not None:
+                refuses[kind.key] = verdict
+        return replace(jobs, refuses=refuses) if refuses else jobs
+
+    def _template(self, kind: DroneType) -> Ad:
+        if kind.key not in self._templates:
+            received = self._received.get(kind.key)
+            got = received[1] if received else None
+            self._templates[kind.key] = matching.template(kind, got, self._drone_config)
+        return self._templates[kind.key]
+
+    def _forget(self, by_class: dict[str, list[Group]], types: Sequence[DroneType]) -> None:
+        """Drop what concerns classes, jobs and types that are gone or have changed."""
+        for kind in types:
+            if self._types.get(kind.key) != kind:
+                self._forget_type(kind.key)
+        self._types = {kind.key: kind for kind in types}
+        idle = [g for groups in by_class.values() for g in groups if g.status == IDLE]
+        told = {(g.schedd, job_id) for g in idle for job_id in (g.first, g.last)}
+        self._waits = {key: waits for key, waits in self._waits.items() if key in told}
+        shapes = {g.shape for groups in by_class.values() for g in groups}
+        self._verdicts = {
+            key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
+        }
+        self._passing = {key: at for key, at in self._passing.items() if key in self._verdicts}
+
+    def _forget_type(self, key: TypeKey) -> None:
+        self._templates.pop(key, None)
+        self._verdicts = {k: verdict for k, verdict in self._verdicts.items() if k[1] != key}
+        self._passing = {k: at for k, at in self._passing.items() if k[1] != key}
+
+
+def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
+    """Whether the plain numbers already fit: if not, everybody can see why without a verdict of ours."""
+    return (
+        bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
+        and jobs.gpu_milli <= kind.gpu_milli
+        and jobs.cpus <= kind.cpus
+        and jobs.memory_mib <= kind.memory_mib
+        and jobs.disk_mib <= kind.disk_mib
+        and (not kind.vram_mib or jobs.vram_mib <= kind.vram_mib)
+        and (not kind.capability or jobs.capability <= kind.capability)
+    )
+
+
+def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
+    """A few of them: each comes from a submit file, and there may be thousands of the same."""
+    found = (line for class_id, groups in sorted(by_class.items()) for line in doubts(class_id, representative(groups)))
+    return list(islice(found, _MOST_DOUBTS))
+
+
+def limits_of(by_class: dict[str, list[Group]], answers: Mapping[str, LastAnswer]) -> dict[str, tuple[int, str]]:
+    """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
+    schedd runs as many jobs as it may. ``answers``: by schedd."""
+    idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
+    found: dict[str, tuple[int, str]] = {}
+    reached = used_up(*(answer.refusals for answer in answers.values()))
+    left = {name: answer.slack for name, answer in answers.items()}
+    for class_id, g in idle:
+        limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)
+        known, why = found.get(class_id, (0, ""))
+        if limits in reached:
+            found[class_id] = known + g.count, f"concurrency limit {limits} is used up"
+        elif more is not None:
+            left[g.schedd] = max(0, more - g.count)
+            if g.count > more:
+                why = why or f"schedd {printable(g.schedd, 80)} has reached its MAX_JOBS_RUNNING"
+                found[class_id] = known + g.count - more, why
+    return found
+
+
+def behind(jobs: JobClass, count: int, limit: str) -> JobClass:
+    """Return a class of which so many waiting jobs are behind a limit. Fresh ones are not judged yet."""
+    return replace(jobs, limited=min(jobs.waiting, count), limit=limit) if jobs.waiting else jobs

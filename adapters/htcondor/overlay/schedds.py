@@ -1,0 +1,330 @@
+"""The schedds of a pool: which of them answer, and the last answer of those that do not.
+
+Lives in the child process that looks at the pool. The bindings wait 20 s for a schedd that accepts connections and does
+not answer, and nothing shortens that. So each schedd is first asked by a process of its own, which can be ended. What
+must outlive the end of the child itself, at the deadline of a look, is kept in a directory.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from hashlib import blake2s
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from adapters.htcondor.overlay.classes import Group
+from adapters.htcondor.overlay.work import TOLD_S, Work
+from adapters.shared.htcondor import clock
+from adapters.shared.htcondor.ads import Ad, moment, number
+from adapters.shared.htcondor.limits import Refusal
+from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError, UnavailableError
+from provisioner.model import Slot
+
+ANSWER_S = 3.0
+"""Longest wait for the answer of a schedd to a trivial question."""
+AGAIN_S, HUNG_AGAIN_S = 30.0, 300.0
+"""A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
+second."""
+_MOST_NOTICES = 10
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """One schedd: where it is, and how far its clock is ahead of the collector's."""
+
+    name: str
+    schedd: Any
+    ahead_s: float
+    slack: int | None = None
+    """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
+
+    def ask(self) -> None:
+        """Ask for nothing. Raises what the bindings raise."""
+        self.schedd.query("ClusterId == 0 && ProcId == 0", projection=["ClusterId"], limit=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """Keep the last answer of a schedd."""
+
+    taken_at: float
+    groups: tuple[Group, ...]
+    work: Work
+    slack: int | None = None
+    """Number of further jobs that it might run (MAX_JOBS_RUNNING); None where it did not say."""
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """Newest refusal of a waiting job by its concurrency limits."""
+
+    def work_now(self, slots: Sequence[Slot], now: float) -> Work:
+        """Return its work that may still go on in ``slots``, and its recent ends."""
+        busy = {slot.drone_id for slot in slots if slot.jobs}
+        return Work(
+            tuple(run for run in self.work.runs if run.drone_id in busy),
+            tuple(each for each in self.work.evictions if each.at >= now - TOLD_S),
+            tuple(each for each in self.work.mishaps if each.at >= now - TOLD_S),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A schedd that does not answer."""
+
+    since: float
+    tried_at: float
+    why: str
+    hung: int = 0
+    """Questions in a row that it accepted and did not answer in time."""
+
+
+@dataclass(slots=True)
+class Schedds:
+    """Keep what is known of schedds beyond the end of the child. ``directory``: private; None: nothing is kept."""
+
+    memory_s: float
+    directory: Path | None = None
+    answered: set[str] = field(default_factory=set)
+    """Schedds that have ever answered."""
+    silent: dict[str, Silence] = field(default_factory=dict)
+    last: dict[str, LastAnswer] = field(default_factory=dict)
+    errors: dict[str, AdapterError] = field(default_factory=dict)
+    """Newest errors of silent ones, of this process."""
+    _written: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Go on where the process before this one was ended, which may have been while it asked a schedd."""
+        if self.directory is None:
+            return
+        with suppress(OSError):
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+        self.answered, self.silent = self._read("known") or (set(), {})
+        for name in self.answered:
+            if (kept := self._read(_file(name))) is not None:
+                self.last[name] = replace(kept, taken_at=self._taken_at(name, kept.taken_at))
+        whom, name = asked(self.directory)
+        if whom == "schedd":
+            self.failed(name, UnavailableError("no answer before the deadline of a look"), time.time(), hung=True)
+            self.save()
+        self.asking("")
+
+    # ---------------------------------------------------------------------------------------------------- asking
+
+    def asking(self, whom: str, name: str = "") -> None:
+        """Note who is asked now, by which this process may be kept waiting until it is ended."""
+        if self.directory is not None:
+            with suppress(OSError):
+                (self.directory / "asking").write_text(f"{whom} {name}" if whom else "", encoding="utf-8")
+
+    def due(self, queues: Sequence[Queue], now: float) -> list[Queue]:
+        """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
+        found = [queue for queue in queues if queue.name not in self.silent]
+        return [q for q in queues if q in found or now >= self._again_at(q.name)] if found else list(queues)
+
+    def _again_at(self, name: str) -> float:
+        silence = self.silent[name]
+        doubled = AGAIN_S * 2.0 ** min(max(0, silence.hung - 1), 10)
+        # a clock that was set back must not silence it for long
+        return min(silence.tried_at, time.time()) + min(doubled, HUNG_AGAIN_S)
+
+    def try_out(self, queues: Sequence[Queue], told: Callable[[Queue], Any], wait_s: float) -> None:
+        """Ask each of the schedds for nothing. ``told``: a context in which the bindings' errors become ours."""
+        now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
+        for queue in queues:
+            if results[queue.name]:
+                self._answers(queue.name)
+            elif results[queue.name] is None:
+                self.failed(queue.name, UnavailableError(f"no answer within {wait_s:g} s"), now, hung=True)
+            else:  # at once: this process may ask for the reason
+                try:
+                    with told(queue):
+                        queue.ask()
+                    self._answers(queue.name)
+                except AdapterError as error:
+                    self.failed(queue.name, error, now)
+
+    # --------------------------------------------------------------------------------------------------- answers
+
+    def failed(self, name: str, error: AdapterError, now: float, *, hung: bool = False, unlisted: bool = False) -> None:
+        """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
+        known, last = self.silent.get(name), self.last.get(name)
+        since = known.since if known else last.taken_at if last else now
+        tries = (known.hung if known else 0) + 1 if hung else 0
+        self.silent[name], self.errors[name] = Silence(since, 0.0 if unlisted else now, str(error), tries), error
+
+    def _answers(self, name: str) -> None:
+        self.silent.pop(name, None)
+        self.errors.pop(name, None)
+        self.answered.add(name)
+
+    def heard(self, name: str, answer: LastAnswer) -> None:
+        """Note a whole answer."""
+        self._answers(name)
+        self.last[name] = answer
+
+    def forget(self, name: str) -> None:
+        """Forget a schedd that has gone."""
+        for known in (self.silent, self.last, self.errors):
+            known.pop(name, None)
+        self.answered.discard(name)
+        self._remove(name)
+
+    def kept(self, now: float) -> Mapping[str, LastAnswer]:
+        """Return the last answers of silent schedds, for as long as they count."""
+        for name in self.silent.keys() & self.last.keys():
+            if now - self.last[name].taken_at > self.memory_s:
+                del self.last[name]
+                self._remove(name)
+        return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
+
+    def error(self) -> AdapterError:
+        """Return the error of a look for which no schedd answers; it names them."""
+        told = "; ".join(f"schedd {printable(name, 80)}: {each.why}" for name, each in islice(self.silent.items(), 5))
+        first = next(iter(self.errors.values()), UnavailableError(""))
+        return type(first)(told, first.kind)
+
+    def notices(self, named: Sequence[str], now: float) -> list[str]:
+        """Return a line for each silent schedd. ``named``: those of the configuration."""
+        found = [self._notice(name, each, name in named, now) for name, each in sorted(self.silent.items())]
+        return found[:_MOST_NOTICES]
+
+    def _notice(self, name: str, silence: Silence, named: bool, now: float) -> str:
+        shown, why, age = printable(name, 80), printable(silence.why, 160), _age(now - silence.since)
+        if name not in self.answered and not named:
+            return (
+                f"schedd {shown} has never answered and is left out ({why}): name the schedds that count under"
+                " `schedds`, or let our identity READ there"
+            )
+        if name in self.last:
+            return f"schedd {shown} does not answer ({why}): its jobs count as they were {age} ago"
+        return f"schedd {shown} has not answered for {age} ({why}): its jobs are left out"
+
+    def unheard(self, named: Sequence[str]) -> tuple[str, ...]:
+        """Return the silent schedds whose jobs should count."""
+        return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
+
+    # ------------------------------------------------------------------------------------------ over our own end
+
+    def save(self) -> None:
+        """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
+        if self.directory is None:
+            return
+        self._write("known", (self.answered, self.silent))
+        for name, answer in self.last.items() if len(self.last) > 1 or self.silent else ():
+            self._write(_file(name), replace(answer, taken_at=0.0))
+            with suppress(OSError):
+                os.utime(self.directory / _file(name), (answer.taken_at, answer.taken_at))
+
+    def _remove(self, name: str) -> None:
+        self._written.pop(_file(name), None)
+        if self.directory is not None:
+            (self.directory / _file(name)).unlink(missing_ok=True)
+
+    def _write(self, file: str, value: object) -> None:
+        assert self.directory is not None
+        body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if self._written.get(file) == (digest := blake2s(body).digest()):
+            return
+        with suppress(OSError):
+            fresh = self.directory / f"{file}.new"
+            fresh.write_bytes(body)
+            fresh.replace(self.directory / file)
+            self._written[file] = digest
+
+    def _read(self, file: str) -> Any:
+        assert self.directory is not None
+        try:
+            return pickle.loads((self.directory / file).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):  # none was written
+            return None
+
+    def _taken_at(self, name: str, otherwise: float) -> float:
+        assert self.directory is not None
+        try:
+            return (self.directory / _file(name)).stat().st_mtime
+        except OSError:
+            return otherwise
+
+
+def asked(directory: Path) -> tuple[str, str]:
+    """Return who is being asked, or was when the process that looks was ended: ``collector`` or ``schedd``, and its
+    name; empty if nobody."""
+    try:
+        whom, _, name = (directory / "asking").read_text(encoding="utf-8").partition(" ")
+    except (OSError, UnicodeDecodeError):
+        return "", ""
+    return whom, name
+
+
+def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
+    """Call each in a process of its own, all at once: whether it returned, or None if it did not within ``wait_s``.
+    OSError if there can be no more processes."""
+    running: dict[int, str] = {}
+    found: dict[str, bool | None] = dict.fromkeys(asks)
+    try:
+        for name, ask in asks.items():
+            running[_started(ask)] = name
+        limit = time.monotonic() + wait_s
+        while running and time.monotonic() < limit:
+            for pid in list(running):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    found[running.pop(pid)] = status == 0
+            if running:
+                time.sleep(_POLL_S)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return found
+
+
+def _started(ask: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        ask()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _file(name: str) -> str:
+    return f"answer-{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
+
+
+def _age(age_s: float) -> str:
+    minutes = int(age_s // 60)
+    return f"{minutes} min" if minutes else "less than a minute"
+
+
+@contextmanager
+def noted(schedds: Schedds, whom: str, name: str) -> Iterator[None]:
+    """Note for the time of the context who is asked."""
+    schedds.asking(whom, name)
+    try:
+        yield
+    finally:
+        schedds.asking("")
+
+
+def slack(ad: Ad) -> int | None:
+    """Return how many more jobs a schedd may run, by its own ad; None where it does not say."""
+    most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
+    return None if most is None or runs is None else max(0, int(most - runs))
+
+
+def ahead(ad: Ad) -> float:
+    """Return by how many seconds the clock of the daemon that sent an ad is ahead of the collector's."""
+    theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
+    ahead = theirs - heard if theirs and heard else 0.0
+    return ahead if abs(ahead) > clock.SAME_S else 0.0

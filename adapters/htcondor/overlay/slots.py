@@ -1,0 +1,296 @@
+"""Slots of our drones out of startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import classad2
+
+from adapters.shared.htcondor.ads import Ad, as_number, expression, moment, source, text, value, whole
+from adapters.shared.printing import printable
+from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
+from provisioner.sharing import MOST_SHARES, share_milli
+
+OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
+"""A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
+_TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs_DeviceName", "RemoteOwner")
+_LONGEST = 1000
+"""Characters of a text in a slot ad: a look with a hundred forged ads of a megabyte each takes too long."""
+
+PROJECTION = [
+    "Name",
+    "DroneId",
+    "SiteName",
+    "DroneType",
+    "SlotType",
+    "SlotID",
+    "State",
+    "Activity",
+    "ChildState",
+    "NumDynamicSlots",
+    "NumDynamicSlotsTime",
+    "Cpus",
+    "Memory",
+    "Disk",
+    "GPUs",
+    "LastHeardFrom",
+    "MyCurrentTime",
+    "JobStarts",
+    "EnteredCurrentState",
+    "Start",
+    "DroneReady",
+    "DroneHealthy",
+    "Draining",
+    "DroneDraining",
+    "DroneRetiresAt",
+    "DaemonStartTime",
+    "GPUs_DeviceName",
+    "GPUs_GlobalMemoryMb",
+    "GPUs_Capability",
+    "TotalSlotGPUs",
+    "DroneShares",
+    "AuthenticatedIdentity",
+    "RemoteOwner",
+    "ChildRemoteOwner",
+]
+
+DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+def ours(identities: str = "") -> str:
+    """Return the constraint for slots of drones. Ads that another drone's identity has sent, and ads with huge texts,
+    stay in the collector. ``identities``: as for ``sightings``."""
+    short = " && ".join(f"(size({name}) <= {_LONGEST}) isnt false" for name in _TEXTS)
+    return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
+
+
+def forged(identities: str) -> str:
+    """Return the expression that is true of an ad with the id of one drone and the sender of another."""
+    before, _, after = identities.partition("{drone}")
+    of_a_drone = f"{before}[a-z0-9][a-z0-9-]*{after}".replace(".", "[.]")
+    return (
+        f'AuthenticatedIdentity isnt strcat("{before}", DroneId, "{after}")'
+        f' && regexp("^{of_a_drone}$", AuthenticatedIdentity) is true'
+    )
+
+
+_CLAIMED = frozenset({"claimed", "matched", "preempting"})
+_MOST_NOTICES = 20
+_MOST_SLOTS = 1000
+"""Of one drone: no node has more GPUs, and sums stay sensible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One slot ad that is ours: the slot, and of which drone type it says that it is."""
+
+    slot: Slot
+    type: TypeKey
+    started: float
+    """When its startd started, by its own clock: tells two startds with one drone id apart."""
+    slot_id: int
+    device_milli: int
+    ad_name: str = field(repr=False)
+    users: frozenset[str] = frozenset()
+    """Owners of the claims that it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sightings:
+    slots: tuple[Slot, ...]
+    types: tuple[tuple[DroneId, TypeKey, str], ...]
+    """Drone, its type and the name of its (first) slot."""
+    notices: tuple[str, ...]
+    device_milli: Mapping[DroneId, int]
+    """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
+    users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
+    """Owners of the claims that the slots of a drone show."""
+    remarks: tuple[str, ...] = ()
+    """Lines that need no operator."""
+
+
+def sightings(
+    ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float], identities: str = ""
+) -> Sightings:
+    """One slot per drone of this controller, and a line for each ad that makes no sense.
+
+    ``to_our_clock`` turns a time of the collector's clock into one of ours. ``identities``: the identity that each
+    drone has, with ``{drone}`` for its id. An ad that another drone's identity has sent is left out. (One that none of
+    them has sent is of a drone whose token does not have its id.)
+    """
+    found: dict[DroneId, list[Sighting]] = {}
+    notices: list[str] = []
+    strangers = 0
+    for ad in ads:
+        drone_id = value(ad, "DroneId")
+        if not isinstance(drone_id, str) or not DRONE_ID.fullmatch(drone_id):
+            shown = printable(drone_id if isinstance(drone_id, str) else source(ad, "DroneId"), 60)
+            notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: {shown!r} is not a drone id")
+        elif not drone_id.startswith(f"{controller}-"):
+            strangers += 1
+        elif sender := _other_drone(ad, drone_id, identities):
+            notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: drone {sender} sent it, not {drone_id}")
+        else:
+            found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
+    slots, types, device_milli, users = [], [], {}, {}
+    for drone_id, seen in sorted(found.items()):
+        newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
+        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MOST_SLOTS]
+        if len(same) < len(seen):
+            notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
+        slots.append(_together(same))
+        types.append((drone_id, same[0].type, same[0].ad_name))
+        device_milli[drone_id] = same[0].device_milli
+        users[drone_id] = frozenset[str]().union(*(each.users for each in same))
+    if len(notices) > _MOST_NOTICES:
+        notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
+    remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
+    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
+
+
+_SAME_CLOCK_S = 60.0
+"""Clocks that are less than about half of this apart are taken for the same."""
+
+
+def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
+    """Return the id of the other drone whose identity has sent an ad (as the collector says); empty if none has."""
+    before, _, after = identities.partition("{drone}")
+    sender = text(ad, "AuthenticatedIdentity", 300)
+    if not identities or not (sender.startswith(before) and sender.endswith(after)):
+        return ""
+    found = sender[len(before) : len(sender) - len(after)]
+    return found if found != drone_id and DRONE_ID.fullmatch(found) else ""
+
+
+def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
+    heard = moment(ad, "LastHeardFrom")
+    heard_at = to_our_clock(heard) if heard > 0 else 0.0
+    jobs = _claims(ad)
+    state = _state(ad, jobs)
+    # of the startd's own clock only differences are used
+    idle_s = max(0.0, (moment(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
+    capability = as_number(value(ad, "GPUs_Capability")) or 0
+    slot = Slot(
+        drone_id=drone_id,
+        state=state,
+        heard_at=heard_at,
+        free_gpu_milli=_free_gpu_milli(ad),
+        free_cpus=whole(ad, "Cpus"),
+        free_memory_mib=whole(ad, "Memory"),
+        free_disk_mib=whole(ad, "Disk") // 1024,
+        jobs=jobs,
+        jobs_started=whole(ad, "JobStarts"),
+        idle_since=max(0.0, heard_at - idle_s) if jobs == 0 and heard_at else 0.0,
+        retires_at=_retires_at(ad, heard_at),
+        name=text(ad, "Name"),
+        gpu_model=text(ad, "GPUs_DeviceName", 80),
+        vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
+        capability=round(capability * 10) if 0 < capability < 100 else 0,
+    )
+    return Sighting(
+        slot=slot,
+        type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
+        started=moment(ad, "DaemonStartTime"),
+        slot_id=whole(ad, "SlotID"),
+        device_milli=_device_milli(ad),
+        ad_name=text(ad, "Name", 600),
+        users=_users(ad),
+    )
+
+
+def _users(ad: Ad) -> frozenset[str]:
+    """Return the users whose claims a slot shows, without their domains: as ``Owner`` of a job has them."""
+    children = value(ad, "ChildRemoteOwner")
+    named = [value(ad, "RemoteOwner"), *(children[:_MOST_SLOTS] if isinstance(children, list) else ())]
+    users = {printable(each.partition("@")[0], 80) for each in named if isinstance(each, str)}
+    return frozenset(users - {""})
+
+
+def _retires_at(ad: Ad, heard_at: float) -> float:
+    """Return when the startd takes no more jobs, on our clock, in whole minutes of difference between the clocks: ads
+    are under way for seconds, and a time that changes with each of them would be news of each drone at each look."""
+    retires_at, told_at = float(whole(ad, "DroneRetiresAt")), moment(ad, "MyCurrentTime")
+    if not (retires_at and told_at and heard_at):
+        return retires_at
+    off_s = round((heard_at - told_at) / _SAME_CLOCK_S) * _SAME_CLOCK_S
+    return max(0.0, retires_at + off_s)
+
+
+def _device_milli(ad: Ad) -> int:
+    return share_milli(min(max(1, whole(ad, "DroneShares")), MOST_SHARES))
+
+
+def _free_gpu_milli(ad: Ad) -> int:
+    """All of its GPUs, less the shares that jobs have: what rounding leaves of a GPU is nobody's."""
+    each, free = _device_milli(ad), whole(ad, "GPUs")
+    if each == WHOLE_GPU:
+        return free * WHOLE_GPU
+    there = max(free, whole(ad, "TotalSlotGPUs"))
+    return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
+
+
+def _idle_from(ad: Ad, heard: float) -> float:
+    """Since when, by the startd's clock, nothing is carved from the slot."""
+    name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    return moment(ad, name) or moment(ad, "EnteredCurrentState") or moment(ad, "MyCurrentTime") or heard
+
+
+def _claims(ad: Ad) -> int:
+    """Claims in the slot. Claimed and idle is claimed: its job may be on the way."""
+    if value(ad, "SlotType") != "Partitionable":
+        return int(str(value(ad, "State")).lower() in _CLAIMED)
+    children = value(ad, "ChildState")
+    claimed = 0
+    if isinstance(children, list):
+        claimed = sum(isinstance(state, str) and state.lower() in _CLAIMED for state in children)
+    return max(claimed, min(whole(ad, "NumDynamicSlots"), 10_000))
+
+
+def _state(ad: Ad, jobs: int) -> SlotState:
+    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
+    if ordered or state == "drained" or activity == "retiring":
+        return SlotState.DRAINING
+    if jobs:
+        return SlotState.BUSY
+    refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False or _never_starts(ad)
+    return SlotState.CHECKING if refuses or state == "owner" else SlotState.IDLE
+
+
+def _never_starts(ad: Ad) -> bool:
+    """Whether START is false whatever the job."""
+    tree = expression(source(ad, "Start")) if source(ad, "Start") else None
+    if tree is None:
+        return False
+    asks_the_job = any(str(name).lower().startswith("target.") for name in classad2.ClassAd().externalRefs(tree))
+    return not asks_the_job and value(ad, "Start") is False
+
+
+def _together(seen: list[Sighting]) -> Slot:
+    """The slots of one startd as one: a drone may offer a slot per GPU."""
+    first = seen[0].slot
+    if len(seen) == 1:
+        return first
+    slots = [s.slot for s in seen]
+    jobs = sum(s.jobs for s in slots)
+    states = {s.state for s in slots}
+    state = next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), SlotState.CHECKING)
+    return Slot(
+        drone_id=first.drone_id,
+        state=state,
+        heard_at=max(s.heard_at for s in slots),
+        free_gpu_milli=sum(s.free_gpu_milli for s in slots),
+        free_cpus=sum(s.free_cpus for s in slots),
+        free_memory_mib=sum(s.free_memory_mib for s in slots),
+        free_disk_mib=sum(s.free_disk_mib for s in slots),
+        jobs=jobs,
+        jobs_started=max(s.jobs_started for s in slots),
+        idle_since=0.0 if jobs else max(s.idle_since for s in slots),
+        retires_at=first.retires_at,
+        name=first.name,
+        gpu_model=first.gpu_model,
+        vram_mib=first.vram_mib,
+        capability=first.capability,
+    )

@@ -1,0 +1,263 @@
+"""Work at stake in our drones and what evictions have cost: runs of jobs in them, as the jobs' schedds have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import classad2
+
+from adapters.htcondor.overlay.classes import Request, request
+from adapters.htcondor.overlay.mishaps import HELD, HOLD_CODES, SHORT_S, cause_of_hold
+from adapters.htcondor.overlay.slots import DRONE_ID
+from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
+from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
+
+TOLD_S = 900.0
+"""An eviction is told for this long."""
+
+PROJECTION = [
+    "ClusterId",
+    "ProcId",
+    "JobStatus",
+    "LastJobStatus",
+    "RemoteHost",
+    "LastRemoteHost",
+    "JobCurrentStartDate",
+    "JobCurrentStartExecutingDate",
+    "JobLastStartDate",
+    "LastVacateTime",
+    "JobDisconnectedDate",
+    "LastJobLeaseRenewal",
+    "LastCkptTime",
+    "TransferOutStarted",
+    "TransferOutFinished",
+    "LastHoldReasonCode",
+    "RequestGPUs",
+    "GPUsProvisioned",
+    "RequestCpus",
+    "CpusProvisioned",
+    "GpuMilli",
+    "Owner",
+    "HoldReasonCode",
+    "HoldReasonSubCode",
+    "EnteredCurrentStatus",
+    "RequestMemory",
+    "MemoryUsage",
+    "ResidentSetSize",
+    "ImageSize",
+    "DiskUsage",
+]
+"""The last four are what requests that were left to the schedd refer to."""
+
+NOTHING_ASKED = Request()
+IDLE = 1
+RUNS = frozenset({2, 6, 7})
+"""JobStatus of a job in a slot: running, transferring output, suspended."""
+
+_HOST = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
+"""``slot1_1@<drone id>@<host>``."""
+_LONGEST = 300
+_IDS_TOLD = 100
+_MOST = 4096
+"""GPUs or CPUs of one job: no node has more, and sums stay sensible."""
+
+
+def constraint(controller: str, since: float) -> str:
+    """Put to the jobs: those that run in a drone of ours, left one after ``since`` (by the schedd's clock), or have
+    been held in one since then for a reason that may be the drone's."""
+    ours = classad2.quote(f"@{controller}-")
+    runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
+    left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
+    codes = ",".join(map(str, HOLD_CODES))
+    held = (
+        f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {int(since)} && "
+        f"regexp({ours}, LastRemoteHost)"
+    )
+    return f"({runs}) || ({left}) || ({held})"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job that runs in a drone."""
+
+    drone_id: DroneId
+    gpu_milli: int
+    since: float
+    """Its start there or its last checkpoint, by our clock: what was done after it is at stake."""
+    begun_at: float = 0.0
+    """Its start there, by our clock."""
+    owner: str = ""
+    asks: Request = NOTHING_ASKED
+    job_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    runs: tuple[Run, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    mishaps: tuple[JobFailure, ...] = ()
+
+    def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
+        """Slots with the work that is at stake in them, whose it is, and since when it goes on."""
+        runs: dict[DroneId, list[Run]] = {}
+        for run in self.runs:
+            runs.setdefault(run.drone_id, []).append(run)
+        return tuple(_at_work(slot, runs[slot.drone_id]) if slot.drone_id in runs else slot for slot in slots)
+
+
+def _at_work(slot: Slot, runs: list[Run]) -> Slot:
+    total = sum(run.gpu_milli for run in runs)
+    owners = {run.owner for run in runs}
+    asks = runs[0].asks if len(runs) == 1 else NOTHING_ASKED
+    return replace(
+        slot,
+        work_gpu_milli=total,
+        work_at=sum(run.gpu_milli * run.since for run in runs) / total,
+        owner=owners.pop() if len(owners) == 1 else "",
+        begun_at=min(run.begun_at for run in runs),
+        job_gpu_milli=asks.gpu_milli,
+        job_cpus=asks.cpus,
+        job_memory_mib=asks.memory_mib,
+        job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_IDS_TOLD]),
+    )
+
+
+def together(parts: Iterable[Work]) -> Work:
+    """The work of several schedds."""
+    each = list(parts)
+    evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
+    mishaps = tuple(mishap for part in each for mishap in part.mishaps)
+    return Work(tuple(run for part in each for run in part.runs), tuple(evictions), mishaps)
+
+
+def work(
+    ads: Iterable[Ad],
+    controller: str,
+    now: float,
+    to_our_clock: Callable[[float], float],
+    device_milli: Mapping[DroneId, int],
+) -> Work:
+    """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock.
+    ``device_milli``: what a GPU that a drone gives to a job is of a real one, as far as known."""
+    runs: list[Run] = []
+    evictions: list[Eviction] = []
+    mishaps: list[JobFailure] = []
+    for ad in ads:
+        if found := _mishap(ad, controller, to_our_clock):
+            mishaps.append(found)
+        if whole(ad, "JobStatus") in RUNS and (drone_id := drone_named(ad, "RemoteHost", controller)):
+            began = _began(ad)
+            since, begun_at = (
+                min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
+            )
+            milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
+            runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
+        if evicted := _eviction(ad, controller, to_our_clock, device_milli):
+            evictions.append(evicted)
+    return Work(tuple(runs), tuple(evictions), tuple(mishaps))
+
+
+def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
+    """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
+    drone_id = drone_named(ad, "LastRemoteHost", controller)
+    cause, at = cause_of_hold(ad), moment(ad, "EnteredCurrentStatus")
+    if drone_id is not None and not cause and whole(ad, "JobStatus") == IDLE and (began := _last_run(ad)):
+        at = moment(ad, "LastVacateTime")
+        ran_s = at - began[0]
+        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_S else ""
+    if drone_id is None or not cause:
+        return None
+    return JobFailure(drone_id, _job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
+
+
+def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
+    """The drone of this controller in whose slot a job runs or ran, by the attribute that names the slot."""
+    found = value(ad, name)
+    parts = _HOST.fullmatch(found[:_LONGEST]) if isinstance(found, str) else None
+    if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
+        return DroneId(parts[1])
+    return None
+
+
+def _job_id(ad: Ad) -> str:
+    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
+
+
+def _milli(ad: Ad, device_milli: int | None) -> int:
+    """GPUs that a job holds, in thousandths: whole ones, or a share. Of one without, CPUs. In a drone that is not known
+    any more it is taken to have held what it asked for."""
+    gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
+    if not gpus:
+        return (_amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+    share = number(ad, "GpuMilli")
+    if device_milli is None and gpus == 1 and share is not None and 1 <= share <= WHOLE_GPU:
+        return int(share)
+    return gpus * (device_milli or WHOLE_GPU)
+
+
+def _amount(ad: Ad, given: str, asked: str) -> int:
+    return min(whole(ad, given) or whole(ad, asked), _MOST)
+
+
+def _began(ad: Ad) -> float:
+    """When the run that goes on now began, by the schedd's clock; 0 while its input is still on the way."""
+    # after a restart the schedd keeps the old time until the new run has begun
+    began = moment(ad, "JobCurrentStartExecutingDate")
+    return began if began >= moment(ad, "JobCurrentStartDate") else 0.0
+
+
+def _saved(ad: Ad) -> float:
+    """When the job's files last went home, by the schedd's clock; 0 if they never did.
+
+    HTCondor sets LastCkptTime for its own checkpoints alone. A job that checkpoints itself, or whose files go home when
+    it is evicted, shows by its transfers; one that is still under way saves nothing, but the one before it did.
+    """
+    home = min(moment(ad, "TransferOutStarted"), moment(ad, "TransferOutFinished"))
+    return max(home, moment(ad, "LastCkptTime"))
+
+
+def _eviction(
+    ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
+) -> Eviction | None:
+    """The end of a job's last run, if that was in a drone of ours and neither the job's own nor its owner's wish."""
+    left = moment(ad, "LastVacateTime")
+    drone_id = drone_named(ad, "LastRemoteHost", controller)
+    if not left or drone_id is None:
+        return None
+    began = _last_run(ad)
+    if began is None:
+        return None
+    start, executing = began
+    end = _cut_off(ad, start, left)
+    saved = _saved(ad)
+    since = max(executing, saved if executing <= saved <= left else 0.0)
+    return Eviction(
+        drone_id=drone_id,
+        job_id=f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
+        at=to_our_clock(left),
+        gpu_milli=_milli(ad, device_milli.get(drone_id)),
+        lost_s=max(0.0, end - since) if executing else 0.0,
+    )
+
+
+def _last_run(ad: Ad) -> tuple[float, float] | None:
+    """When the run that an eviction ended was given its slot, and when it began to execute (0: never).
+
+    None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
+    """
+    status, executed = whole(ad, "JobStatus"), moment(ad, "JobCurrentStartExecutingDate")
+    if status == IDLE and whole(ad, "LastJobStatus") in RUNS:
+        start = moment(ad, "JobCurrentStartDate")
+        return start, executed if executed >= start else 0.0
+    # It runs again. Whether it was held in between is not to be told if it ever was: the slot's work must do then.
+    if status in RUNS and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
+        return start, executed if start <= executed < moment(ad, "JobCurrentStartDate") else start
+    return None
+
+
+def _cut_off(ad: Ad, start: float, left: float) -> float:
+    """When a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
+    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
+    return lost if start <= lost <= left and not lost < heard <= left else left

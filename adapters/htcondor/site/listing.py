@@ -1,0 +1,266 @@
+"""Our jobs' ads as drones: what the schedd says of each, in the seam's words."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from adapters.htcondor.site.hold_reasons import SPOOLING, hold_kind
+from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
+from adapters.shared.printing import printable
+from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
+
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
+"""JobStatus."""
+OUR_WORDS = "provisioner: "
+"""Begins the reason of each removal that we ask for."""
+PROJECTION = (
+    "ClusterId",
+    "ProcId",
+    "JobStatus",
+    "LastJobStatus",
+    "ServerTime",
+    "QDate",
+    "EnteredCurrentStatus",
+    "DroneId",
+    "DroneType",
+    "DroneGraceS",
+    "DroneInputs",
+    "User",
+    "NumJobStarts",
+    "JobCurrentStartDate",
+    "JobCurrentStartExecutingDate",
+    "NumShadowExceptions",
+    "RemoteHost",
+    "LastRemoteHost",
+    "LastVacateTime",
+    "VacateReason",
+    "VacateReasonCode",
+    "LastRejMatchReason",
+    "CompletionDate",
+    "ExitCode",
+    "ExitBySignal",
+    "ExitSignal",
+    "HoldReason",
+    "HoldReasonCode",
+    "HoldReasonSubCode",
+    "LastHoldReason",
+    "LastHoldReasonCode",
+    "LastHoldReasonSubCode",
+    "RemoveReason",
+)
+_SAME_CLOCK_S = 2.0
+_SLACK_S = 5.0
+_LONGEST_GRACE_S = 7 * 86400
+_REASON = 200
+_NODE_FAULTS = frozenset({1006, 1007, 1008, 1012})
+"""VacateReasonCode: claim not activated, starter error, no contact for a lease, startd exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All of ours that the schedd lists."""
+
+    drones: Mapping[DroneId, RemoteDrone]
+    inputs: frozenset[str] = frozenset()
+    """Digests of the files that jobs which have not ended take along."""
+    notices: tuple[str, ...] = field(default=())
+    abandoned: tuple[str, ...] = ()
+    """Ids of jobs that wait for files which nobody sends any more."""
+    users: frozenset[str] = frozenset()
+    """Whose jobs they are, as slots tell it."""
+
+
+def ours(controller: str, site: str) -> str:
+    """The constraint for all of ours, and nobody else's."""
+    return f"ProvisionerController == {json.dumps(controller)} && DroneSite == {json.dumps(site)}"
+
+
+def listing(
+    ads: Iterable[Ad],
+    controller: str,
+    noticed: Mapping[str, float] | None = None,
+    now: float | None = None,
+    carved: Mapping[str, frozenset[str]] | None = None,
+    files_limit_s: float = math.inf,
+) -> Listing:
+    """``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
+    ``carved``: by machine, the names of the slots in use there, read before the ads. ``files_limit_s``: a job that
+    waits for its files for longer never gets them."""
+    now = time.time() if now is None else now
+    drones: dict[DroneId, RemoteDrone] = {}
+    inputs: set[str] = set()
+    notices: list[str] = []
+    abandoned: list[str] = []
+    users: set[str] = set()
+    for ad in ads:
+        drone_id = DroneId(text(ad, "DroneId"))
+        if not drone_id.startswith(f"{controller}-"):
+            notices.append(f"job {job_id(ad)} carries our tag, and {drone_id or 'nothing'} as its drone id")
+            continue
+        drone = remote_drone(ad, drone_id, noticed or {}, now, carved or {})
+        users.add(text(ad, "User", 600))
+        if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
+            abandoned.append(drone.remote_id)
+            drone = replace(drone, state=RemoteState.ENDED, reason="", end=_never_came(ad, now, files_limit_s))
+        if drone.end is None:
+            inputs.add(text(ad, "DroneInputs"))
+        other = drones.get(drone_id)
+        if other is not None and other.end is None and drone.end is None:
+            notices.append(f"{drone_id} is in the queue twice, as {other.remote_id} and {drone.remote_id}")
+        if other is None or _rank(drone) > _rank(other):
+            drones[drone_id] = drone
+    return Listing(drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""}))
+
+
+def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
+    """Alive before ended, running before waiting; of the ended the latest."""
+    return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
+
+
+def job_id(ad: Ad) -> str:
+    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
+
+
+def is_spooling(ad: Ad) -> bool:
+    """Whether a job waits for its files."""
+    return whole(ad, "JobStatus") == HELD and whole(ad, "HoldReasonCode") == SPOOLING
+
+
+def has_started(ad: Ad) -> bool:
+    """Whether a job has begun its one life."""
+    return whole(ad, "NumJobStarts") > 0 or moment(ad, "JobCurrentStartExecutingDate") > 0
+
+
+def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) -> float:
+    """Until when a removed job may still run on its node, by our clock; 0 if it does not.
+
+    A removal during a vacate leaves the job in the queue, removed and with its host, until its lease is over: what runs
+    there is gone with the grace all the same, and before that if its machine has no such slot any more.
+    """
+    slot = text(ad, "RemoteHost")
+    if whole(ad, "JobStatus") != REMOVED or not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
+        return 0.0
+    grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
+    until = _Clock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _SLACK_S
+    return until if until > now else 0.0
+
+
+class _Clock:
+    """The schedd's times by our clock: a query's answer says what time it is there."""
+
+    def __init__(self, ad: Ad, now: float) -> None:
+        theirs = moment(ad, "ServerTime")
+        self._ahead_s = theirs - now if theirs and abs(theirs - now) > _SAME_CLOCK_S else 0.0
+
+    def ours(self, theirs: float) -> float:
+        return theirs - self._ahead_s if theirs else 0.0
+
+
+def remote_drone(
+    ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]] = {}
+) -> RemoteDrone:
+    """One job."""
+    clock = _Clock(ad, now)
+    slot = text(ad, "RemoteHost")
+    state, reason, end = _judged(ad, clock, now, carved)
+    host = slot or text(ad, "LastRemoteHost")
+    runs = state is RemoteState.RUNNING
+    started = moment(ad, "JobCurrentStartDate") if runs or has_started(ad) else 0.0
+    return RemoteDrone(
+        drone_id=drone_id,
+        state=state,
+        remote_id=job_id(ad),
+        type=text(ad, "DroneType"),
+        started_at=clock.ours(started),
+        reason=reason,
+        end=end,
+        node=host.rpartition("@")[2],
+        slot=host,
+        notice_at=noticed.get(slot, 0.0) if whole(ad, "JobStatus") == RUNNING else 0.0,  # of a removed one: our own
+    )
+
+
+def _judged(
+    ad: Ad, clock: _Clock, now: float, carved: Mapping[str, frozenset[str]]
+) -> tuple[RemoteState, str, RemoteEnd | None]:
+    match whole(ad, "JobStatus"):
+        case 1 if has_started(ad):
+            return RemoteState.ENDED, "", _evicted(ad, clock)
+        case 1:
+            rejected = text(ad, "LastRejMatchReason", _REASON).strip()
+            return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
+        case 2:
+            return RemoteState.RUNNING, "", None
+        case 6:
+            return RemoteState.RUNNING, "its files are brought back", None
+        case 3 if until := leaves_until(ad, now, carved):
+            return RemoteState.RUNNING, f"removed; gone within {round(until - now)} s", None
+        case 3:
+            return RemoteState.ENDED, "", _removed(ad, clock)
+        case 4:
+            return RemoteState.ENDED, "", _completed(ad, clock)
+        case 5 if is_spooling(ad):
+            return RemoteState.PENDING, "its files are being sent to the schedd", None
+        case 5:
+            return RemoteState.ENDED, "", _held(ad, "", clock)
+        case 7:
+            return RemoteState.UNKNOWN, "suspended by its node", None
+        case other:
+            return RemoteState.UNKNOWN, f"job status {other}", None
+
+
+# --------------------------------------------------------------------------------------------------------------- ends
+
+
+def _never_came(ad: Ad, now: float, limit_s: float) -> RemoteEnd:
+    at = _Clock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + limit_s
+    return RemoteEnd(EndKind.STOPPED, at, None, "its files never reached the schedd")
+
+
+def _evicted(ad: Ad, clock: _Clock) -> RemoteEnd:
+    """It is idle again, and it would have been its second life."""
+    vacated = moment(ad, "LastVacateTime")
+    at = clock.ours(vacated or moment(ad, "EnteredCurrentStatus"))
+    why, code = text(ad, "VacateReason", _REASON), whole(ad, "VacateReasonCode")
+    if code in _NODE_FAULTS or (not vacated and whole(ad, "NumShadowExceptions") > 0):
+        return RemoteEnd(EndKind.FAULT, at, None, why or "its node was lost", FaultKind.NODE)
+    return RemoteEnd(EndKind.PREEMPTED, at, None, why or "evicted from its slot")
+
+
+def _completed(ad: Ad, clock: _Clock) -> RemoteEnd:
+    at = clock.ours(moment(ad, "CompletionDate") or moment(ad, "EnteredCurrentStatus"))
+    if value(ad, "ExitBySignal") is True:
+        signal = whole(ad, "ExitSignal")
+        return RemoteEnd(EndKind.EXITED, at, 128 + signal, f"ended by signal {signal}")
+    code = number(ad, "ExitCode")
+    return RemoteEnd(EndKind.EXITED, at, None if code is None else int(code))
+
+
+def _held(ad: Ad, last: str, clock: _Clock) -> RemoteEnd:
+    """``last``: "Last" for a hold that is over."""
+    code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
+    why = printable(text(ad, f"{last}HoldReason", _REASON) or "without a reason", _REASON)
+    at = clock.ours(moment(ad, "EnteredCurrentStatus"))
+    return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", hold_kind(code, subcode))
+
+
+def _removed(ad: Ad, clock: _Clock) -> RemoteEnd:
+    """Taken out of the queue: by us, by its own policy after an eviction or a hold, or by somebody else."""
+    why = text(ad, "RemoveReason", _REASON)
+    at = clock.ours(moment(ad, "EnteredCurrentStatus"))
+    before = whole(ad, "LastJobStatus")
+    if before == IDLE and has_started(ad):
+        return _evicted(ad, clock)
+    if before == HELD and whole(ad, "LastHoldReasonCode") != SPOOLING:
+        return _held(ad, "Last", clock)
+    if why.startswith(OUR_WORDS):
+        return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_WORDS))
+    if before == HELD:
+        return RemoteEnd(EndKind.FAULT, at, None, "its files never reached the schedd", FaultKind.UNKNOWN)
+    if "SYSTEM_PERIODIC_REMOVE" in why:
+        return RemoteEnd(EndKind.FAULT, at, None, why, FaultKind.CONFIG)
+    return RemoteEnd(EndKind.PREEMPTED, at, None, why or "removed by somebody else")

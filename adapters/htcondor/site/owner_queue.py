@@ -1,0 +1,231 @@
+"""An owner's queue as values, made where its ads were read: waiting jobs in groups, running ones with what they hold.
+
+Ads are slow to carry and to look into: 5000 of them are a second. What cannot be told apart goes as one group with one
+ad as its sample. Apart go jobs that differ in anything that START or their own Requirements look at: these attributes
+are found by reading the expressions, and asked for by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import classad2
+
+from adapters.htcondor.site.matching import Amount, Host, start_of
+from adapters.shared.htcondor.ads import Ad, expression, moment, source, text, value, whole
+from adapters.shared.htcondor.limits import LIMITS_PROJECTION, refusals, used_up
+
+IDLE, RUNNING = 1, 2
+ELSEWHERE = (7, 9, 12)
+"""Universes of jobs that no machine of the pool runs: scheduler, grid, local."""
+JOB_PROJECTION = (
+    "ClusterId",
+    "ProcId",
+    "JobStatus",
+    "JobUniverse",
+    "QDate",
+    "User",
+    "Owner",
+    "AcctGroup",
+    "RemoteHost",
+    "RequestGPUs",
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "Requirements",
+    "RequireGPUs",
+    "GPUsProvisioned",
+    "CpusProvisioned",
+    "MemoryProvisioned",
+    "ServerTime",
+    *LIMITS_PROJECTION,
+    "DiskUsage",
+    "ImageSize",
+    "MemoryUsage",
+    "ResidentSetSize",
+)
+"""Asked of every queue. The last four are what requests are computed from where a job names none."""
+MOST_GROUPS = 1000
+"""Groups that are told apart, the oldest first."""
+_MOST_NAMES = 300
+_SAME_CLOCK_S = 2.0
+_JUDGED = (
+    "Requirements",
+    "RequireGPUs",
+    "RequestGPUs",
+    "RequestCpus",
+    "RequestMemory",
+    "RequestDisk",
+    "ConcurrencyLimits",
+)
+_OF_ONE_JOB = frozenset(
+    {
+        "clusterid",
+        "procid",
+        "globaljobid",
+        "jobstatus",
+        "lastjobstatus",
+        "qdate",
+        "enteredcurrentstatus",
+        "servertime",
+        "remotehost",
+        "diskusage",
+        "diskusage_raw",
+        "imagesize",
+        "imagesize_raw",
+        "memoryusage",
+        "residentsetsize",
+        "residentsetsize_raw",
+    }
+)
+"""Known to the sample, in small letters, and never what sets two jobs apart."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SCOPES = ("target", "my", "other", "self", "parent", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Waiting jobs of one user that no expression tells apart."""
+
+    who: str
+    user: str
+    size: Amount
+    """What one job asks for."""
+    alike: str
+    """The same for groups that differ by nothing but their user: what one can run on, the other can too."""
+    submitted: tuple[float, ...]
+    """When, by our clock, each job came into its queue; the oldest first."""
+    ids: tuple[str, ...]
+    """Of the first three."""
+    sample: Ad = field(repr=False, compare=False)
+    used_up: str = ""
+    """Concurrency limits of the jobs, where the negotiator has lately refused one for them; whatever room is made, none
+    of the jobs would start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """All that one queue of the owner's tells."""
+
+    groups: tuple[Group, ...] = ()
+    """The oldest first."""
+    running: tuple[tuple[str, Amount], ...] = ()
+    """The slot of each running job, and what it holds there."""
+    references: frozenset[str] = frozenset()
+    """Attributes, in small letters, that its jobs' expressions look at."""
+    left_out: int = 0
+    """Groups beyond ``MOST_GROUPS``."""
+
+
+def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> Queue:
+    """``names``: attributes beside ``JOB_PROJECTION`` that were asked for since an expression looks at them. ``now``:
+    when the ads were read. Jobs that are neither idle nor running, or run without a machine, count for nothing."""
+    now = time.time() if now is None else now
+    apart = sorted({*map(str.lower, (*_JUDGED, *names))} - _OF_ONE_JOB)
+    found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
+    running: list[tuple[str, Amount]] = []
+    job_ads = list(job_ads)
+    reached = used_up(refusals(job_ads, now))
+    for ad in job_ads:
+        if whole(ad, "JobUniverse") in ELSEWHERE:
+            continue
+        match whole(ad, "JobStatus"):
+            case 1:
+                user = text(ad, "User", 80)
+                who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
+                key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
+                found.setdefault(key, []).append((_submitted(ad, now), ad))
+            case 2:
+                running.append((text(ad, "RemoteHost", 600), _held(ad)))
+    oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
+    groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
+    references = frozenset(name for group in groups for name in _references(group.sample, apart))
+    return Queue(groups, tuple(running), references, len(oldest) - len(groups))
+
+
+def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> Group:
+    sample = members[0][1]
+    ids = tuple(f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}" for _, ad in members[:3])
+    alike = hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest()
+    limits = text(sample, "ConcurrencyLimits", 80)
+    return Group(
+        who=key[0],
+        user=key[1],
+        size=_size(sample),
+        alike=alike,
+        submitted=tuple(sorted(at for at, _ in members)),
+        ids=ids,
+        sample=sample,
+        used_up=limits if limits in reached else "",
+    )
+
+
+def _submitted(ad: Ad, now: float) -> float:
+    """By our clock: a query's answer says what time it is at its schedd."""
+    at, theirs = moment(ad, "QDate"), moment(ad, "ServerTime")
+    ahead_s = theirs - now if theirs and abs(theirs - now) > _SAME_CLOCK_S else 0.0
+    return at - ahead_s if at else 0.0
+
+
+def _size(ad: Ad) -> Amount:
+    """What one job asks for; disk in KiB rounded up to MiB."""
+    return Amount(
+        whole(ad, "RequestGPUs"),
+        max(1, whole(ad, "RequestCpus")),
+        whole(ad, "RequestMemory"),
+        -(-whole(ad, "RequestDisk") // 1024),
+    )
+
+
+def _held(ad: Ad) -> Amount:
+    """What it was given, which may be more than it asked for."""
+    asked = _size(ad)
+
+    def given(name: str, otherwise: int) -> int:
+        return whole(ad, name) if value(ad, name) is not None else otherwise
+
+    return Amount(
+        given("GPUsProvisioned", asked.gpus),
+        given("CpusProvisioned", asked.cpus),
+        given("MemoryProvisioned", asked.memory_mib),
+    )
+
+
+# --------------------------------------------------------------------------------------------- what expressions look at
+
+
+def wanted_by(hosts: Iterable[Host]) -> frozenset[str]:
+    """Attributes of jobs, in small letters, that the START of any place looks at."""
+    found: set[str] = set()
+    for host in hosts:
+        for place in host.places:
+            if parsed := expression(start_of(place)):
+                found.update(_bare(place.ad.externalRefs(parsed)))
+    return _some(found)
+
+
+def further(queue: Queue, names: Collection[str]) -> frozenset[str]:
+    """Attributes that the queue's jobs look at and that were not asked for."""
+    return queue.references - frozenset(map(str.lower, (*JOB_PROJECTION, *names)))
+
+
+def _references(job: Ad, names: Sequence[str]) -> Iterator[str]:
+    """Whatever the job's attributes of these names look at, in the job or (it does no harm) in the slot."""
+    for name in names:
+        if parsed := expression(source(job, name)):
+            yield from _some(_bare(classad2.ClassAd().externalRefs(parsed)))
+
+
+def _bare(references: Iterable[object]) -> Iterator[str]:
+    """``TARGET.Machine.Name`` is ``machine``."""
+    for each in references:
+        scope, _, rest = str(each).lower().partition(".")
+        yield rest.partition(".")[0] if scope in _SCOPES else scope
+
+
+def _some(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(sorted(name for name in names if _NAME.fullmatch(name))[:_MOST_NAMES])

@@ -1,0 +1,240 @@
+"""What an operator may set for an HTCondor site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from adapters.htcondor.site.owner import OwnerSettings
+from adapters.htcondor.site.tools_settings import ToolsSettings
+from adapters.shared.htcondor.expression import Expression
+from provisioner.config.models import mistake_at
+from provisioner.config.nearest import choices
+from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret
+from provisioner.model import WHOLE_GPU, DroneType
+
+_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
+_UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
+"""What `provisioner import` leaves where it does not know the value."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OUR_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+
+_THE_SHAPE = "it follows from the drone type: change `types`"
+_THE_DRONE = "it is the drone's own"
+_ONE_LIFE = "it keeps drones single-use"
+_THE_STATEMENT = "it is no submit command"
+_LISTED = "drones are listed by it"
+OURS = {
+    **dict.fromkeys(("request_cpus", "request_memory", "request_disk", "request_gpus"), _THE_SHAPE),
+    **dict.fromkeys(("requestcpus", "requestmemory", "requestdisk", "requestgpus"), _THE_SHAPE),
+    **dict.fromkeys(("gpus_minimum_memory", "gpusminmemory"), _THE_SHAPE),
+    **dict.fromkeys(("allowed_execute_duration", "allowedexecuteduration"), "it is the `walltime` of the drone type"),
+    **dict.fromkeys(("executable", "cmd", "arguments", "args", "input", "output", "error", "log"), _THE_DRONE),
+    **dict.fromkeys(("initialdir", "iwd", "remote_initialdir", "transfer_executable", "nice_user"), _THE_DRONE),
+    **dict.fromkeys(("transfer_input_files", "transfer_output_files", "transfer_output_remaps"), _THE_DRONE),
+    **dict.fromkeys(("should_transfer_files", "when_to_transfer_output", "stream_output", "stream_error"), _THE_DRONE),
+    **dict.fromkeys(("environment", "env", "getenv"), "write variables under `env`"),
+    **dict.fromkeys(("job_lease_duration", "jobleaseduration"), "set `lease`"),
+    **dict.fromkeys(("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "set `timeouts.grace`"),
+    **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "a drone leaves when it is told"),
+    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "set `keep_ended`"),
+    **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _ONE_LIFE),
+    **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _ONE_LIFE),
+    **dict.fromkeys(("max_retries", "retry_until", "success_exit_code", "numjobstarts"), _ONE_LIFE),
+    **dict.fromkeys(("on_exit_remove", "onexitremove", "on_exit_hold", "onexithold", "hold"), _ONE_LIFE),
+    **dict.fromkeys(("checkpoint_exit_code", "want_graceful_removal", "wantgracefulremoval"), _ONE_LIFE),
+    **dict.fromkeys(("queue", "include", "use", "if", "elif", "else", "endif", "inputs", "outputs"), _THE_STATEMENT),
+    **dict.fromkeys(("provisionercontroller", "drone_id", "droneid", "dronetype", "dronesite"), _LISTED),
+    **dict.fromkeys(("dronegraces", "droneinputs", "jobstatus", "clusterid", "procid"), _LISTED),
+    "provisionerusesreserve": "`blocking` decides it",
+}
+"""Submit commands and job attributes, in small letters, that only the provisioner sets, and what to do instead."""
+
+
+_EXPRESSIONS = {"requirements", "require_gpus", "rank"}
+"""Submit commands whose value is a ClassAd expression, as that of every ``+Attribute`` is."""
+_ANY_EXPRESSION = TypeAdapter(Expression)
+
+
+def _filled_in(text: str) -> str:
+    if _UNFILLED.fullmatch(text):
+        raise ValueError(f"`{text[:80]}` is still to be filled in: write the value, or remove the line")
+    return text
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        _ANY_EXPRESSION.validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _of_a_slot(text: str) -> str:
+    if not _is_expression(text):
+        raise ValueError(f"`{text[:60]}` is not a ClassAd expression: write, say, `TARGET.Memory > 4096`")
+    return text
+
+
+def _instead(name: str) -> str:
+    """What could stand there, in quotes."""
+    match name.lower():
+        case "require_gpus":
+            return "`Capability >= 8.0`"
+        case "rank":
+            return "`TARGET.Memory`"
+        case "requirements":
+            return "`TARGET.Memory > 4096`"
+        case _:
+            return "`True`, or `'\"text\"'` for text"
+
+
+def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
+    seen: dict[str, str] = {}
+    for name, value in commands.items():
+        bare = re.sub(r"^(\+|my\.)", "", name.strip().lower())
+        if not _COMMAND.fullmatch(name):
+            raise mistake_at(name, f"`{name[:40]}` is not a submit command: write `rank`, or `+Attribute`")
+        if bare in OURS:
+            raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({OURS[bare]})")
+        if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
+            raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
+        # What holds a macro of submit files is known only when it is filled in.
+        if (bare != name.strip().lower() or bare in _EXPRESSIONS) and "$" not in value and not _is_expression(value):
+            message = f"`{value[:60]}` is not a ClassAd expression: write, say, {_instead(name)}"
+            raise mistake_at(name, message)
+        if bare in seen:
+            raise mistake_at(name, f"`{name}` and `{seen[bare]}` are the same: remove one of them")
+        seen[bare] = name
+    return commands
+
+
+def _plain_environment(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name) or not value.isprintable() or "$$" in value:
+            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
+        if _OUR_VARIABLES.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
+    return env
+
+
+FilledIn = Annotated[str, AfterValidator(_filled_in)]
+SlotExpression = Annotated[str, AfterValidator(_of_a_slot)]
+Commands = Annotated[dict[str, FilledIn], AfterValidator(_submit_commands)]
+
+
+class TypeOptions(BaseModel):
+    """What is special about submitting one drone type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    submit: Commands = Field(
+        default_factory=dict, description="Submit commands for this type; they take the place of those under `submit`."
+    )
+    requirements: SlotExpression | None = Field(
+        default=None,
+        description="Only slots for which this holds (`TARGET.` is the slot).",
+        examples=['TARGET.GpuClass == "a100"'],
+    )
+
+
+class HTCondorSiteConfig(BaseModel):
+    """Options of the ``htcondor`` site."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    collector: Addresses = Field(
+        description="Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
+        " other with commas between.",
+        examples=["condor.example.org:9618"],
+    )
+    schedd: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9@._-]{0,255}$",
+        description="Name of the schedd that drones are submitted to. Default: the only one that the collector lists.",
+        examples=["grid@submit1.example.org"],
+    )
+    transport: Literal["bindings", "tools"] = Field(
+        default="bindings",
+        description="How HTCondor is spoken to: by its Python `bindings`, or by its command-line `tools`.",
+    )
+    tools: ToolsSettings = Field(
+        default_factory=ToolsSettings, description="Where the tools are and how they are run, with `transport: tools`."
+    )
+    token: Secret | None = Field(
+        default=None, description="Token of the account that owns the drones' jobs: READ and WRITE at the schedd."
+    )
+    token_directory: ConfigPath | None = Field(
+        default=None,
+        description="Directory with tokens, instead of `token` or beside it (say, one for the owner's schedd).",
+    )
+    client_config: str = Field(default="", description="Lines to add to the controller's own HTCondor configuration.")
+    spool: bool = Field(
+        default=True,
+        description="Files are sent to the schedd and fetched back; `false`: it sees `work_directory` itself.",
+    )
+    work_directory: ConfigPath = Field(
+        description="Directory, on the controller's host, for what drones take along and what they leave: their log and"
+        " their outcome, in a directory each. Made if missing.",
+        examples=["var/topas"],
+        json_schema_extra={"places_drones": "shared"},
+    )
+    submit: Commands = Field(
+        default_factory=dict,
+        description="Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;"
+        " `requirements` and `require_gpus` are joined to those that follow from the type.",
+        examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}],
+    )
+    types: dict[str, TypeOptions] = Field(
+        default_factory=dict, description="What is special about a drone type, by its name."
+    )
+    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(
+        default_factory=dict, description="Environment variables added for each drone."
+    )
+    owner: OwnerSettings | None = Field(
+        default=None,
+        description="Whose jobs come first here, and where they wait. Without it the site's owner is not looked at.",
+        examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}],
+    )
+    slot_max_age: PositiveDuration = Field(
+        default=900.0,
+        description="A slot that was last heard from so long before the newest is dead, though the collector lists it.",
+    )
+    lease: Duration = Field(
+        default=60.0,
+        ge=20.0,
+        description="How long a drone outlives the contact between its schedd and its node, and a job that is removed"
+        " while the site vacates it stays in the queue.",
+    )
+    keep_ended: Duration = Field(
+        default=600.0,
+        ge=60.0,
+        description="How long an ended drone stays in the site's queue, to be listed with its end.",
+    )
+    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to HTCondor.")
+    submit_deadline: PositiveDuration = Field(default=45.0, description="Longest time for one submit, with its files.")
+
+    @model_validator(mode="after")
+    def _some_token(self) -> Self:
+        if self.token is None and self.token_directory is None and self.transport == "bindings":
+            raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
+        if self.transport == "bindings" and self.tools != ToolsSettings():
+            raise ValueError("`tools` is for another transport: write `transport: tools`")
+        if self.transport == "tools" and self.tools.ssh and (self.token or self.token_directory):
+            raise ValueError("`token` and `token_directory` stay here: over ssh the account there has its own tokens")
+        return self
+
+    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What does not go with the site's drone types: path in the site file, and message."""
+        for kind in types:
+            if kind.gpu_milli % WHOLE_GPU:
+                message = "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"
+                yield ("types", kind.name, "gpus"), message
+        names = [kind.name for kind in types]
+        for name in self.types:
+            if name not in names:
+                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+                yield ("options", "types", name), message

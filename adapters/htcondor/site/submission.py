@@ -1,0 +1,258 @@
+"""Orders for drones as submit descriptions: one for all drones that differ by nothing but their id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.hold_reasons import SPOOLING
+from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.shared.printing import printable
+from provisioner import drone
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+
+BEGIN = "begin.sh"
+SCRIPT = "drone.sh"
+LOG = "drone.log"
+LEFT_BEHIND = (LOG, "outcome", "log")
+"""What a drone leaves, in its directory below ``$(outputs)``."""
+_BEGIN = f"""\
+#!/bin/sh
+# What HTCondor runs: the drone, with all that it says and leaves among the files that come home. (A job's standard
+# output does not when the job is removed, and a file that is missing would put it on hold.)
+umask 077
+mkdir -p log
+: >>outcome
+exec /bin/sh ./{SCRIPT} >{LOG} 2>&1
+""".encode()
+
+STARTED = "((NumJobStarts ?: 0) > 0 || JobCurrentStartExecutingDate =!= undefined)"
+"""The count alone is late: the shadow reports it every SHADOW_QUEUE_UPDATE_INTERVAL, a quarter of an hour."""
+ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= undefined)"
+"""In the job's Requirements: between its eviction and the schedd's next look at periodic_remove, a minute or more, it
+would be matched again."""
+_LEAST_SPOOL_LIMIT_S = 120
+_SPOOL_SLACK_S = 15.0
+_VRAM_TOLD = 0.9
+"""Of the VRAM that a type declares: a "32 GB" V100S tells 32510 MiB, a "24 GB" A10 22731. No two sizes of card are
+that close together."""
+_WALLTIME_SLACK_S = 60
+_JOINED = ("requirements", "require_gpus")
+"""Submit commands of the admin that are added to ours."""
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ID = re.compile(r"[a-z0-9-]{1,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Drones to be submitted together, and how."""
+
+    drone_ids: tuple[DroneId, ...]
+    submission: Submission
+
+
+class Unfit(ValueError):
+    """An order that cannot be put into a submit description: why."""
+
+
+def checked(order: StartOrder, controller: str) -> None:
+    """Raises Unfit if this order can never be submitted."""
+    if not _ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
+        raise Unfit("not a drone id of this controller")
+    if order.bootstrap is None:
+        raise Unfit("the order has no admission: nothing to run")
+    if order.type.gpu_milli < 0:
+        raise Unfit("negative GPUs")
+    if why := share(order.type):
+        raise Unfit(why)
+    for name in order.bootstrap.files:
+        if not _NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
+            raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
+    for name, value in order.bootstrap.env.items():
+        if not _VARIABLE.fullmatch(name) or not value.isprintable() or "$$" in value:
+            raise Unfit(f"environment variable {name[:60]!r} cannot be put into a submit description")
+
+
+def share(kind: DroneType) -> str:
+    """Why a type cannot be had here, if it is a share of a GPU; "" if it is none."""
+    if kind.gpu_milli % WHOLE_GPU == 0:
+        return ""
+    return (
+        f"drone type {printable(kind.name, 60)} has a share of a GPU ({kind.gpu_milli / WHOLE_GPU:g}), and HTCondor"
+        " gives whole ones: write `gpus: 1`, and let its jobs share the GPU with `sharing`"
+    )
+
+
+def files_limit_s(config: HTCondorSiteConfig) -> float:
+    """Seconds after which files that have not all come never do: whoever sent them has been cut short by then."""
+    return config.submit_deadline + _SPOOL_SLACK_S
+
+
+def batches(
+    orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
+) -> Iterator[Batch]:
+    """``orders`` (checked) in as few submits as can be, and none of more than ``largest`` jobs."""
+    alike: dict[str, list[StartOrder]] = {}
+    for order in orders:
+        alike.setdefault(_but_for_the_id(order), []).append(order)
+    for each in alike.values():
+        for start in range(0, len(each), largest):
+            part = each[start : start + largest]
+            yield Batch(tuple(order.drone_id for order in part), submission(part, config, controller))
+
+
+def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str) -> Submission:
+    """One submit for orders that differ by nothing but their id."""
+    order = orders[0]
+    assert order.bootstrap is not None
+    files = {BEGIN: _BEGIN, SCRIPT: order.bootstrap.script, **order.bootstrap.files}
+    batch = Submission("", ("drone_id",), tuple((each.drone_id,) for each in orders), files)
+    return replace(batch, description=_description(order, config, controller, batch.digest))
+
+
+def _but_for_the_id(order: StartOrder) -> str:
+    bootstrap = order.bootstrap
+    env = sorted(bootstrap.env.items()) if bootstrap else ()
+    files = sorted(bootstrap.files.items()) if bootstrap else ()
+    script = bootstrap and bootstrap.script
+    return repr((order.type, order.idle_timeout_s, order.grace_s, order.uses_reserve, env, files, script))
+
+
+# -------------------------------------------------------------------------------------------------------- description
+
+
+def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str, digest: str) -> str:
+    kind = order.type
+    assert order.bootstrap is not None
+    admins = admins_commands(config, kind)
+    joined = {name.lower(): value for name, value in admins.items() if name.lower() in _JOINED}
+    taken = sorted({name.split("/")[0] for name in order.bootstrap.files} | {SCRIPT})
+    requirements = [
+        ONE_LIFE,
+        f'(TARGET.Arch == "{kind.arch}")',
+        *([demanded] if (demanded := admins_requirements(config, kind)) else []),
+    ]
+    grid = admins_universe(admins) == "grid"
+    commands = {
+        "universe": "vanilla",
+        **{name: value for name, value in admins.items() if name.lower() not in joined},
+        "executable": f"$(inputs)/{BEGIN}",
+        "transfer_input_files": ", ".join(f"$(inputs)/{name}" for name in taken),
+        "initialdir": "$(outputs)/$(drone_id)",
+        "transfer_output_files": ", ".join(LEFT_BEHIND),
+        "should_transfer_files": "YES",
+        "when_to_transfer_output": "ON_EXIT_OR_EVICT",
+        "environment": _environment(order, config),
+        **_shape(kind, joined.get("require_gpus", "")),
+        **({} if grid else {"requirements": " && ".join(requirements)}),
+        "notification": "never",
+        "job_lease_duration": str(round(config.lease)),
+        "max_job_retirement_time": "0",
+        "job_max_vacate_time": str(max(1, round(order.grace_s))),
+        "want_graceful_removal": "True",
+        "on_exit_remove": "True",
+        "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
+        f" {round(config.keep_ended)}",
+        "periodic_remove": _periodic_remove(config),
+        **_ours(order, controller, digest, forwarded=grid),
+    }
+    return "".join(f"{name} = {value}\n" for name, value in commands.items())
+
+
+def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
+    """What the site's admin demands of a slot for this type; "" if nothing."""
+    special = config.types.get(kind.name)
+    general = [value for name, value in admins_commands(config, kind).items() if name.lower() == "requirements"]
+    return " && ".join(f"({each})" for each in ((special and special.requirements), *general) if each)
+
+
+def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
+    """The site admin's commands; those of the type in the place of the general ones."""
+    special = config.types.get(kind.name)
+    mine = special.submit if special else {}
+    replaced = {name.lower() for name in mine}
+    return {**{name: value for name, value in config.submit.items() if name.lower() not in replaced}, **mine}
+
+
+def admins_universe(commands: Mapping[str, str]) -> str:
+    return next((value.strip().lower() for name, value in commands.items() if name.lower() == "universe"), "vanilla")
+
+
+def _periodic_remove(config: HTCondorSiteConfig) -> str:
+    """Evicted, it would begin a second life; held, it would wait for a person; never given its files, for nobody."""
+    limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))  # for a controller that has died too
+    abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
+    held = f"JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned}))"
+    return f"(JobStatus == 1 && {STARTED}) || ({held})"
+
+
+def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
+    """What the drone asks for. Integers without a unit: MiB of memory, KiB of disk."""
+    shape = {
+        "request_cpus": str(kind.cpus),
+        "request_memory": str(kind.memory_mib),
+        "request_disk": str(kind.disk_mib * 1024),
+    }
+    if kind.gpu_milli:
+        shape["request_gpus"] = str(kind.gpu_milli // WHOLE_GPU)
+        if properties := [*_gpu_properties(kind), *([f"({wanted_gpus})"] if wanted_gpus else [])]:
+            shape["require_gpus"] = " && ".join(properties)
+    if kind.walltime_s:
+        # The drone leaves by itself when its time is up, and then its slot is free; this is for one that does not.
+        shape["allowed_execute_duration"] = str(round(kind.walltime_s) + _WALLTIME_SLACK_S)
+    return shape
+
+
+def _gpu_properties(kind: DroneType) -> Iterator[str]:
+    """Of each GPU, as the startd's discovery names them."""
+    if kind.capability:
+        yield f"Capability >= {kind.capability / 10:.1f}"
+    if kind.vram_mib:
+        yield f"GlobalMemoryMb >= {int(kind.vram_mib * _VRAM_TOLD)}"
+    if kind.driver:
+        yield f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}"
+    if kind.gpu_model:
+        yield f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")'
+
+
+def device_pattern(model: str) -> str:
+    """A regular expression for a device of this model, whatever words the driver puts around it ("NVIDIA", "Tesla"):
+    V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB. Without backslashes, for ClassAd strings double them."""
+    quoted = "".join(c if c.isalnum() or c in " -_/" else f"[{c}]" for c in model)
+    return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
+
+
+def _environment(order: StartOrder, config: HTCondorSiteConfig) -> str:
+    assert order.bootstrap is not None
+    fixed = {**config.env, **order.bootstrap.env, **drone.environment(order)}
+    words = [_word("PATH", fixed.pop("PATH", _PATH))]
+    words += [_word(name, value) for name, value in fixed.items() if name != "DRONE_ID"]
+    words += ["DRONE_ID=$(drone_id)", "PROVISIONER_DRONE_ID=$(drone_id)"]
+    return '"' + " ".join(words) + '"'
+
+
+def _word(name: str, value: str) -> str:
+    """One variable in the submit language's quoting; ``$`` would begin a macro."""
+    quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
+    return f"{name}='{quoted}'"
+
+
+def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> Mapping[str, str]:
+    attributes = {
+        "ProvisionerController": f'"{controller}"',
+        "DroneId": '"$(drone_id)"',
+        "DroneSite": f'"{order.type.site}"',
+        "DroneType": f'"{order.type.name}"',
+        "DroneGraceS": str(round(order.grace_s)),
+        "DroneInputs": f'"{digest}"',
+    }
+    if order.uses_reserve:
+        attributes["ProvisionerUsesReserve"] = "True"
+    ours = {f"My.{name}": value for name, value in attributes.items()}
+    if forwarded:
+        ours |= {f"My.remote_{name}": value for name, value in attributes.items()}
+    return ours

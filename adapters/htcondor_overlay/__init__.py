@@ -1,6 +1,0 @@
-"""An HTCondor pool as the overlay: jobs that wait there become demand, drones join it as startds."""
-
-from adapters.htcondor_overlay.overlay import HTCondorOverlay
-from adapters.htcondor_overlay.settings import HTCondorConfig
-
-__all__ = ["HTCondorConfig", "HTCondorOverlay"]

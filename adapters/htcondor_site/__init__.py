@@ -1,6 +1,0 @@
-"""An HTCondor cluster as a site: drones are jobs of one of its schedds."""
-
-from adapters.htcondor_site.settings import HTCondorSiteConfig
-from adapters.htcondor_site.site import HTCondorSite
-
-__all__ = ["HTCondorSite", "HTCondorSiteConfig"]

@@ -1,0 +1,151 @@
+"""The hosts with GPUs as nodes: all that each has, as the operator tells, less what the servers hold that we can see.
+
+Nova tells a project no host's name, only an id made of that and the project's (``nova/utils.py``, generate_hostid):
+who knows the names knows the ids. Servers of further projects on these hosts are not seen; where there are any, the
+operator tells hosts with what is left of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from adapters.openstack.gpus import gpus_of
+from adapters.openstack.names import TYPE
+from adapters.openstack.records import Server
+from adapters.openstack.settings import Host, OpenStackSiteConfig
+from provisioner.model import WHOLE_GPU, DroneType, Node
+
+_MOST_NOTICES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What one server holds of its host, or would."""
+
+    gpu_milli: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(
+            self.gpu_milli + other.gpu_milli,
+            self.cpus + other.cpus,
+            self.memory_mib + other.memory_mib,
+            self.disk_mib + other.disk_mib,
+        )
+
+    def within(self, node: Node) -> bool:
+        """Whether the node, empty, has as much."""
+        return (
+            self.gpu_milli <= node.gpu_milli
+            and self.cpus <= node.cpus
+            and self.memory_mib <= node.memory_mib
+            and self.disk_mib <= node.disk_mib
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The hosts, and what a person should know of them."""
+
+    nodes: tuple[Node, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def host_id(project: str, name: str) -> str:
+    """Of a host to a project."""
+    return hashlib.sha224((project + name).encode()).hexdigest()
+
+
+def places(hosts: Iterable[Host], projects: Iterable[str]) -> Mapping[str, str]:
+    """The hosts' names by the ids that they have to these projects; an empty project is one not known yet."""
+    names = [name for host in hosts for name in host.names]
+    return {host_id(project, name): name for project in filter(None, projects) for name in names}
+
+
+def size_of(server: Server) -> Size:
+    """Of what its flavour tells. One that asks for GPUs and does not say how many has one at least."""
+    flavor = server.flavor
+    if flavor is None:
+        return Size()
+    gpus = gpus_of(flavor.extra)
+    milli = WHOLE_GPU * (1 if gpus is None else gpus)
+    return Size(milli, flavor.vcpus, flavor.memory_mib, flavor.disk_mib)
+
+
+def nodes(
+    config: OpenStackSiteConfig,
+    types: Sequence[DroneType],
+    ours: Iterable[Server],
+    others: Iterable[Server],
+    places: Mapping[str, str],
+) -> Occupancy:
+    """One node for each host. ``ours``: our drones' servers; ``others``: all else that is seen, of our project and of
+    the owner's; a server may be in both. One that is on no host yet holds nothing; one that is off or is being deleted
+    holds its place until it is gone."""
+    by_name = {kind.name: kind for kind in types}
+    from_volume = {name for name in by_name if name in config.types and config.server(name).boot_volume is not None}
+    sizes = {server.id: (server, size_of(server)) for server in others}
+    mine = {server.id: (server, _drone_size(server, by_name, from_volume)) for server in ours}
+    sizes |= mine
+    held: dict[str, Size] = {}
+    for server, size in sizes.values():
+        if name := places.get(server.host_id):
+            held[name] = held.get(name, Size()) + size
+    elsewhere = sum(1 for server, _ in mine.values() if server.host_id and server.host_id not in places)
+    found = tuple(
+        _node(host, name, types, from_volume, held.get(name, Size())) for host in config.hosts for name in host.names
+    )
+    notices = []
+    if elsewhere and found:
+        notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
+    uncounted = sorted({s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None})
+    notices += [f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted]
+    return Occupancy(found, tuple(notices[:_MOST_NOTICES]))
+
+
+def _drone_size(server: Server, types: Mapping[str, DroneType], from_volume: Collection[str]) -> Size:
+    """GPUs as its type says; the rest as its server has it, which may be more than its drone uses."""
+    kind = types.get(server.metadata.get(TYPE, ""))
+    if kind is None:
+        return size_of(server)
+    if server.flavor is None:
+        return _type_size(kind, from_volume)
+    flavor = server.flavor
+    disk_mib = 0 if kind.name in from_volume else flavor.disk_mib
+    return Size(kind.gpu_milli, flavor.vcpus, flavor.memory_mib, disk_mib)
+
+
+def _type_size(kind: DroneType, from_volume: Collection[str]) -> Size:
+    return Size(kind.gpu_milli, kind.cpus, kind.memory_mib, 0 if kind.name in from_volume else kind.disk_mib)
+
+
+def _node(host: Host, name: str, types: Iterable[DroneType], from_volume: Collection[str], held: Size) -> Node:
+    whole = Node(
+        name=name,
+        types=(),
+        gpu_milli=host.gpus * WHOLE_GPU,
+        cpus=host.cpus,
+        memory_mib=host.memory,
+        disk_mib=host.disk,
+        free_gpu_milli=0,
+        free_cpus=0,
+        free_memory_mib=0,
+        free_disk_mib=0,
+    )
+    could = [
+        kind.name
+        for kind in types
+        if (not host.types or kind.name in host.types) and _type_size(kind, from_volume).within(whole)
+    ]
+    return replace(
+        whole,
+        types=tuple(could),
+        free_gpu_milli=max(0, whole.gpu_milli - held.gpu_milli),
+        free_cpus=max(0, whole.cpus - held.cpus),
+        free_memory_mib=max(0, whole.memory_mib - held.memory_mib),
+        free_disk_mib=max(0, whole.disk_mib - held.disk_mib),
+    )

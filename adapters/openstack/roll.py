@@ -1,0 +1,199 @@
+"""The servers of one controller at one site as last known: all of them now and then, between only what has changed.
+
+Nova leaves the servers of a cell that is down silently out of every listing that is filtered, paged by hand or sorted
+(``nova/api/openstack/compute/servers.py``, _is_cell_down_supported); by their tag, drones would seem gone. So a full
+listing is of the whole project without any filter, tells such servers as UNKNOWN, and ours are picked out by their
+metadata. A listing of what has changed is filtered by name: what it lacks has not changed, or is in such a cell.
+
+What has changed is asked for since the newest change that the cloud itself has told, less a margin for the clocks of
+its API and its conductors. Ours only bounds it, so that one server of next year does not end all news: where it is
+wrong, it makes us ask for more than is needed, never for less. Deleted servers are told there for as long as Nova keeps
+their rows, without tags and metadata: their name is all that they say.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from adapters.openstack.cloud import Cloud
+from adapters.openstack.names import is_ours, name_pattern, named
+from adapters.openstack.records import Server
+from adapters.openstack.states import GONE
+from provisioner.interfaces import UnavailableError
+
+MARGIN_S = 300.0
+"""How far the clocks within one cloud may be apart: what is told again costs less than what is missed."""
+_MOST_GONE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Muster:
+    """What one look has shown."""
+
+    servers: tuple[Server, ...] = ()
+    """Ours that are there; those of a cell that is down with all that was known of them, as UNKNOWN."""
+    gone: Mapping[str, Server] = field(default_factory=dict)
+    """Ours that were there or have been deleted of late, by id, as last known. DELETED: the cloud says so; any other
+    status: it is not listed any more, and nobody has said why."""
+    others: tuple[Server, ...] = ()
+    """All else in the project, as of the last full listing."""
+
+
+class Roll:
+    """A look is one call and its pages; a full one, at first, each ``full_s`` and after any trouble, is two calls."""
+
+    def __init__(
+        self,
+        controller: str,
+        site: str,
+        *,
+        full_s: float,
+        keep_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._controller, self._site = controller, site
+        self._full_s, self._keep_s = full_s, keep_s
+        self._clock, self._wall_clock = clock, wall_clock
+        self._servers: dict[str, Server] = {}
+        self._others: dict[str, Server] = {}
+        self._gone: dict[str, tuple[Server, float]] = {}
+        """And since when that is known."""
+        self._newest = 0.0
+        """The newest change that the cloud has told, by its clock."""
+        self._full_at = -math.inf
+
+    async def poll(self, cloud: Cloud) -> Muster:
+        """Raises what ``cloud`` raises, and SiteDown for a listing that may lack some of ours. Then nothing is merged,
+        and the next look is a full one."""
+        began_at, last_full_at = self._clock(), self._full_at
+        self._full_at = -math.inf
+        if began_at >= last_full_at + self._full_s or not self._newest:
+            everything = await cloud.servers()
+            self._check(everything)
+            newest = max(self._newest, _newest(everything))
+            changed = await self._changed(cloud, min(self._newest or newest, newest - self._keep_s))
+            self._replace(everything)
+            self._newest, last_full_at = newest, began_at
+        else:
+            changed = await self._changed(cloud, self._newest)
+        self._newest = max(self._newest, _newest(changed))
+        if self._merge(changed):
+            self._full_at = last_full_at
+        return Muster(tuple(self._servers.values()), self._lately_gone(changed), tuple(self._others.values()))
+
+    def distrust(self) -> None:
+        """The next look is a full one: something was done that Nova may not tell as a change. (A server that is deleted
+        before it is on a host goes without a record.)"""
+        self._full_at = -math.inf
+
+    async def _changed(self, cloud: Cloud, since: float) -> Sequence[Server]:
+        """After a restart this tells which have been deleted meanwhile, if not for too long. In a project in which
+        there is nothing at all no time is told to ask by, and who was there is not looked for."""
+        if since <= MARGIN_S:
+            return ()
+        since = min(since, self._wall_clock()) - MARGIN_S
+        return await cloud.servers(name=name_pattern(self._controller), since=since)
+
+    # -------------------------------------------------------------------------------------------------- a full listing
+
+    def _check(self, everything: Iterable[Server]) -> None:
+        """A server of which nothing is told but that it is there may be any: one of ours as well, unless it is known
+        to be another's."""
+        known = self._servers.keys() | self._others.keys() | self._gone.keys()
+        strange = sum(1 for each in everything if _is_bare(each) and each.id not in known)
+        if strange:
+            raise UnavailableError(
+                f"a part of the cloud (a cell) does not answer, and {strange} servers in it may be ours"
+            )
+
+    def _replace(self, everything: Iterable[Server]) -> None:
+        """What is not listed any more is gone, whoever may know why."""
+        before = self._servers | {server_id: server for server_id, (server, _) in self._gone.items()}
+        ours: dict[str, Server] = {}
+        others: dict[str, Server] = {}
+        for server in everything:
+            if _is_bare(server) and server.id in self._others:
+                others[server.id] = self._others[server.id]
+            elif _is_bare(server):
+                ours[server.id] = _kept(before[server.id])
+            elif named(server, self._controller, self._site) is not None:
+                ours[server.id] = server
+            else:
+                others[server.id] = server
+        for server in [server for server_id, server in self._servers.items() if server_id not in ours]:
+            self._is_gone(server)
+        self._servers, self._others = {}, others
+        for server in ours.values():
+            self._is_there(server)
+
+    # ------------------------------------------------------------------------------------------------ what has changed
+
+    def _merge(self, changed: Iterable[Server]) -> bool:
+        """Whether it goes with what was known."""
+        sound = True
+        for server in changed:
+            if _is_bare(server):
+                sound = False  # not to be had in a filtered listing, and nothing to go by
+            elif server.status in GONE:
+                self._others.pop(server.id, None)
+                known = self._servers.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
+                if known is not server or is_ours(server.name, self._controller):
+                    self._is_gone(_ended(known, server))
+            elif named(server, self._controller, self._site) is not None:
+                sound = self._is_there(server) and sound
+        return sound
+
+    def _is_there(self, server: Server) -> bool:
+        """Whether it could be: one that was deleted comes back only out of an old copy of Nova's tables. One that was
+        not listed for a while does, and so does one that was soft-deleted."""
+        if server.id in self._gone and self._gone[server.id][0].status == "DELETED":
+            return False
+        self._gone.pop(server.id, None)
+        self._servers[server.id] = server
+        return True
+
+    def _is_gone(self, server: Server) -> None:
+        self._servers.pop(server.id, None)
+        since = self._gone[server.id][1] if server.id in self._gone else self._clock()
+        self._gone[server.id] = server, since
+
+    def _lately_gone(self, changed: Iterable[Server]) -> Mapping[str, Server]:
+        """What went longer ago is forgotten once it is told no more, and would else be news again."""
+        oldest, told = self._clock() - self._keep_s, {server.id for server in changed}
+        kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in told]
+        self._gone = dict(kept[-_MOST_GONE:])
+        return {server_id: server for server_id, (server, since) in self._gone.items() if since > oldest}
+
+
+def _newest(servers: Iterable[Server]) -> float:
+    return max((server.updated_at for server in servers), default=0.0)
+
+
+def _is_bare(server: Server) -> bool:
+    """Whether it is of a cell that is down (2.69): then not even its name is told."""
+    return server.status == "UNKNOWN" and not server.name
+
+
+def _kept(known: Server) -> Server:
+    """What was known of one of which nothing is told now."""
+    return replace(known, status="UNKNOWN", task="", power=0)
+
+
+def _ended(known: Server, told: Server) -> Server:
+    """What was known before, with what the record of a deleted one still tells."""
+    if known.status in GONE:
+        return replace(known, status=told.status)
+    return replace(
+        known,
+        status=told.status,
+        task=told.task,
+        power=told.power or known.power,
+        updated_at=max(known.updated_at, told.updated_at),
+        launched_at=told.launched_at or known.launched_at,
+        terminated_at=told.terminated_at or known.terminated_at,
+        fault=told.fault or known.fault,
+    )

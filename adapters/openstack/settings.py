@@ -1,0 +1,285 @@
+"""What an operator may set for an OpenStack site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from provisioner.config.models import mistake_at
+from provisioner.config.nearest import choices
+from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
+from provisioner.model import WHOLE_GPU, DroneType
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OUR_VARIABLES = re.compile(
+    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+)
+_NAME_OR_ID = r"^[^\s/,][^/,\n]{0,254}$"
+_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_URL = r"^https?://[^\s?#@]+$"
+OUR_KEYS = "provisioner_"
+"""Keys of a server's metadata that begin so are ours."""
+
+
+def _plain_environment(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not _VARIABLE.fullmatch(name) or not value.isprintable():
+            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
+        if _OUR_VARIABLES.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
+    return env
+
+
+def _metadata(told: dict[str, str]) -> dict[str, str]:
+    for key, value in told.items():
+        if not _KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
+            raise mistake_at(key, f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line")
+        if key.startswith(OUR_KEYS):
+            raise mistake_at(key, f"`{key[:40]}` is set by the provisioner: remove it")
+    if len(told) > 100:
+        raise ValueError("a server takes 128 metadata at most, and some are ours")
+    return told
+
+
+class Credentials(BaseModel):
+    """Who we are to Keystone: an application credential (`openstack application credential create`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(
+        pattern=_URL,
+        description="Keystone's address, with or without `/v3`.",
+        examples=["https://keystone.example.org:5000/v3"],
+    )
+    application_credential_id: str = Field(
+        pattern=r"^[A-Za-z0-9_.-]{1,255}$", description="Id of the application credential."
+    )
+    application_credential_secret: Secret = Field(
+        description="Its secret. The file is read again at each login, so that it can be replaced."
+    )
+
+
+class CloudAccess(BaseModel):
+    """A cloud, and who we are there: an entry of a clouds.yaml, or `auth`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cloud: str = Field(default="", max_length=255, description="Name of an entry of clouds.yaml.", examples=["gridka"])
+    clouds_file: ConfigPath | None = Field(
+        default=None,
+        description="The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's working"
+        " directory, ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as well; vendors' profiles"
+        " are not.",
+    )
+    auth: Credentials | None = Field(default=None, description="Instead of an entry of clouds.yaml.")
+    region: str = Field(default="", max_length=255, description="Region. Default: as in clouds.yaml, else the first.")
+    interface: Literal["", "public", "internal", "admin"] = Field(
+        default="", description="Which of the catalogue's endpoints are used. Default: as in clouds.yaml, else public."
+    )
+    ca: ConfigPath | None = Field(default=None, description="File with the authorities to believe, for https.")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if bool(self.cloud) == (self.auth is not None):
+            raise ValueError("one of `cloud` (an entry of clouds.yaml) and `auth` is wanted: write `cloud: NAME`")
+        if self.clouds_file is not None and not self.cloud:
+            raise ValueError("`clouds_file` goes with `cloud`: write `cloud: NAME`, or remove it")
+        return self
+
+
+class BootVolume(BaseModel):
+    """A volume that a server boots from, made from the image and deleted with the server."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: Size = Field(description="How large; whole GiB are made of it.", examples=["40 GiB"])
+    type: str = Field(default="", pattern=r"^[^\n]{0,255}$", description="Volume type. Default: the cloud's.")
+
+
+class ServerOptions(BaseModel):
+    """What servers are made of; for all of them, or for one drone type in the place of that."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image: str = Field(
+        default="", pattern=rf"^$|{_NAME_OR_ID}", description="Name or id of the image.", examples=["drone-2026-11"]
+    )
+    boot_volume: BootVolume | None = Field(
+        default=None, description="Servers boot from a volume made from the image. Default: from the image itself."
+    )
+    networks: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] | None = Field(
+        default=None,
+        max_length=8,
+        description="Names or ids of networks; `[]` is none. Default: as the cloud sees fit.",
+    )
+    security_groups: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] = Field(
+        default_factory=list, max_length=16, description="Names or ids of security groups. Default: the project's."
+    )
+    key_pair: str = Field(
+        default="",
+        pattern=rf"^$|{_NAME_OR_ID}",
+        description="Key pair for a person who looks into a server. Default: none.",
+    )
+    availability_zone: str = Field(default="", pattern=rf"^$|{_NAME_OR_ID}", description="Availability zone.")
+    server_group: str = Field(
+        default="",
+        pattern=r"^([0-9a-fA-F-]{32,36})?$",
+        description="Id of a server group (its policy keeps servers together or apart).",
+    )
+    config_drive: bool | None = Field(
+        default=None, description="Whether the server's data come by a config drive. Default: as the cloud sees fit."
+    )
+    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(
+        default_factory=dict, description="Further metadata of each server.", examples=[{"cost_centre": "wlcg"}]
+    )
+
+
+class TypeOptions(ServerOptions):
+    """What is special about one drone type."""
+
+    flavor: str = Field(
+        pattern=_NAME_OR_ID, description="Name or id of the flavour that servers of it have.", examples=["gpu.h100.1"]
+    )
+
+
+class Host(BaseModel):
+    """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
+        min_length=1,
+        max_length=1000,
+        description="Their names, as nova-compute has them (`openstack compute service list`).",
+        examples=[["gk-gpu-01", "gk-gpu-02"]],
+    )
+    types: list[str] = Field(default_factory=list, description="Drone types that fit them. Default: all of the site.")
+    gpus: int = Field(ge=1, le=64, description="GPUs of one host.", examples=[4])
+    cpus: int = Field(ge=1, le=4096, description="VCPUs of one host, over-commitment included.", examples=[128])
+    memory: Size = Field(description="Memory of one host.", examples=["1 TiB"])
+    disk: Size = Field(description="Disk of one host.", examples=["6 TB"])
+
+
+class OwnerSettings(CloudAccess):
+    """The owner's project, whose servers come first: an access that may read it (role `reader` is enough)."""
+
+    names: str = Field(
+        default="",
+        max_length=255,
+        description="Only servers in whose name this regular expression is found. Default: all of the project.",
+        examples=["^etp-"],
+    )
+    wait: Duration = Field(
+        default=3600.0,
+        description="A server that found no host counts as waiting for so long after its last change.",
+    )
+
+    @model_validator(mode="after")
+    def _regular(self) -> Self:
+        try:
+            re.compile(self.names)
+        except re.error as error:
+            raise mistake_at("names", f"`names` is no regular expression: {error}") from None
+        return self
+
+
+class OpenStackSiteConfig(CloudAccess, ServerOptions):
+    """Options of the ``openstack`` site."""
+
+    types: dict[str, TypeOptions] = Field(
+        min_length=1, description="Flavour, and what else is special, of each drone type, by its name."
+    )
+    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
+        default_factory=dict,
+        description="Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's"
+        " `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.",
+        examples=[{"CONDOR_PREFIX": "/opt/condor"}],
+    )
+    setup: ConfigPath | None = Field(
+        default=None,
+        description="Shell script, run by root in each server before its drone: to mount what jobs need. It is sent"
+        " along, so it must hold no secret; it is ended after a quarter of an hour.",
+    )
+    scratch: str = Field(
+        default="/var/tmp",
+        pattern=r"^/[A-Za-z0-9_./+-]*$",
+        description="Directory in the server below which its drone works.",
+    )
+    hosts: list[Host] = Field(
+        default_factory=list,
+        description="The hosts with GPUs, where their operator tells them: only then is it known which servers stand in"
+        " the owner's way, and where GPUs are free. Default: only quotas are looked at.",
+    )
+    owner: OwnerSettings | None = Field(
+        default=None, description="Whose servers come first here. Without it the site's owner is not looked at."
+    )
+    keep_ended: Duration = Field(default=600.0, ge=60.0, description="How long an ended drone is told with its end.")
+    full_listing: PositiveDuration = Field(
+        default=600.0, description="All servers are listed so often; between, only what has changed."
+    )
+    console_lines: int = Field(
+        default=200, ge=0, le=2000, description="Lines of its console that are kept of a server that ends; 0: none."
+    )
+    sweep: Duration = Field(
+        default=600.0,
+        description="How often ports and volumes are looked for that our deleted servers have left; 0: never.",
+    )
+    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to the cloud.")
+    create_deadline: PositiveDuration = Field(
+        default=60.0, description="Longest time for one server to be accepted. Nova may accept it later all the same."
+    )
+    parallel: int = Field(default=8, ge=1, le=64, description="Calls to the cloud at a time.")
+
+    @model_validator(mode="after")
+    def _each_host_once(self) -> Self:
+        names = [name for host in self.hosts for name in host.names]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise mistake_at("hosts", f"`hosts` names {twice[0]} more than once: its GPUs would be counted twice")
+        return self
+
+    @model_validator(mode="after")
+    def _owner_on_hosts(self) -> Self:
+        if self.owner is not None and not self.hosts:
+            raise ValueError("`hosts` is wanted with `owner`: without it nobody knows who stands in his way")
+        return self
+
+    def server(self, kind: str) -> TypeOptions:
+        """What servers of a drone type are made of: what is said for the type, else what is said for all."""
+        special = self.types[kind]
+        told: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
+        told |= {name: getattr(special, name) for name in special.model_fields_set}
+        told["metadata"] = {**self.metadata, **special.metadata}
+        return TypeOptions.model_validate(told)
+
+    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """What does not go with the site's drone types: path in the site file, and message."""
+        names = [kind.name for kind in types]
+        for kind in types:
+            if kind.gpu_milli % WHOLE_GPU:
+                message = "`gpus`: a server has what its flavour calls GPUs, whole ones: write `gpus: 1`"
+                yield ("types", kind.name, "gpus"), message
+            if kind.name not in self.types:
+                message = f"drone type `{kind.name}` has no flavour: write `types: {{{kind.name}: {{flavor: NAME}}}}`"
+                yield ("options", "types"), message
+            elif not self.server(kind.name).image:
+                yield ("options", "types", kind.name), f"drone type `{kind.name}` has no image: write `image: NAME`"
+        for name in self.types:
+            if name not in names:
+                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+                yield ("options", "types", name), message
+        for nth, host in enumerate(self.hosts):
+            for name in host.types:
+                if name not in names:
+                    message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+                    yield ("options", "hosts", nth, "types"), message
+
+    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """What would not work on this very host; the controller may run on another. Path below the options, message."""
+        from adapters.openstack import clouds
+
+        yield from clouds.doubts(self)
+        if self.owner is not None:
+            yield from ((("owner", *path), message) for path, message in clouds.doubts(self.owner))

@@ -1,5 +1,0 @@
-"""Drones as virtual machines of an OpenStack cloud: servers of one project, by Nova's API."""
-
-from adapters.openstack_site.site import OpenStackSite
-
-__all__ = ["OpenStackSite"]

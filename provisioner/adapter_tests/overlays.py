@@ -1,0 +1,270 @@
+"""The contract of an overlay: what the controller relies on, whatever pool stands behind the adapter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import pytest
+
+from provisioner.adapter_tests.waiting import eventually
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    Overlay,
+    RejectedError,
+    UnavailableError,
+)
+from provisioner.model import (
+    DrainMode,
+    DroneId,
+    DroneType,
+    JobClass,
+    OrderOutcome,
+    OverlayView,
+    Slot,
+    SlotState,
+    StartOrder,
+)
+
+_FOUR = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
+
+
+class OverlayWorld(Protocol):
+    """An overlay under test with an empty pool, and the hands of its users and sites."""
+
+    kind: DroneType
+    """A type with one GPU at least, of which two drones can run at once."""
+    patience_s: float
+    """How long the overlay may take for anything here."""
+
+    def overlay(self) -> Overlay:
+        """A new adapter object, as a controller builds it when it starts."""
+        ...
+
+    async def submit(
+        self, count: int, *, gpu_milli: int, cpus: int = 1, seconds: float = 0.0, vram_mib: int = 0
+    ) -> None:
+        """Equal jobs that run for ``seconds`` and succeed."""
+        ...
+
+    async def done(self) -> int:
+        """How many jobs have succeeded."""
+        ...
+
+    async def begin(self, order: StartOrder) -> None:
+        """Run a drone, as a site would, from the order's admission."""
+        ...
+
+    async def ended(self, drone_id: DroneId) -> bool:
+        """Whether a drone that was begun has ended by itself, in order."""
+        ...
+
+    async def end(self, drone_id: DroneId) -> None:
+        """Ask a drone to leave, as a site would, and wait until it has."""
+        ...
+
+    def broken(self) -> AbstractAsyncContextManager[None]:
+        """While inside, the pool cannot be reached."""
+        ...
+
+
+class OverlayContract:
+    """Subclass it as ``TestMyOverlay`` with a fixture ``world``."""
+
+    pytestmark = pytest.mark.asyncio
+
+    async def test_an_empty_pool_is_empty(self, world: OverlayWorld) -> None:
+        async with world.overlay() as overlay:
+            view = await overlay.poll([world.kind])
+            assert [c for c in view.classes if c.waiting or c.fresh or c.running] == []
+            assert view.slots == ()
+            assert abs(view.taken_at - time.time()) < world.patience_s
+
+    async def test_jobs_are_grouped_by_what_they_need(self, world: OverlayWorld) -> None:
+        before = time.time()
+        await world.submit(30, gpu_milli=1000)
+        await world.submit(20, gpu_milli=2000, cpus=3)
+        await world.submit(10, gpu_milli=1000, vram_mib=1024)
+        async with world.overlay() as overlay:
+            classes = await _waiting(world, overlay, 60)
+            shapes = {(c.gpu_milli, c.cpus, c.vram_mib): c for c in classes}
+            assert {shape: c.waiting for shape, c in shapes.items()} == {
+                (1000, 1, 0): 30,
+                (2000, 3, 0): 20,
+                (1000, 1, 1024): 10,
+            }
+            assert len({c.id for c in classes}) == 3
+            for c in classes:
+                assert before - 2 <= c.oldest_at <= time.time() + 2
+                assert c.invalid == ""
+                assert c.job_ids
+        async with world.overlay() as restarted:
+            again = await _waiting(world, restarted, 60)
+            assert {c.id for c in again} == {c.id for c in classes}
+
+    async def test_a_drone_joins_runs_jobs_and_leaves_when_idle(self, world: OverlayWorld) -> None:
+        order = _order(world, 1, idle_timeout_s=2.0)
+        await world.submit(3, gpu_milli=1000)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            slot = await _slot(world, overlay, order.drone_id, *SlotState)
+            assert abs(slot.heard_at - time.time()) < world.patience_s
+
+            await eventually("the jobs are done", lambda: _enough(world, 3), world.patience_s)
+            await eventually("it leaves by itself", lambda: world.ended(order.drone_id), world.patience_s)
+            await _unslotted(world, overlay, order.drone_id)
+
+    async def test_a_slot_tells_what_is_left_in_it(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            idle = await _slot(world, overlay, order.drone_id, SlotState.IDLE)
+            assert (idle.free_gpu_milli, idle.free_cpus) == (world.kind.gpu_milli, world.kind.cpus)
+            assert (idle.jobs, idle.jobs_started) == (0, 0)
+            assert idle.idle_since > 0
+
+            await world.submit(1, gpu_milli=1000, seconds=3)
+            busy = await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            assert (busy.free_gpu_milli, busy.free_cpus) == (world.kind.gpu_milli - 1000, world.kind.cpus - 1)
+            assert (busy.jobs, busy.idle_since) == (1, 0.0)
+
+            again = await _slot(world, overlay, order.drone_id, SlotState.IDLE)
+            assert again.jobs_started == 1
+            assert again.idle_since > idle.idle_since
+            await world.end(order.drone_id)
+            await _unslotted(world, overlay, order.drone_id)
+
+    async def test_a_peaceful_drain_lets_jobs_end_and_takes_no_more(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=world.kind.gpu_milli, seconds=2)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            await world.submit(1, gpu_milli=1000)
+
+            [receipt] = await overlay.drain([order.drone_id], DrainMode.PEACEFUL, "tested")
+            assert (receipt.drone_id, receipt.answer) == (order.drone_id, OrderOutcome.OK)
+            await eventually("it leaves", lambda: world.ended(order.drone_id), world.patience_s)
+            assert await world.done() == 1
+            await _waiting(world, overlay, 1)
+
+    async def test_a_fast_drain_gives_the_job_back_to_the_queue(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=1000, seconds=600)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            [receipt] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
+            assert receipt.answer is OrderOutcome.OK
+            await eventually("it leaves", lambda: world.ended(order.drone_id), world.patience_s)
+            await _waiting(world, overlay, 1)
+
+    async def test_a_draining_drone_can_be_taken_back(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=world.kind.gpu_milli, seconds=4)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            await overlay.drain([order.drone_id], DrainMode.PEACEFUL, "tested")
+            await _slot(world, overlay, order.drone_id, SlotState.DRAINING)
+            [receipt] = await overlay.drain([order.drone_id], DrainMode.RESUME, "tested")
+            assert receipt.answer is OrderOutcome.OK
+            await world.submit(1, gpu_milli=1000)
+            await eventually("both jobs are done", lambda: _enough(world, 2), world.patience_s)
+            await world.end(order.drone_id)
+
+    async def test_a_drone_that_is_asked_to_leave_by_its_site_loses_no_job(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=1000, seconds=600)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            await world.end(order.drone_id)
+            await _waiting(world, overlay, 1)
+            await _unslotted(world, overlay, order.drone_id)
+
+    async def test_draining_gives_one_receipt_each_whatever_the_name(self, world: OverlayWorld) -> None:
+        names = [DroneId(name) for name in ("kit-abcd-77", "x'; DROP TABLE job; --", "a b\n$(touch x)", "\u202e")]
+        async with world.overlay() as overlay:
+            for mode in DrainMode:
+                receipts = await overlay.drain(names, mode, "tested '\" $(x)")
+                assert [r.drone_id for r in receipts] == names
+                assert all(r.fault is not None for r in receipts if r.answer is not OrderOutcome.OK)
+            assert list(await overlay.drain([], DrainMode.FAST, "tested")) == []
+            await overlay.poll([world.kind])
+
+    async def test_trouble_comes_as_one_of_the_four_errors(self, world: OverlayWorld) -> None:
+        await world.submit(2, gpu_milli=1000)
+        async with world.overlay() as overlay:
+            await _waiting(world, overlay, 2)
+            async with world.broken():
+                with pytest.raises(AdapterError) as looked:
+                    await overlay.poll([world.kind])  # an empty pool would be a lie
+                assert isinstance(looked.value, _FOUR)
+            await _waiting(world, overlay, 2)
+
+    async def test_a_drain_that_does_not_reach_the_pool_is_not_done(self, world: OverlayWorld) -> None:
+        order = _order(world, 1)
+        async with world.overlay() as overlay:
+            await _begin(world, overlay, order)
+            await world.submit(1, gpu_milli=1000, seconds=600)
+            await _slot(world, overlay, order.drone_id, SlotState.BUSY)
+            async with world.broken():
+                try:
+                    [receipt] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
+                except AdapterError as error:
+                    assert isinstance(error, _FOUR)
+                else:
+                    assert receipt.answer is not OrderOutcome.OK
+                    assert receipt.fault is not None and receipt.fault.message
+            await world.end(order.drone_id)
+            await _unslotted(world, overlay, order.drone_id)
+
+
+# ------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def _order(world: OverlayWorld, serial: int, idle_timeout_s: float = 600.0) -> StartOrder:
+    return StartOrder(DroneId(f"kit-abcd-{serial}"), world.kind, idle_timeout_s, 5.0)
+
+
+async def _begin(world: OverlayWorld, overlay: Overlay, order: StartOrder) -> None:
+    bootstrap = await overlay.bootstrap(order)
+    await world.begin(StartOrder(order.drone_id, order.type, order.idle_timeout_s, order.grace_s, bootstrap))
+
+
+async def _enough(world: OverlayWorld, jobs: int) -> bool:
+    return await world.done() >= jobs
+
+
+async def _waiting(world: OverlayWorld, overlay: Overlay, jobs: int) -> Sequence[JobClass]:
+    """The classes, once this many jobs in all have been seen to wait."""
+
+    async def ask() -> Sequence[JobClass] | None:
+        classes = [c for c in (await overlay.poll([world.kind])).classes if c.waiting]
+        return classes if sum(c.waiting for c in classes) == jobs else None
+
+    return await eventually(f"{jobs} jobs wait", ask, world.patience_s)
+
+
+async def _slot(world: OverlayWorld, overlay: Overlay, drone_id: DroneId, *states: SlotState) -> Slot:
+    async def ask() -> Slot | None:
+        return next((s for s in await _slots(world, overlay) if s.drone_id == drone_id and s.state in states), None)
+
+    return await eventually(f"{drone_id} is {' or '.join(states)} in the pool", ask, world.patience_s)
+
+
+async def _unslotted(world: OverlayWorld, overlay: Overlay, drone_id: DroneId) -> None:
+    async def ask() -> bool:
+        return all(slot.drone_id != drone_id for slot in await _slots(world, overlay))
+
+    await eventually(f"{drone_id} is out of the pool", ask, world.patience_s)
+
+
+async def _slots(world: OverlayWorld, overlay: Overlay) -> Sequence[Slot]:
+    view: OverlayView = await overlay.poll([world.kind])
+    return view.slots

@@ -1,0 +1,508 @@
+"""The contract of a site: what the controller relies on, whatever stands behind the adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
+
+import pytest
+
+from provisioner.adapter_tests.hooks import NotSupported, supported
+from provisioner.adapter_tests.waiting import eventually
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, Site, UnavailableError
+from provisioner.model import (
+    Bootstrap,
+    DroneId,
+    DroneType,
+    EndKind,
+    OrderOutcome,
+    OrderResult,
+    RemoteDrone,
+    RemoteState,
+    StartOrder,
+    StopOrder,
+)
+
+_FOUR = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
+_ALIVE = (RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN)
+
+
+class SiteWorld(Protocol):
+    """A site under test, and a way to look at it past the adapter."""
+
+    controller: str
+    """Name of the controller that :meth:`site` is built for."""
+    kind: DroneType
+    """A type of which at least three drones fit at once."""
+    impossible: DroneType
+    """A type that the site refuses for good."""
+    grace_s: float
+    """Between notice and kill; short."""
+    patience_s: float
+    """How long the site may take for anything here."""
+    tells_free: bool
+    """Whether its views have ``free``."""
+    tells_exit_codes: bool
+    """Whether it remembers the exit status of a drone that ended."""
+
+    def site(self, controller: str | None = None) -> Site:
+        """A new adapter object, as a controller (:attr:`controller`, or another) builds it when it starts."""
+        ...
+
+    def living(self) -> Bootstrap:
+        """A drone that runs until it is asked to leave, and then does."""
+        ...
+
+    def stubborn(self) -> Bootstrap:
+        """A drone that does not leave when asked, and has processes besides its first."""
+        ...
+
+    def exiting(self, code: int) -> Bootstrap:
+        """A drone that ends by itself with this status."""
+        ...
+
+    async def alive(self, drone_id: DroneId) -> int:
+        """How many times a drone runs or waits there, seen past the adapter: 0, 1, or more if it was duplicated."""
+        ...
+
+    async def anything_left(self, drone_id: DroneId) -> bool:
+        """Whether anything at all of a drone is left that uses resources."""
+        ...
+
+    def broken(self) -> AbstractAsyncContextManager[None]:
+        """While inside, the site cannot be reached or used."""
+        ...
+
+    # Hooks: a lab that cannot do one of these raises NotSupported with the reason, and the tests with it are skipped.
+
+    def lost_replies(self) -> AbstractAsyncContextManager[None]:
+        """Carry out each start and lose the reply to it, while inside."""
+        ...
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        """Answer each listing in pages of one drone, while inside."""
+        ...
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        """Break off the answer to each listing in the middle, while inside."""
+        ...
+
+    def refused_starts(self) -> AbstractAsyncContextManager[None]:
+        """Refuse each start and make nothing, while inside."""
+        ...
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        """Answer each stop with this HTTP status (403, 500 or 503), or with what means the same at this site, and stop
+        nothing, while inside."""
+        ...
+
+    def forgetful_site(self) -> Site:
+        """Return a new adapter object as :meth:`site` does, which keeps ended drones for a second or less."""
+        ...
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        """List the objects of a drone that stay at the site until somebody deletes them, seen past the adapter."""
+        ...
+
+
+class SiteContract:
+    """Subclass it as ``TestMySite`` with a fixture ``world``."""
+
+    pytestmark = pytest.mark.asyncio
+
+    # --------------------------------------------------------------------------------------------------- stories
+
+    async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            assert drone_id not in (await site.poll()).drones
+            [receipt] = await site.start([_order(world, drone_id)])
+            assert (receipt.drone_id, receipt.answer, receipt.fault) == (drone_id, OrderOutcome.OK, None)
+
+            running = await _listed(world, site, drone_id, RemoteState.RUNNING)
+            assert running.type == world.kind.name
+            assert running.remote_id == receipt.remote_id != ""
+            await _runs_once(world, drone_id)
+
+            [receipt] = await site.stop([StopOrder(drone_id, running.remote_id)])
+            assert receipt.answer is OrderOutcome.OK
+            await _gone(world, site, drone_id)
+            ended = (await site.poll()).drones.get(drone_id)
+            if ended is not None:  # a site may forget at once, but not lie
+                assert ended.end is not None
+                assert ended.end.kind is EndKind.STOPPED
+
+    async def test_starting_the_same_id_again_is_the_same_drone(self, world: SiteWorld) -> None:
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            first, again = [(await site.start([order]))[0] for _ in range(2)]
+            assert (first.answer, again.answer) == (OrderOutcome.OK, OrderOutcome.OK)
+            assert first.remote_id == again.remote_id
+        async with world.site() as restarted:
+            [later] = await restarted.start([order])
+            assert later.answer is OrderOutcome.OK
+            await _listed(world, restarted, order.drone_id, RemoteState.RUNNING)
+            await _runs_once(world, order.drone_id)
+            await _end(world, restarted, [order.drone_id])
+
+    async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
+        good, bad, good_too = (_id(world, n) for n in (1, 2, 3))
+        orders = [_order(world, good), _order(world, bad, world.impossible), _order(world, good_too)]
+        async with world.site() as site:
+            receipts = await site.start(orders)
+            assert [r.drone_id for r in receipts] == [good, bad, good_too]
+            assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
+            _assert_told(receipts[1])
+            await _listed(world, site, good_too, RemoteState.RUNNING)
+            view = await site.poll()
+            assert {good, good_too} <= view.drones.keys()
+            assert bad not in view.drones
+            assert await world.alive(bad) == 0
+            await _end(world, site, [good, good_too])
+
+    async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
+        never, gone = _id(world, 7), _id(world, 8)
+        async with world.site() as site:
+            [receipt] = await site.stop([StopOrder(never, "")])
+            assert (receipt.drone_id, receipt.answer) == (never, OrderOutcome.OK)
+            await site.start([_order(world, gone)])
+            await _end(world, site, [gone])
+            for kill in (False, True):
+                receipts = await site.stop([StopOrder(gone, "", kill), StopOrder(never, "", kill)])
+                assert [(r.drone_id, r.answer) for r in receipts] == [(gone, OrderOutcome.OK), (never, OrderOutcome.OK)]
+
+    async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(self, world: SiteWorld) -> None:
+        failing, leaving = _id(world, 1), _id(world, 2)
+        async with world.site() as site:
+            await site.start([_order(world, failing, bootstrap=world.exiting(3))])
+            await site.start([_order(world, leaving, bootstrap=world.exiting(0))])
+            for drone_id, code in ((failing, 3), (leaving, 0)):
+                ended = await _listed(world, site, drone_id, RemoteState.ENDED)
+                assert ended.end is not None
+                assert ended.end.kind is EndKind.EXITED
+                assert ended.end.exit_code == (code if world.tells_exit_codes else None)
+                assert abs(time.time() - ended.end.at) < world.patience_s + 60
+                await _gone(world, site, drone_id)
+
+    async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            before = [await _listed(world, site, drone_id, RemoteState.RUNNING) for drone_id in ids]
+        async with world.site() as site:
+            after = (await site.poll()).drones
+            assert [after[drone_id].remote_id for drone_id in ids] == [drone.remote_id for drone in before]
+            assert [after[drone_id].state for drone_id in ids] == [RemoteState.RUNNING] * 2
+            await _end(world, site, ids)
+
+    @pytest.mark.parametrize("kill", [False, True], ids=["after its grace", "at once"])
+    async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(self, world: SiteWorld, kill: bool) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            await site.start([_order(world, drone_id, bootstrap=world.stubborn())])
+            await _listed(world, site, drone_id, RemoteState.RUNNING)
+            [receipt] = await site.stop([StopOrder(drone_id, "", kill)])
+            assert receipt.answer is OrderOutcome.OK
+            await _gone(world, site, drone_id)
+
+    async def test_another_controllers_drones_are_neither_listed_nor_touched(self, world: SiteWorld) -> None:
+        other = f"{world.controller}-two"  # its ids begin as ours do
+        mine, foreign = _id(world, 1), DroneId(f"{other}-abcd-1")
+        async with world.site() as site, world.site(other) as theirs:
+            await theirs.start([_order(world, foreign)])
+            await site.start([_order(world, mine)])
+            await _listed(world, theirs, foreign, RemoteState.RUNNING)
+            await _listed(world, site, mine, RemoteState.RUNNING)
+            assert foreign not in (await site.poll()).drones
+            assert mine not in (await theirs.poll()).drones
+            await _end(world, site, [mine])
+            assert await world.alive(foreign) == 1
+            await _end(world, theirs, [foreign])
+
+    async def test_free_counts_go_down_and_up(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2)]
+        name = world.kind.name
+        async with world.site() as site:
+            before = (await site.poll()).free
+            if not world.tells_free:
+                assert before is None
+                return
+            assert before is not None
+            assert before[name] >= 3
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            seen = await site.poll()
+            waits = sum(seen.drones[drone_id].state is RemoteState.PENDING for drone_id in ids)
+            assert seen.free is not None
+            assert seen.free[name] == before[name] - (2 - waits)  # the planner promises those that wait their room
+            await _end(world, site, ids)
+            after = (await site.poll()).free
+            assert after is not None
+            assert after[name] == before[name]
+
+    @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.004, 0.01, 0.03])
+    async def test_a_start_cut_short_leaves_what_a_listing_can_settle(self, world: SiteWorld, after_s: float) -> None:
+        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        async with world.site() as site:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(after_s):
+                    await site.start(orders)
+                    raise TimeoutError  # it was quicker: as good
+            # The controller has no receipts now. It asks again for what it is not shown, and gets each exactly once.
+            receipts = await site.start(orders)
+            _assert_all_done(receipts)
+            for order in orders:
+                await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+                await _runs_once(world, order.drone_id)
+            await _end(world, site, [order.drone_id for order in orders])
+
+    async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(self, world: SiteWorld) -> None:
+        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        async with world.site() as site:
+            task = asyncio.ensure_future(site.start(orders))
+            await asyncio.sleep(0.002)
+            task.cancel()
+            await asyncio.wait([task], timeout=world.patience_s)
+        async with world.site() as site:
+            await asyncio.sleep(min(1.0, world.patience_s / 4))
+            shown = {d for d, drone in (await site.poll()).drones.items() if drone.state in _ALIVE}
+            running = {o.drone_id for o in orders if await world.alive(o.drone_id)}
+            assert running <= shown
+            await _end(world, site, [order.drone_id for order in orders])
+
+    async def test_calls_side_by_side_do_not_disturb_each_other(self, world: SiteWorld) -> None:
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            async with asyncio.TaskGroup() as group:
+                starts = [group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids]
+                looks = [group.create_task(site.poll()) for _ in range(3)]
+            _assert_all_done([start.result()[0] for start in starts])
+            assert all(poll.result().site == world.kind.site for poll in looks)
+            assert set(ids) <= (await site.poll()).drones.keys()
+            await _end(world, site, ids)
+
+    async def test_trouble_comes_as_one_of_the_four_errors_or_as_receipts(self, world: SiteWorld) -> None:
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            async with world.broken():
+                with pytest.raises(AdapterError) as looked:
+                    await site.poll()  # an empty listing would be a lie
+                assert isinstance(looked.value, _FOUR)
+                await _assert_not_done(site.start([_order(world, drone_id)]))
+                await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
+            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await _end(world, site, [drone_id])
+
+    # ------------------------------------------------------------------------------------------- at the worst moment
+
+    async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
+        await supported(world.lost_replies)
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            async with world.lost_replies():
+                try:
+                    [receipt] = await site.start([order])
+                except AdapterError as error:
+                    assert isinstance(error, OutcomeUnknownError), f"{error!r} says that nothing was done"
+                else:
+                    assert receipt.answer is not OrderOutcome.REJECTED, "REFUSED says that nothing was done"
+                    if receipt.answer is OrderOutcome.UNKNOWN:
+                        _assert_told(receipt)
+            running = await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            [again] = await site.start([order])
+            assert (again.answer, again.remote_id) == (OrderOutcome.OK, running.remote_id)
+            await _runs_once(world, order.drone_id)
+            await _end(world, site, [order.drone_id])
+
+    async def test_all_pages_of_a_listing_are_read(self, world: SiteWorld) -> None:
+        await supported(world.pages)
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            for drone_id in ids:
+                await _listed(world, site, drone_id, RemoteState.RUNNING)
+
+            async def whole() -> bool:
+                try:
+                    shown = set((await site.poll()).drones)
+                except AdapterError:
+                    return False  # what changes between two pages may be an error, but not always
+                assert set(ids) <= shown
+                return True
+
+            async def asked() -> bool:
+                return len(await _done(site.stop([StopOrder(d, "", kill=True) for d in ids]))) == len(ids)
+
+            async with world.pages():
+                await eventually("all pages are read", whole, world.patience_s)
+                await eventually("all are asked to leave", asked, world.patience_s)
+            for drone_id in ids:  # `not on the first page` is no proof that it is gone
+                await _gone(world, site, drone_id)
+
+    async def test_half_a_listing_is_never_taken_for_the_whole(self, world: SiteWorld) -> None:
+        await supported(world.cut_listings)
+        ids = [_id(world, n) for n in (1, 2, 3)]
+        async with world.site() as site:
+            await site.start([_order(world, drone_id) for drone_id in ids])
+            for drone_id in ids:
+                await _listed(world, site, drone_id, RemoteState.RUNNING)
+            async with world.cut_listings():
+                try:
+                    view = await site.poll()
+                except AdapterError as error:
+                    assert isinstance(error, _FOUR)
+                else:
+                    assert set(ids) <= set(view.drones)
+                stopped = await _done(site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids]))
+            for drone_id in stopped:  # `not in the listing` is no proof that it is gone
+                await _gone(world, site, drone_id)
+            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await _end(world, site, ids)
+
+    async def test_a_refused_start_makes_nothing(self, world: SiteWorld) -> None:
+        await supported(world.refused_starts)
+        order = _order(world, _id(world, 1))
+        async with world.site() as site:
+            async with world.refused_starts():
+                try:
+                    [receipt] = await site.start([order])
+                except AdapterError as error:
+                    assert isinstance(error, RejectedError | AuthError)
+                else:
+                    assert receipt.answer is OrderOutcome.REJECTED
+                    _assert_told(receipt)
+                assert order.drone_id not in (await site.poll()).drones
+                assert await world.alive(order.drone_id) == 0
+                with suppress(NotSupported):
+                    assert await world.objects(order.drone_id) == []
+            [receipt] = await site.start([order])  # the same drone may be started once there is room
+            assert receipt.answer is OrderOutcome.OK
+            await _listed(world, site, order.drone_id, RemoteState.RUNNING)
+            await _end(world, site, [order.drone_id])
+
+    @pytest.mark.parametrize("status", [403, 500, 503])
+    async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(self, world: SiteWorld, status: int) -> None:
+        await supported(lambda: world.refused_stops(status))
+        drone_id = _id(world, 1)
+        async with world.site() as site:
+            await site.start([_order(world, drone_id)])
+            running = await _listed(world, site, drone_id, RemoteState.RUNNING)
+            async with world.refused_stops(status):
+                for kill in (False, True):
+                    await _assert_not_done(site.stop([StopOrder(drone_id, running.remote_id, kill)]))
+                assert await world.alive(drone_id) == 1
+            await _end(world, site, [drone_id])
+
+    async def test_nothing_of_an_ended_drone_is_left_at_the_site(self, world: SiteWorld) -> None:
+        stopped, leaving = _id(world, 1), _id(world, 2)
+        try:
+            assert await world.objects(stopped) == []
+            forgetful = world.forgetful_site()
+        except NotSupported as error:
+            pytest.skip(str(error))
+        async with forgetful as site:
+            orders = [_order(world, stopped), _order(world, leaving, bootstrap=world.exiting(0))]
+            _assert_all_done(await site.start(orders))
+            await _listed(world, site, stopped, RemoteState.RUNNING)
+            await _end(world, site, [stopped])
+
+            async def ask() -> bool:
+                await site.poll()  # an adapter clears away after a look
+                return not await world.objects(stopped) and not await world.objects(leaving)
+
+            await eventually("the adapter has deleted what it made", ask, world.patience_s + world.grace_s)
+
+    async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
+        async with world.site() as site:
+            assert list(await site.start([])) == []
+            assert list(await site.stop([])) == []
+            view = await site.poll()
+            assert (view.site, dict(view.drones)) == (world.kind.site, {})
+            assert abs(view.taken_at - time.time()) < world.patience_s + 5
+
+
+# ------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def _id(world: SiteWorld, serial: int) -> DroneId:
+    return DroneId(f"{world.controller}-abcd-{serial}")
+
+
+def _order(
+    world: SiteWorld, drone_id: DroneId, kind: DroneType | None = None, bootstrap: Bootstrap | None = None
+) -> StartOrder:
+    return StartOrder(drone_id, kind or world.kind, 600.0, world.grace_s, bootstrap or world.living())
+
+
+def _assert_all_done(receipts: Sequence[OrderResult]) -> None:
+    assert [(r.answer, r.fault) for r in receipts] == [(OrderOutcome.OK, None)] * len(
+        receipts
+    )  # a failure tells its fault
+
+
+def _assert_told(receipt: OrderResult) -> None:
+    assert receipt.fault is not None
+    assert receipt.fault.message
+    assert abs(receipt.fault.at - time.time()) < 60
+
+
+async def _assert_not_done(call: Awaitable[Sequence[OrderResult]]) -> None:
+    try:
+        [receipt] = await call
+    except AdapterError as error:
+        assert isinstance(error, _FOUR)
+    else:
+        assert receipt.answer is not OrderOutcome.OK
+        _assert_told(receipt)
+
+
+async def _done(call: Awaitable[Sequence[OrderResult]]) -> Sequence[DroneId]:
+    """Return the drones whose order was carried out; none if the call raised one of the four errors."""
+    try:
+        return [receipt.drone_id for receipt in await call if receipt.answer is OrderOutcome.OK]
+    except AdapterError as error:
+        assert isinstance(error, _FOUR)
+        return []
+
+
+async def _looks(site: Site) -> bool:
+    try:
+        await site.poll()
+    except AdapterError:
+        return False
+    return True
+
+
+async def _listed(world: SiteWorld, site: Site, drone_id: DroneId, state: RemoteState) -> RemoteDrone:
+    async def ask() -> RemoteDrone | None:
+        drone = (await site.poll()).drones.get(drone_id)
+        return drone if drone is not None and drone.state is state else None
+
+    return await eventually(f"{drone_id} is listed as {state}", ask, world.patience_s)
+
+
+async def _runs_once(world: SiteWorld, drone_id: DroneId) -> None:
+    """Neither not at all nor twice, once the dust of the start has settled."""
+
+    async def ask() -> bool:
+        return await world.alive(drone_id) == 1
+
+    await eventually(f"{drone_id} runs exactly once", ask, world.patience_s)
+
+
+async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
+    async def ask() -> bool:
+        drone = (await site.poll()).drones.get(drone_id)
+        listed = drone is not None and drone.state in _ALIVE
+        return not listed and not await world.alive(drone_id) and not await world.anything_left(drone_id)
+
+    await eventually(f"nothing is left of {drone_id}", ask, world.patience_s + world.grace_s)
+
+
+async def _end(world: SiteWorld, site: Site, drone_ids: Sequence[DroneId]) -> None:
+    receipts = await site.stop([StopOrder(drone_id, "", kill=True) for drone_id in drone_ids])
+    _assert_all_done(receipts)
+    for drone_id in drone_ids:
+        await _gone(world, site, drone_id)

@@ -1,0 +1,632 @@
+"""The tick: sense, decide, check, record, act, record what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import structlog
+
+from provisioner import formatting
+from provisioner.controller import act
+from provisioner.controller.clock import Clock
+from provisioner.controller.dead_slots import DeadSlots
+from provisioner.controller.estimation import Learning
+from provisioner.controller.history import History
+from provisioner.controller.keeping import Keeping
+from provisioner.controller.sense import PATIENCE_S, Senses, Watch
+from provisioner.interfaces import Overlay, PoolSeesAtOnce, SeesAtOnce, Site, SupportsConsoleOutput
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneId,
+    DroneState,
+    DroneType,
+    OperatorRequest,
+    OrderOutcome,
+    OverlayView,
+    Plan,
+    Policy,
+    PolledOverlay,
+    PolledSite,
+    RemoteState,
+    RequestKind,
+    Snapshot,
+    StateChange,
+)
+from provisioner.planner import decide, fit, guard, life
+from provisioner.planner.check import check
+from provisioner.planner.isolate import Planner
+from provisioner.planner.restrained import Judge
+from provisioner.planner.sound import SoundPlan, sound_plan
+from provisioner.reasons import BlackHoleDrone, DrainRefused, OrderRefused, OutcomeUnknown, Reason
+from provisioner.store import Store, StoreError, changes
+
+log = structlog.get_logger()
+
+CLOCK_ADVICE = (
+    "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
+    "Set the clock (NTP) if it is wrong. If it is right, wait: it is believed after an hour, or once NTP keeps it. "
+    "One that is behind the record is believed at the next start of the controller."
+)
+MOVED_ADVICE = (
+    "For so long the controller did not run, or the clock was wrong: it does not count against the limits of drones. "
+    "If the host's clock is wrong now, set it."
+)
+CLOCK_STEP_S = 30.0
+"""A wall clock that is off by more is worth an event."""
+PRUNE_EVERY_S = 3600.0
+SERIAL_MARGIN = 1000
+"""Serial numbers left out after a record that was older than what runs."""
+SERIALS_MISSED = 1_000_000
+"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads,
+and whoever shares our account at a site can have entries listed."""
+UNKNOWN_SLOTS = 1000
+"""Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
+LEAVE_PATIENCE_S = 60.0
+"""How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
+QUICK_FOR_S = 300.0
+"""A drone that stays in one state for longer is on the move no more: it is waited for at the usual pace."""
+ON_THE_MOVE = frozenset(
+    {
+        *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
+        *(DroneState.DRAINING, DroneState.STOPPING),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TickReport:
+    """What one tick did."""
+
+    plan: Plan
+    faults: tuple[str, ...] = ()
+    """Breaches of the plan as it was made; the actions concerned were left out."""
+    recorded: bool = True
+    """False if the store could not take the plan: then nothing was acted on either."""
+
+
+@dataclass(slots=True)
+class Decided:
+    """How long the planner has taken: real time, even where the service's clock is virtual. (Processor time would be
+    nearer the truth on a busy host, but to ask for it can cost more than a quick decision.)"""
+
+    count: int = 0
+    total_s: float = 0.0
+    worst_s: float = 0.0
+
+    def took(self, spent_s: float) -> None:
+        """One decision more."""
+        self.count += 1
+        self.total_s += spent_s
+        self.worst_s = max(self.worst_s, spent_s)
+
+
+@dataclass(slots=True)
+class Failures:
+    """Decisions that failed one after the other. The log tells each new error once with its traceback, and one that
+    goes on only when its count has doubled: at every tick it would fill the disk."""
+
+    error: str = ""
+    count: int = 0
+
+    def again(self, error: Exception) -> None:
+        """Count one failure."""
+        text = f"{type(error).__name__}: {error}"
+        if text != self.error:
+            self.error, self.count = text, 1
+            log.error("decide-failed", why=text, exc_info=error)
+            return
+        self.count += 1
+        if self.count & (self.count - 1) == 0:
+            log.error("decide-failed", why=text, in_a_row=self.count)
+
+    def over(self) -> None:
+        """Note a decision that succeeded."""
+        if self.error:
+            log.info("decide-recovered", why=self.error, in_a_row=self.count)
+            self.error, self.count = "", 0
+
+
+@dataclass(slots=True)
+class Controller:
+    """The service. Enter it, then call :meth:`tick` or :meth:`run`.
+
+    ``tick_s`` is the longest pause between two ticks, ``tick_quick_s`` the pause while something is on the move.
+    """
+
+    name: str
+    policy: Policy
+    types: Sequence[DroneType]
+    overlay: Overlay
+    sites: Mapping[str, Site]
+    store: Store
+    clock: Clock
+    tick_s: float = 15.0
+    tick_quick_s: float = 2.0
+    learning: Learning = field(default_factory=Learning)
+    planner: Planner = decide
+    judge: Judge = check
+    decided: Decided = field(default_factory=Decided)
+    between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a tick of :meth:`run`; whoever changes something takes it."""
+    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _senses: Senses | None = None
+    _acts: dict[asyncio.Task[act.Answers], str] = field(default_factory=dict)
+    """Orders under way, or answered and not yet on record, with the site that they went to."""
+    _failures: Failures = field(default_factory=Failures)
+    _faults: tuple[str, ...] = ()
+    """Breaches at the newest tick, so that each is reported once and not at every tick."""
+    _suspects: tuple[str, ...] = ()
+    """Job classes on which the planner failed at the newest tick."""
+    _doubted: bool = False
+    """The host's clock was doubted at the newest tick."""
+    _outdated: bool = False
+    _first_serial: int = 0
+    """The first free serial number by the record at the start; 0 before the first tick."""
+    """The record was found to be older than what runs; told once."""
+    _pruned_at: float = 0.0
+    _prunes: bool = False
+    """True while the record holds more to forget than one tick should wait for."""
+    _gpu_wanted_at: float = 0.0
+    _stepped: bool = False
+    _history: History = field(default_factory=History)
+    _keeping: Keeping | None = None
+    _dead_slots: DeadSlots = field(init=False)
+    _tellers: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
+    """The sites that tell last words: asking a protocol is not for every tick."""
+
+    def __post_init__(self) -> None:
+        self._dead_slots = DeadSlots(self.overlay, self.clock)
+
+    async def __aenter__(self) -> Self:
+        await self._set_clock(start=True)
+        self._keeping = Keeping(self.learning, self.store, self.clock)
+        await self._keeping.begin(self.policy.wait_worth)
+        await self._group.__aenter__()
+        overlay = Watch("overlay", lambda: self.overlay.poll(self.types), 0.0)
+        if isinstance(self.overlay, PoolSeesAtOnce):
+            pool = self.overlay
+            overlay.at_hand = lambda: pool.glance(self.types)
+        self._senses = Senses(self._group, self.clock, overlay)
+        self._watch_sites()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Looks are broken off. Orders under way are waited for, though not for ever: their intent is on record, and
+        listings will tell the next controller what came of them."""
+        assert self._senses is not None and self._keeping is not None
+        self._senses.close()
+        self._dead_slots.close()
+        try:
+            if error is None:
+                await self._keeping.end()
+            if error is None and self._acts:
+                log.info("last-orders", of=sorted(s or "overlay" for s in self._acts.values()))
+                await asyncio.wait(self._acts, timeout=LEAVE_PATIENCE_S)
+                await self._settle()
+        finally:
+            for task in self._acts:
+                task.cancel()
+            await self._group.__aexit__(kind, error, None)
+
+    async def tick(self) -> TickReport:
+        """One turn of the loop."""
+        await self._settle()  # answers that took longer than the last tick
+        await self._set_clock()
+        await self._reset_breakers()
+        snapshot = await self._sense()
+        found = self._decided(snapshot)
+        plan, faults = found.plan, found.faults
+        await self._tell_faults(found)
+        before = dict(self.store.breakers)
+        try:
+            await self.store.record(plan, snapshot)
+        except StoreError as error:
+            log.error("not-recorded", message=str(error))
+            return TickReport(plan, faults, recorded=False)
+        _tell(plan)
+        _tell_breakers(before, plan.breakers)
+        for drain in plan.drains:
+            if isinstance(drain.reason, BlackHoleDrone):
+                await self.event("drone-eats-jobs", warn=True, drone=drain.drone.id, why=formatting.say(drain.reason))
+        self.learning.note(snapshot, plan)
+        await self._remove_dead_slots(snapshot, plan)
+        await self._act(plan)
+        await self._settle()
+        await self._history.keep(self.store, snapshot.overlay.view)
+        return TickReport(plan, faults)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
+        while not stop.is_set():
+            async with self.between_ticks:
+                report = await self.tick()
+                await self._housekeeping()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause(report)):
+                    await stop.wait()
+
+    # ------------------------------------------------------------------------------------------------ the steps
+
+    async def _set_clock(self, *, start: bool = False) -> None:
+        """Set the clock if that is due, and tell of one that is doubted."""
+        by_s = self.clock.due_s()
+        moved = await self._move_times(by_s, start=start) if by_s or start else False
+        if by_s and moved:
+            self.clock.settle()
+            await self.event("times-moved", by_s=round(by_s, 1), advice=MOVED_ADVICE)
+        if self.clock.doubted() is not self._doubted:
+            self._doubted = not self._doubted
+            name = "clock-doubted" if self._doubted else "clock-believed"
+            advice = {"advice": CLOCK_ADVICE} if self._doubted else {}
+            await self.event(name, warn=self._doubted, drift_s=round(self.clock.drift_s(), 1), **advice)
+
+    async def _move_times(self, by_s: float, *, start: bool) -> bool:
+        """Move the times on record with the clock, so that no limit passes in one step; return whether that is on
+        record. If not, the clock must not be set: limits would pass, now or after a restart.
+
+        At the ``start`` an order whose answer was not recorded gets none any more: ``settle`` counts from now.
+        """
+        now, moves = self.clock.now() + by_s, []
+        for drone in self.store.drones.values():
+            new = life.on_clock(drone, by_s, now)
+            if start and drone.state is DroneState.REQUESTED:
+                new = replace(new, since=now)
+            if new != drone:
+                moves.append(StateChange(new, new.state, OutcomeUnknown("")))
+        breakers = [guard.on_clock(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
+        try:
+            if by_s:
+                await self.store.settle(self.store.tick, moves, breakers, set_to=now)
+            elif moves:
+                await self.store.settle(self.store.tick, moves, breakers)
+        except StoreError as error:
+            log.error("times-not-recorded", message=str(error))
+            return False
+        return True
+
+    async def _sense(self) -> Snapshot:
+        assert self._senses is not None
+        await self._senses.poll(self.store.breakers)
+        await self._keep_last_words()
+        readings = self._senses.site_readings()
+        next_serial = await self._next_serial(readings.values())
+        for site in self._acts.values():  # its last orders are still under way: what it shows now is half the truth
+            if site in readings:
+                readings[site] = replace(readings[site], busy=True)
+        return Snapshot(
+            now=self.clock.now(),
+            tick=self.store.tick + 1,
+            id_prefix=f"{self.name}-{self.store.birth}",
+            next_serial=next_serial,
+            policy=self.policy,
+            types=tuple(self.types),
+            overlay=self._overlay_reading(),
+            sites=readings,
+            drones=dict(self.store.drones),
+            breakers=dict(self.store.breakers),
+            requests=await self._requests(),
+            ended=await self._ended(readings.values()),
+            gpu_wanted_at=self._gpu_wanted(),
+            patience=dict(self.store.patience),
+            estimates=self.learning.estimates,
+            drift_s=self.clock.drift_s(),
+        )
+
+    def _decided(self, snapshot: Snapshot) -> SoundPlan:
+        """Return the plan to act on. What the planner failed on, and what broke a promise, is not in it."""
+        began_s = time.perf_counter()
+        found = sound_plan(snapshot, self.planner, self.judge, self._suspects)
+        self.decided.took(time.perf_counter() - began_s)
+        self._suspects = found.classes
+        if found.error is None:
+            self._failures.over()
+        else:  # a mistake of ours: what runs goes on, and the next look may be another
+            self._failures.again(found.error)
+        return found
+
+    async def _tell_faults(self, found: SoundPlan) -> None:
+        """Record what was wrong with a plan when that changes, and not at every tick."""
+        if found.faults and found.faults != self._faults:
+            left_out = (*(f"class {each}" for each in found.classes), *found.actions)
+            told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
+            await self.event("plan-refused", warn=True, **told)
+        elif self._faults and not found.faults:
+            await self.event("plan-accepted")
+        self._faults = found.faults
+
+    def _overlay_reading(self) -> PolledOverlay:
+        """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
+        assert self._senses is not None
+        reading = self._senses.overlay_reading()
+        if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
+            reading = replace(reading, view=self._without_forged_slots(reading.view))
+        if reading.view is None or not self._doubted:
+            return reading
+        notice = f"The host's clock is {formatting.age(abs(self.clock.drift_s()))} off the record. {CLOCK_ADVICE}"
+        return replace(reading, view=replace(reading.view, notices=(*reading.view.notices, notice)))
+
+    def _without_forged_slots(self, view: OverlayView) -> OverlayView:
+        """Return a view with few slots of drones that neither the record nor a site knows: whoever has a drone's token
+        can advertise any number of them, and each tick would work on all."""
+        assert self._senses is not None
+        known = set(self.store.drones)
+        known.update(*(r.view.drones for r in self._senses.site_readings().values() if r.view is not None))
+        unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
+        if len(unknown) <= UNKNOWN_SLOTS:
+            return view
+        left_out = frozenset(unknown[UNKNOWN_SLOTS:])
+        notice = f"{len(left_out)} slots of unknown drones are left out: their ads may be forged with a drone's token."
+        slots = tuple(slot for slot in view.slots if slot.drone_id not in left_out)
+        return replace(view, slots=slots, notices=(*view.notices, notice))
+
+    def _gpu_wanted(self) -> float:
+        """When a GPU job was last seen to wait. What cannot be seen may be one."""
+        assert self._senses is not None
+        overlay = self._senses.overlay_reading()
+        view = overlay.view
+        classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
+        wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
+        # Jobs that nothing here could ever run want no GPU of ours.
+        wanted = any(fit.misfit(job, kind) is None for job in wait for kind in self.types)
+        if not self._gpu_wanted_at or classes is None or wanted:
+            self._gpu_wanted_at = self.clock.now()
+        return self._gpu_wanted_at
+
+    async def _next_serial(self, readings: Iterable[PolledSite]) -> int:
+        """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
+
+        A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
+        view shows yet may have later ids still: a margin is left for them. What slots or a listing show may be forged:
+        it counts up to a limit that stays where it was at the start, when the record was read.
+        """
+        assert self._senses is not None
+        known = self.store.next_serial
+        self._first_serial = self._first_serial or known
+        shown = {drone_id for reading in readings if reading.view is not None for drone_id in reading.view.drones}
+        pool = self._senses.overlay_reading().view
+        if pool is not None:
+            shown |= {slot.drone_id for slot in pool.slots}
+        newest = self._newest_serial(shown - self.store.drones.keys(), self._first_serial + SERIALS_MISSED)
+        if newest < known:
+            return known
+        if not self._outdated:
+            self._outdated = True
+            advice = "The record is older than what runs, as after a restored backup. Unknown drones are stopped."
+            await self.event("record-outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
+        return newest + 1 + SERIAL_MARGIN
+
+    def _newest_serial(self, drone_ids: Iterable[DroneId], below: int) -> int:
+        """Return the largest serial number of our ids among these that is below a limit; 0 if there is none."""
+        ours = (each for each in drone_ids if each.startswith(f"{self.name}-{self.store.birth}-"))
+        return max((n for n in map(changes.serial_of, ours) if n is not None and n < below), default=0)
+
+    async def _ended(self, readings: Iterable[PolledSite]) -> Mapping[DroneId, DroneState]:
+        """What the record says of drones that a site lists and that should be gone: the reason to stop them."""
+        views = [r.view for r in readings if r.view is not None]
+        there = [d for v in views for d in v.drones.values() if d.state is not RemoteState.ENDED]
+        strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
+        try:
+            return await self.store.ended(strays) if strays else {}
+        except StoreError as error:
+            log.error("record-not-read", message=str(error))
+            return {}
+
+    async def _keep_last_words(self) -> None:
+        """For `drones show`. They decide nothing, so whatever goes wrong with them is only told."""
+        words: dict[DroneId, str] = {}
+        for name, site in self._tellers.items():
+            try:
+                words |= site.last_words()
+            except Exception as error:
+                log.warning("last-words-lost", site=name, message=f"{type(error).__name__}: {error}")
+        try:
+            if words:
+                await self.store.keep(self.clock.now(), words)
+        except StoreError as error:
+            log.error("last-words-not-recorded", message=str(error))
+
+    async def _requests(self) -> tuple[OperatorRequest, ...]:
+        try:
+            return await self.store.requests()
+        except StoreError as error:
+            log.error("requests-not-read", message=str(error))
+            return ()
+
+    async def _reset_breakers(self) -> None:
+        """Lift the bans that operators asked to lift, before anything is decided with them. The plan marks the requests
+        as done."""
+        for request in await self._requests():
+            if request.kind is not RequestKind.RESET:
+                continue
+            known, now = self.store.breakers, self.clock.now()
+            scopes = [s for s, b in known.items() if b.failures and _is_within(s, request.drone_ids)]
+            lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
+            try:
+                if lifted:
+                    await self.store.settle(self.store.tick, (), lifted)
+            except StoreError as error:
+                log.error("breakers-not-reset", message=str(error))
+                return
+            if lifted:
+                told = ", ".join(scopes)[:2000]
+                await self.event("breakers-reset", scopes=told, by=request.by, reason=request.reason)
+
+    async def _act(self, plan: Plan) -> None:
+        for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
+            site = self.sites.get(batch.site)
+            limits = self.policy.sites.get(batch.site)
+            deadline_s = limits.act_deadline_s if limits else act.DRAIN_DEADLINE_S
+            if batch.site and site is None:
+                continue  # a site that was removed with drones on record: nobody can be asked
+            work = act.carry_out(batch, site, self.overlay, self.clock, deadline_s)
+            self._acts[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
+        if self._acts:
+            await asyncio.wait(self._acts, timeout=PATIENCE_S)
+
+    async def _remove_dead_slots(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
+        fault = self._dead_slots.answered()
+        if fault is not None:
+            await self.event("slots-not-removed", warn=True, why=formatting.told(fault.message))
+        self._dead_slots.note(plan.moves)
+        self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
+
+    async def _settle(self) -> None:
+        """Record the answers that have come. What cannot be recorded is kept, and tried again at the next tick."""
+        for task in [t for t in self._acts if t.done()]:
+            moves, breakers = self._meaning(task.result())
+            before = dict(self.store.breakers)
+            known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
+            if moves or breakers:
+                try:
+                    await self.store.settle(self.store.tick, moves, breakers)
+                except StoreError as error:
+                    log.error("answers-not-recorded", message=str(error))
+                    return
+            site = self._acts.pop(task)
+            _tell_moves(moves)
+            _tell_breakers(before, breakers)
+            for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
+                name = "drain-refused" if isinstance(move.reason, DrainRefused) else "drain-failed"
+                await self.event(name, warn=True, drone=move.drone.id, why=formatting.told(move.drone.drain_refusal))
+
+    def _meaning(self, answers: act.Answers) -> tuple[list[StateChange], list[Breaker]]:
+        now, drones = self.clock.now(), self.store.drones
+        moves: list[StateChange | None] = []
+        refused = (r for r in answers.admissions if r.answer is OrderOutcome.REJECTED)
+        for receipt in (*answers.starts, *refused):
+            drone = drones.get(receipt.drone_id)
+            if drone is not None and act.still_waits(drone):
+                moves.append(life.settle_start(drone, receipt, now))
+        for receipt in answers.leaves:
+            drone = drones.get(receipt.drone_id)
+            if drone is not None:
+                settle = life.settle_stop if answers.site else life.settle_drain
+                moves.append(settle(drone, receipt))
+        types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
+        known = [r for r in answers.starts if r.drone_id in types]
+        breakers = guard.after_receipts(self.store.breakers, answers.site, types, known, now)
+        overlay = {r.drone_id: guard.OVERLAY for r in answers.admissions}
+        breakers += guard.after_receipts(self.store.breakers, guard.OVERLAY, overlay, answers.admissions, now)
+        return [m for m in moves if m is not None], breakers
+
+    # ----------------------------------------------------------------------------------------------- around them
+
+    def apply(
+        self, policy: Policy, types: Sequence[DroneType], sites: Mapping[str, Site], tick_s: float, tick_quick_s: float
+    ) -> Collection[asyncio.Task[act.Answers]]:
+        """Take over a changed configuration between two ticks. Returns the orders under way: what they were given to
+        must stay open until they are done."""
+        self.policy, self.types, self.sites = policy, types, sites
+        self.tick_s, self.tick_quick_s = tick_s, tick_quick_s
+        self._watch_sites()
+        return list(self._acts)
+
+    def _watch_sites(self) -> None:
+        assert self._senses is not None
+        self._tellers = {name: site for name, site in self.sites.items() if isinstance(site, SupportsConsoleOutput)}
+        before, self._senses.sites = self._senses.sites, {}
+        for name, site in self.sites.items():
+            watch = before.pop(name, None)
+            if watch is not None and watch.poll != site.poll:  # an adapter built anew: what is known of the site stays
+                watch.close()
+                watch = Watch(name, site.poll, 0.0, watch.view, watch.fault)
+            watch = watch or Watch(name, site.poll, 0.0)
+            watch.deadline_s = self.policy.sites[name].look_deadline_s
+            watch.at_hand = site.glance if isinstance(site, SeesAtOnce) else None
+            self._senses.sites[name] = watch
+        for gone in before.values():
+            gone.close()
+        self._senses.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
+
+    def _pause(self, report: TickReport) -> float:
+        if not report.recorded:
+            return self.tick_s
+        since = self.clock.now() - QUICK_FOR_S
+        moving = any(d.state in ON_THE_MOVE and d.since > since for d in self.store.drones.values())
+        waiting = self._senses is not None and any(
+            c.fresh for c in (self._senses.overlay.view.classes if self._senses.overlay.view else ())
+        )
+        return self.tick_quick_s if report.plan.acts or moving or waiting else self.tick_s
+
+    async def _housekeeping(self) -> None:
+        now = self.clock.now()
+        drift = self.clock.drift_s()
+        if (abs(drift) > CLOCK_STEP_S and not self._doubted) is not self._stepped:
+            self._stepped = not self._stepped
+            name = "clock-stepped" if self._stepped else "clock-caught-up"
+            await self.event(name, warn=self._stepped, drift_s=round(drift, 1))
+        if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
+            self._pruned_at, self._prunes = now, False
+            try:
+                self._prunes = await self.store.prune(now)
+            except StoreError as error:
+                log.error("not-pruned", message=str(error))
+        if self._keeping is not None:
+            await self._keeping.turn()
+
+    async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
+        """Tell something that is not a drone's step: in the log, as a warning with ``warn``, and on record."""
+        (log.warning if warn else log.info)(name, **fields)
+        try:
+            await self.store.event(self.clock.now(), name, fields)
+        except StoreError as error:
+            log.error("not-recorded", message=str(error))
+
+
+def _tell(plan: Plan) -> None:
+    """Log one line per action, and one per tick that did something."""
+    for start in plan.starts:
+        drone = start.drone
+        log.info("start", drone=drone.id, type=drone.type, for_class=drone.for_class, **_why(start.reason))
+    for drain in plan.drains:
+        log.info("drain", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
+    for stop in plan.stops:
+        log.info("stop", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
+    for orphan in plan.orphans:
+        log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
+    _tell_moves(plan.moves)
+    if plan.acts or plan.moves:
+        log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
+
+
+def _is_within(scope: str, asked: Collection[str]) -> bool:
+    """Return whether a breaker's scope is one that was asked for, or lies within it: a type or a node of a site
+    (``<site>@<node>``), or a job class on a type (``<site>/<type>#<class>``)."""
+    return any(scope == each or scope.startswith((f"{each}/", f"{each}#", f"{each}@")) for each in asked)
+
+
+_BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT})
+
+
+def _tell_moves(moves: Sequence[StateChange]) -> None:
+    for move in moves:
+        state, refused = move.drone.state, isinstance(move.reason, OrderRefused)
+        if state is move.was and not refused:
+            continue
+        tell = log.warning if refused or state in _BAD_ENDS else log.info
+        tell("move", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
+
+
+def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
+    for breaker in changed:
+        was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
+        if breaker.state is was:
+            continue
+        tell = log.warning if breaker.state is BreakerState.BANNED else log.info
+        until = {"until": formatting.iso(breaker.until)} if breaker.state is BreakerState.BANNED else {}
+        why = (
+            {"fault": breaker.fault.kind.value, "why": formatting.told(breaker.fault.message)} if breaker.fault else {}
+        )
+        tell("breaker", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
+
+
+def _why(reason: Reason) -> dict[str, str]:
+    """Return a reason as fields of a log line: its stable kind, and a sentence."""
+    return {"reason": reason.kind, "why": formatting.say(reason)}

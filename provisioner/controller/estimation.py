@@ -1,0 +1,359 @@
+"""Experience, gathered tick by tick from what the controller sees and does anyway; see :mod:`provisioner.estimates`.
+
+Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
+:mod:`provisioner.controller.keeping` keeps it in the store now and then, so that a restarted controller need not
+learn it
+anew; losing it costs nothing but that. What happened while nobody looked is left out, not made up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import ceil
+
+from provisioner.controller.unfinished import Unfinished, expected
+from provisioner.estimates import (
+    HORIZONS_S,
+    NO_ESTIMATES,
+    UNKNOWN,
+    USUAL_RUN_S,
+    Estimates,
+    EstimateSamples,
+    OwnerGrowth,
+    SiteSamples,
+    StartDelays,
+    owner_of,
+    run_keys,
+)
+from provisioner.model import PENDING, CompletedJob, Drone, DroneState, Plan, PolledSite, Snapshot
+from provisioner.planner.idle import GAPS_NEEDED
+from provisioner.reasons import IdleTimeout
+
+RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
+"""Run times under one key: how many of the newest are kept, as how many they are told, and from how many on."""
+UNFINISHED_EVERY_S = 300.0
+"""How often those that are not done yet are looked through."""
+KEYS_KEPT = 5000
+USE_EVERY_S = 120.0
+"""How often an owner's use is noted."""
+USE_KEPT = 14 * 86400 // 120
+USE_FILLED = 15
+"""So many times in a row at which nobody looked (half an hour) count as the next that was seen; more are unknown."""
+USE_NEEDED = 120
+"""Four hours of it, before anything is concluded."""
+RISE_EVERY_S = 4 * 3600.0
+RISE_TOLD = 500
+GAPS_KEPT = 200
+GHOST_S = 3600.0
+"""A drone that left and of which no other had to take the place for so long would have waited in vain."""
+RELEASE_S = 20.0
+"""What a drone holds its GPUs for after it was asked to leave, about."""
+IDLE_CHOICES_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 1800.0, 3600.0)
+"""Among which an idle time-out is chosen. Shorter than a tick would be none."""
+NEWEST = 0.1
+"""Weight of the newest delay in the mean."""
+TELL_EVERY_S = 60.0
+AWAY_S = 300.0
+"""Who has not seen the pool for longer cannot say when a drone came, or got its next job."""
+SEEN_S = 1200.0
+"""A job that ended counts no second time within this, whoever told of it: longer than an overlay tells of one."""
+SHORTEST_RUN_S = 0.1
+"""Run times are kept to the tenth of a second."""
+FADE_S = 7 * 86400.0
+"""After so long what is known of preemption counts half."""
+
+
+@dataclass(slots=True)
+class Ghost:
+    """A drone that left for want of work."""
+
+    idle_s: float
+    left_at: float
+
+
+@dataclass(slots=True)
+class SiteMemory:
+    """What is remembered of one site."""
+
+    use_milli: deque[int] = field(default_factory=lambda: deque(maxlen=USE_KEPT))
+    """What its owner held, every :data:`USE_EVERY_S`, or :data:`UNKNOWN`."""
+    used_at: float = 0.0
+    rise: OwnerGrowth | None = None
+    rise_at: float = 0.0
+    gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
+    """How long drones waited for their next job, or would have."""
+    ghosts: deque[Ghost] = field(default_factory=lambda: deque(maxlen=500))
+    taken: float = 0.0
+    run_s: float = 0.0
+    counted_at: float = 0.0
+    """Until when ``run_s`` was counted; 0: not yet in this life of the controller."""
+
+    @classmethod
+    def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteMemory:
+        """What is kept of a site, after ``away_s`` in which nobody looked."""
+        fresh = 0.5 ** (away_s / FADE_S)
+        site = cls(used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh)
+        site.use_milli.extend(kept.use_milli)
+        site.gaps_s.extend(kept.gaps_s)
+        if site.use_known:
+            site.rise, site.rise_at = rise_of(site.use_milli), now
+        return site
+
+    @property
+    def use_known(self) -> bool:
+        """Whether anything can be concluded from the owner's use."""
+        return len(self.use_milli) - self.use_milli.count(UNKNOWN) >= USE_NEEDED
+
+    def kept(self) -> SiteSamples:
+        return SiteSamples(tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s)
+
+
+@dataclass(slots=True)
+class Memory:
+    """All that is remembered. Ghosts are forgotten with this life of the controller; the rest is kept."""
+
+    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Never changed in place: what is kept of them now and then is these very values."""
+    delays: dict[str, StartDelays] = field(default_factory=dict)
+    sites: dict[str, SiteMemory] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Learning:
+    """Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot."""
+
+    memory: Memory = field(default_factory=Memory)
+    estimates: Estimates = NO_ESTIMATES
+    _seen: frozenset[tuple[str, float]] = frozenset()
+    """Jobs that were counted: those told now, and of those told before what ended in the last :data:`SEEN_S`."""
+    _told: tuple[CompletedJob, ...] | None = None
+    _at: float = 0.0
+    _dirty: bool = True
+    _wait_worth: float = 0.0
+    """Of the policy, at the newest tick."""
+    _pool_at: float = 0.0
+    """When the pool was seen last."""
+    _unfinished: Unfinished = field(default_factory=Unfinished)
+    _looked_at: float = 0.0
+    """When those that are not done were looked through."""
+
+    def note(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Take in what one tick saw and did."""
+        view, now, self._wait_worth = snapshot.overlay.view, snapshot.now, snapshot.policy.wait_worth
+        if view is not None and view.completions and view.completions is not self._told:
+            self._note_runs(view.completions, now)
+        if view is not None and view.completions is not None and now - self._looked_at >= UNFINISHED_EVERY_S:
+            self._unfinished.note(view)
+            self._looked_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
+        watched = now - self._pool_at <= AWAY_S
+        if view is not None and snapshot.overlay.fault is None:
+            self._pool_at = now
+        for move in plan.moves:
+            self._note_move(snapshot.drones.get(move.drone.id), move.drone, now, watched)
+        for name, reading in snapshot.sites.items():
+            self._note_use(name, reading, snapshot)
+        self._note_gaps(snapshot, plan)
+        if self._dirty and now - self._at >= TELL_EVERY_S:
+            self._at, self._dirty = now, False
+            self.estimates = self._tell()
+
+    def experience(self, now: float) -> EstimateSamples:
+        """What is to be kept of it all."""
+        memory = self.memory
+        return EstimateSamples(
+            now,
+            dict(memory.runs),
+            dict(memory.delays),
+            {name: site.kept() for name, site in memory.sites.items()},
+            self._seen,
+        )
+
+    def recall(self, kept: EstimateSamples, now: float, wait_worth: float) -> None:
+        """Begin with what an earlier controller has kept: what it knew, this one knows from its first tick on."""
+        away_s = max(0.0, now - kept.at)
+        self.memory = Memory(
+            dict(kept.runs),
+            dict(kept.delays),
+            {name: SiteMemory.of(site, now, away_s) for name, site in kept.sites.items()},
+        )
+        self._seen, self._wait_worth = kept.seen, wait_worth
+        self.estimates = self._tell()
+
+    def forget(self, what: str) -> None:
+        """What an operator wants forgotten: ``all``, ``user:NAME`` or ``site:NAME``. A job that was told stays told.
+
+        Nobody can tell which of everybody's run times are a user's: they go with his, and ten jobs fill them again."""
+        memory, (kind, _, name) = self.memory, what.partition(":")
+        match kind:
+            case "all":
+                self.memory, self._unfinished = Memory(), Unfinished()
+            case "user":
+                memory.runs = {key: runs for key, runs in memory.runs.items() if key and owner_of(key) != name}
+                self._unfinished.forget(name)
+            case "site":
+                memory.sites.pop(name, None)
+                memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
+        self.estimates = self._tell()
+
+    def _site(self, name: str) -> SiteMemory:
+        return self.memory.sites.setdefault(name, SiteMemory())
+
+    def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
+        told = frozenset((each.job_id, each.ended_at) for each in completions)
+        new = [each for each in completions if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
+        for each in new:
+            run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
+            for key in dict.fromkeys(run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
+                runs = self.memory.runs.pop(key, ())
+                self.memory.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
+        while len(self.memory.runs) > KEYS_KEPT:
+            del self.memory.runs[next(key for key in self.memory.runs if key)]
+        # a schedd that does not answer once tells its jobs again when it is back
+        self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
+        self._told = completions
+        self._dirty = self._dirty or bool(new)
+
+    def _note_use(self, name: str, reading: PolledSite, snapshot: Snapshot) -> None:
+        view, now = reading.view, snapshot.now
+        if view is None or reading.fault is not None:
+            return
+        if view.owner_runs is None:
+            return self._note_preemption_chance(name, snapshot)
+        site = self._site(name)
+        missed = int((now - site.used_at) // USE_EVERY_S) if site.used_at else 1
+        if missed > 0:
+            held = view.owner_runs.gpu_milli
+            between = held if missed <= USE_FILLED else UNKNOWN
+            site.use_milli.extend([between] * (min(missed, USE_KEPT) - 1) + [held])
+            site.used_at = now if not site.used_at else site.used_at + missed * USE_EVERY_S
+            if now - site.rise_at >= RISE_EVERY_S and site.use_known:
+                site.rise, site.rise_at, self._dirty = rise_of(site.use_milli), now, True
+
+    def _note_preemption_chance(self, name: str, snapshot: Snapshot) -> None:
+        site, now = self._site(name), snapshot.now
+        past_s = now - site.counted_at
+        if past_s < TELL_EVERY_S:
+            return
+        if site.counted_at:
+            site.run_s += past_s * sum(1 for d in snapshot.drones.values() if d.joined_at and d.site == name)
+            kept = 0.5 ** (past_s / FADE_S)
+            site.taken, site.run_s = site.taken * kept, site.run_s * kept
+            self._dirty = self._dirty or site.taken > 0
+        site.counted_at = now
+
+    def _note_move(self, was: Drone | None, drone: Drone, now: float, watched: bool) -> None:
+        if was is None:
+            return
+        if drone.state is DroneState.PREEMPTED and self._site(drone.site).counted_at:
+            self._site(drone.site).taken += 1
+        if not watched:
+            return
+        if was.state in PENDING and drone.joined_at and drone.started_at:
+            self._delay(drone)
+        if was.state is DroneState.IDLE and drone.state is DroneState.BUSY and was.idle_at:
+            self._gap(drone.site, now - was.idle_at)
+
+    def _delay(self, drone: Drone) -> None:
+        # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
+        queue_s = max(0.0, drone.started_at - drone.requested_at)
+        boot_s = max(0.0, drone.joined_at - drone.started_at)
+        known = self.memory.delays.get(drone.type, StartDelays(queue_s, boot_s))
+        self.memory.delays[drone.type] = StartDelays(
+            known.queue_s + NEWEST * (queue_s - known.queue_s), known.boot_s + NEWEST * (boot_s - known.boot_s)
+        )
+        self._dirty = True
+
+    def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
+        for drain in plan.drains:
+            if isinstance(drain.reason, IdleTimeout):
+                self._site(drain.drone.site).ghosts.append(Ghost(drain.reason.idle_s, snapshot.now))
+        for start in plan.starts:
+            ghosts = self._site(start.drone.site).ghosts
+            if ghosts:  # the one that left last would have served these jobs
+                ghost = ghosts.pop()
+                self._gap(start.drone.site, ghost.idle_s + snapshot.now - ghost.left_at)
+        for name, site in self.memory.sites.items():
+            while site.ghosts and snapshot.now - site.ghosts[0].left_at > GHOST_S:
+                self._gap(name, site.ghosts.popleft().idle_s + GHOST_S)
+
+    def _gap(self, site: str, gap_s: float) -> None:
+        self._site(site).gaps_s.append(max(0.0, gap_s))
+        self._dirty = True
+
+    def _tell(self) -> Estimates:
+        memory = self.memory
+        boots: dict[str, float] = {}
+        for key, delays in memory.delays.items():
+            site = key.partition("/")[0]
+            boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
+        return Estimates(
+            runs=self._runs(),
+            delays=dict(memory.delays),
+            rises={name: site.rise for name, site in memory.sites.items() if site.rise is not None},
+            taken_per_s={name: s.taken / s.run_s for name, s in memory.sites.items() if s.taken and s.run_s},
+            idle_s={
+                name: best_timeout_s(site.gaps_s, boots[name], self._wait_worth)
+                for name, site in memory.sites.items()
+                if name in boots
+            },
+            gaps={name: len(site.gaps_s) for name, site in memory.sites.items() if site.gaps_s},
+        )
+
+    def _runs(self) -> dict[str, tuple[float, ...]]:
+        """Equally likely run times by key. Those of jobs that are not done count where all that are done are kept: of
+        the newest alone it is not known how many began when. What is missing of :data:`RUNS_NEEDED` then is borrowed
+        from those that are done under the next wider key."""
+        known = self.memory.runs
+        of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
+        told = dict(of_done)
+        for (key, *wider), so_far in self._unfinished.so_far(self._looked_at):
+            done = known.get(key, ())
+            if len(done) < RUNS_KEPT:
+                others = next((of_done[each] for each in wider if each in of_done), (USUAL_RUN_S,))
+                borrowed = expected(others, (), max(0, RUNS_NEEDED - len(done)))
+                told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
+        return told
+
+
+def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:
+    """``count`` values at equal steps through the sorted ones, or all if there are no more."""
+    ordered = sorted(values)
+    if len(ordered) <= count:
+        return tuple(ordered)
+    return tuple(ordered[int((n + 0.5) * len(ordered) / count)] for n in range(count))
+
+
+def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
+    """How much more the owner came to hold within each horizon, from each noted moment on. What was not seen is left
+    out: no window reaches across it."""
+    stretches = [list(noted) for known, noted in groupby(use_milli, UNKNOWN.__ne__) if known]
+    longest = max(map(len, stretches), default=0)
+    highest, span, rows = stretches, 1, []  # highest[n][i]: of stretches[n][i : i + span]
+    for horizon_s in HORIZONS_S:
+        wanted = max(1, ceil(horizon_s / USE_EVERY_S))
+        while span < min(wanted, longest // 2):  # what is left of the past must still be many moments
+            step = min(span, wanted - span)
+            highest = [[max(pair) for pair in zip(tops, tops[step:], strict=False)] for tops in highest]
+            span += step
+        pairs = (zip(tops, use, strict=False) for tops, use in zip(highest, stretches, strict=True))
+        rises = sorted(top - now for each in pairs for top, now in each)
+        rows.append(tuple(int(rise) for rise in thinned(rises, RISE_TOLD)))
+    return OwnerGrowth(tuple(rows))
+
+
+def best_timeout_s(gaps_s: Iterable[float], boot_s: float, wait_worth: float) -> float:
+    """The idle time-out under which these gaps would have cost least: idle time, and for each that was longer the
+    start of another drone, for which a job waits. Of too few gaps nothing can be said: then just as long as another
+    start costs, which costs at most twice what would have been best, whatever comes (``planner/idle.py``)."""
+    gaps = list(gaps_s)
+    start_s = boot_s + RELEASE_S + wait_worth * boot_s
+    if len(gaps) < GAPS_NEEDED:
+        return start_s
+
+    def cost(timeout_s: float) -> float:
+        return sum(gap if gap <= timeout_s else timeout_s + start_s for gap in gaps)
+
+    return min(IDLE_CHOICES_S, key=cost)

@@ -1,0 +1,96 @@
+"""What was learned, on record: read at the start, written now and then, and forgotten where an operator asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import structlog
+
+from provisioner.controller.clock import Clock
+from provisioner.controller.estimation import Learning
+from provisioner.store import Forget, Store, StoreError
+
+log = structlog.get_logger()
+
+KEEP_EVERY_S = 600.0
+"""A crash loses what was learned since: at most so much."""
+ASK_EVERY_S = 60.0
+"""How often is asked what is to be forgotten."""
+
+
+@dataclass(slots=True)
+class Keeping:
+    """:meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`end` after the last. A store that fails
+    is told of; it ends nothing."""
+
+    learning: Learning
+    store: Store
+    clock: Clock
+    _kept_at: float = 0.0
+    _asked_at: float = 0.0
+    _spares: bool = False
+    """What is on record could not be read: whoever wants it back has until the next time of writing."""
+    _forgot: dict[int, Forget] = field(default_factory=dict)
+    """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
+
+    async def begin(self, wait_worth: float) -> None:
+        """Take up what an earlier controller knew."""
+        now = self._kept_at = self.clock.now()
+        try:
+            known = await self.store.experience()
+        except StoreError as error:
+            self._spares = True
+            log.warning("estimates-reset", message=str(error))
+            await self._event("estimates-reset", message=str(error)[:2000])
+        else:
+            if known is not None:
+                self.learning.recall(known, now, wait_worth)
+                away_s = round(max(0.0, now - known.at))
+                log.info("learned-before", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+        await self._forget()
+
+    async def turn(self) -> None:
+        """What is due."""
+        now = self.clock.now()
+        if now - self._asked_at >= ASK_EVERY_S:
+            await self._forget()
+        if now - self._kept_at >= KEEP_EVERY_S:
+            await self._keep()
+
+    async def end(self) -> None:
+        """Keep the last of it."""
+        if not self._spares:
+            await self._keep()
+
+    async def _forget(self) -> None:
+        self._asked_at = self.clock.now()
+        try:
+            asked = await self.store.forgets()
+        except StoreError as error:
+            log.error("forgets-not-read", message=str(error))
+            return
+        for each in asked:
+            if each.id not in self._forgot:
+                self.learning.forget(each.what)
+                self._forgot[each.id] = each
+        if self._forgot and not self._spares:
+            await self._keep()
+
+    async def _keep(self) -> None:
+        """Put on record what is known and that the rest was forgotten. What fails is tried again in a while."""
+        now = self._kept_at = self.clock.now()
+        try:
+            await self.store.learn(self.learning.experience(now), tuple(self._forgot))
+        except StoreError as error:
+            log.error("learned-not-recorded", message=str(error))
+            return
+        self._spares, forgot, self._forgot = False, self._forgot, {}
+        for each in forgot.values():
+            log.info("forgot", what=each.what, by=each.by, reason=each.reason)
+            await self._event("forgot", what=each.what, by=each.by, reason=each.reason)
+
+    async def _event(self, name: str, **fields: str) -> None:
+        try:
+            await self.store.event(self.clock.now(), name, fields)
+        except StoreError as error:
+            log.error("not-recorded", message=str(error))

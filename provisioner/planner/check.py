@@ -1,0 +1,353 @@
+"""An independent judge of plans. It shares no code with the planner, and names the actions that break a promise.
+
+It works from the snapshot and the plan alone, by counting, and knows nothing of how the plan came about. What it names
+is left out of the plan (:mod:`provisioner.planner.restrained`); the rest is acted on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from provisioner.model import (
+    BreakerState,
+    Drain,
+    DrainMode,
+    DroneState,
+    OwnerDemand,
+    Plan,
+    RemoteState,
+    Snapshot,
+    Start,
+    Stop,
+    StopOrphan,
+)
+
+# The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
+_MAY_STOP_BUSY = frozenset(
+    {"operator-requested", "preempted-for-owner", "reserve-reclaimed", "state-timeout", "left-pool", "seen-at-site"}
+)
+_counted = attrgetter("type", "gpu_milli", "state")
+_WAITS = (DroneState.SUBMITTED, DroneState.QUEUED)
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
+
+Action = Start | Drain | Stop | StopOrphan
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A promise that a plan breaks, and the actions without which it would keep it."""
+
+    text: str
+    actions: tuple[Action, ...] = ()
+    """Empty: the promise cannot be kept by leaving out any single action."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def check(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+    """Return the promises that a plan breaks; empty if it keeps them all."""
+    if not plan.acts:  # it asks nobody for anything
+        return ()
+    return tuple(
+        (
+            *_identities(snapshot, plan),
+            *_caps(snapshot, plan),
+            *_blindness(snapshot, plan),
+            *_cruelty(snapshot, plan),
+            *_owners(snapshot, plan),
+            *_sense(snapshot, plan),
+        )
+    )
+
+
+def _identities(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield drones that are asked for two things, and ids that are not free or not known."""
+    asked: dict[str, list[Action]] = {}
+    for action in plan.asks:
+        asked.setdefault(action.drone.id, []).append(action)
+    # Two sites may list the same stray by mistake: each is asked to end its own.
+    strays: dict[tuple[str, str], list[StopOrphan]] = {}
+    for orphan in plan.orphans:
+        strays.setdefault((orphan.site, orphan.drone_id), []).append(orphan)
+    for (_, drone_id), orphans in strays.items():
+        actions = [*asked.get(drone_id, ()), *orphans]
+        if len(actions) > 1:
+            yield Breach(f"{drone_id} is asked for {len(actions)} things at once", tuple(actions[1:]))
+    for drone_id, actions in asked.items():
+        if len(actions) > 1:
+            first = next((a for a in actions if _by_operator(a.reason)), actions[0])
+            others = tuple(a for a in actions if a is not first)
+            yield Breach(f"{drone_id} is asked for {len(actions)} things at once", others)
+    for start in plan.starts:
+        if start.drone.id in snapshot.drones:
+            yield Breach(f"{start.drone.id} is started but is on record already", (start,))
+        serial = start.drone.id.rpartition("-")[2]
+        if not serial.isdigit() or int(serial) < snapshot.next_serial:
+            text = f"{start.drone.id} may have been used before: serials from {snapshot.next_serial} on are free"
+            yield Breach(text, (start,))
+        if start.drone.state is not DroneState.REQUESTED:
+            yield Breach(f"{start.drone.id} starts its life as {start.drone.state}", (start,))
+    for action in plan.leaves:
+        if action.drone.id not in snapshot.drones:
+            yield Breach(f"{action.drone.id} is asked to leave but is not on record", (action,))
+    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
+    for action in plan.leaves:
+        if action.drone.id in ended:
+            yield Breach(f"{action.drone.id} has ended and is asked to leave", (action,))
+    for orphan in plan.orphans:
+        if orphan.drone_id in snapshot.drones and orphan.drone_id not in ended:
+            yield Breach(f"{orphan.drone_id} is stopped as a stray but is on record", (orphan,))
+
+
+def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield limits that the plan's starts exceed. What exceeded a limit before is no fault of a start that adds
+    nothing to it: a drone without GPUs may start while more GPUs run than are allowed."""
+    if not plan.starts:
+        return
+    drones: Counter[str] = Counter()
+    milli: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    pending: Counter[str] = Counter()
+    waits = ("requested", "submitted", "queued", "booting")
+    live = {**snapshot.drones, **{m.drone.id: m.drone for m in plan.moves}}
+    for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
+        del live[drone_id]
+    for (key, gpu_milli, state), count in Counter(map(_counted, live.values())).items():
+        site = key.partition("/")[0]
+        drones[site] += count
+        kinds[key] += count
+        milli[site] += count * gpu_milli
+        pending[site] += count if state.value in waits else 0
+    for site, reading in snapshot.sites.items():
+        if reading.view is not None and reading.fault is None:
+            listed = reading.view.drones
+            unknown = sum(listed[i].state is not RemoteState.ENDED for i in listed if i not in live)
+            # Of which type they are is not known for sure: each counts as the largest.
+            largest = max((t.gpu_milli for t in snapshot.types if t.site == site), default=0)
+            drones[site] += unknown
+            milli[site] += unknown * largest
+    starts: dict[str, list[Start]] = {}
+    for start in plan.starts:
+        starts.setdefault(start.drone.site, []).append(start)
+    policy, every = snapshot.policy, list(plan.starts)
+    yield from _over("drones in all", drones.total(), policy.max_drones, every)
+    yield from _over_gpus("GPUs in all", milli.total(), policy.max_gpu_milli, every)
+    for site, mine in starts.items():
+        limits = policy.sites.get(site)
+        if limits is None or not limits.enabled:
+            yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(mine))
+            continue
+        yield from _over(f"drones at {site}", drones[site], limits.max_drones, mine)
+        yield from _over_gpus(f"GPUs at {site}", milli[site], limits.max_gpu_milli, mine)
+        yield from _over(f"drones on their way at {site}", pending[site], limits.max_pending, mine)
+        yield from _over(f"starts at once at {site}", 0, limits.max_starts_per_tick, mine)
+    types = {t.key: t for t in snapshot.types}
+    for key in {s.drone.type for s in plan.starts}:
+        kind, of_kind = types.get(key), [s for s in plan.starts if s.drone.type == key]
+        if kind is None:
+            yield Breach(f"{key} is started but is not configured", tuple(of_kind))
+        elif kind.max_drones is not None:
+            yield from _over(f"drones of {key}", kinds[key], kind.max_drones, of_kind)
+
+
+def _over(what: str, there: int, allowed: int, starts: Sequence[Start]) -> Iterator[Breach]:
+    """Yield a breach that names the last ``starts`` beyond ``allowed`` with ``there`` counted before them."""
+    count = there + len(starts)
+    if count > allowed and starts:
+        yield Breach(f"{count} {what}, {allowed} allowed", tuple(starts[max(0, allowed - there) :]))
+
+
+def _over_gpus(what: str, there: int, allowed: int | None, starts: Sequence[Start]) -> Iterator[Breach]:
+    """Yield the same for amounts of GPUs, in thousandths; starts without a GPU do not count."""
+    with_gpu = [s for s in starts if s.drone.gpu_milli > 0]
+    if allowed is None:
+        return
+    named, count = [], there
+    for start in with_gpu:
+        count += start.drone.gpu_milli
+        if count > allowed:
+            named.append(start)
+    if named:
+        yield Breach(f"{count / 1000} {what}, {allowed / 1000} allowed", tuple(named))
+
+
+def _blindness(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield actions where we do not see."""
+    view, now = snapshot.overlay.view, snapshot.now
+    blind = (
+        view is None or snapshot.overlay.fault is not None or now - view.taken_at > snapshot.policy.overlay_max_age_s
+    )
+    if blind and (plan.starts or plan.drains):
+        text = f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
+        yield Breach(text, (*plan.starts, *plan.drains))
+    touched: dict[str, list[Action]] = {}
+    for action in plan.asks:
+        if not _by_operator(action.reason):
+            touched.setdefault(action.drone.site, []).append(action)
+    for orphan in plan.orphans:
+        touched.setdefault(orphan.site, []).append(orphan)
+    for site, actions in touched.items():
+        reading, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
+        if reading is None or reading.view is None or limits is None:
+            yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
+        elif reading.fault is not None or now - reading.view.taken_at > limits.view_max_age_s:
+            yield Breach(f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions))
+    known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
+    for start in plan.starts:
+        key = str(start.drone.type)
+        for scope in (start.drone.site, key, f"{key}#{start.drone.for_class}"):
+            breaker = known.get(scope)
+            if breaker is not None and breaker.state is BreakerState.BANNED:
+                text = f"{start.drone.id} is started although {scope} is banned until {breaker.until:.0f}"
+                yield Breach(text, (start,))
+
+
+def _by_operator(reason: object) -> bool:
+    return getattr(reason, "kind", "") == "operator-requested"
+
+
+def _cruelty(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield drones with a job that are ended without one of the few good grounds."""
+    after = {m.drone.id: m.drone for m in plan.moves}
+    for action in plan.leaves:
+        grounds = _MAY_STOP_BUSY
+        if isinstance(action, Drain):
+            if action.mode is DrainMode.RESUME:
+                continue
+            grounds = _MAY_DRAIN_BUSY
+            was = snapshot.drones.get(action.drone.id)
+            if was is not None and was.state is DroneState.DRAINING and was.drain_mode is action.mode:
+                grounds |= {"drain-repeated"}
+        now_known = after.get(action.drone.id) or snapshot.drones.get(action.drone.id)
+        if now_known is not None and now_known.jobs > 0 and action.reason.kind not in grounds:
+            text = f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"
+            yield Breach(text, (action,))
+
+
+def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield what an owner's claim does not justify, and starts beyond what is free on the nodes, the reserve kept."""
+    types = {t.key: t for t in snapshot.types}
+    views = {n: r.view for n, r in snapshot.sites.items() if r.view is not None}
+    for site in {a.drone.site for a in plan.stops if a.reason.kind == "preempted-for-owner"}:
+        claims = views[site].claims if site in views else ()
+        jobs = sum(c.count for c in claims)
+        freed: dict[str, list[tuple[int, int, int, int]]] = {}
+        leave: dict[str, list[Stop]] = {}
+        for stop in plan.stops:
+            kind = types.get(stop.drone.type)
+            if (
+                stop.drone.site == site
+                and stop.reason.kind == "preempted-for-owner"
+                and stop.was not in _WAITS
+                and kind
+            ):
+                amounts = (kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
+                freed.setdefault(stop.drone.node, []).append(amounts)
+                leave.setdefault(stop.drone.node, []).append(stop)
+        if len(freed) > jobs:
+            text = f"drones on {len(freed)} nodes of {site} leave for {jobs} waiting jobs of its owner"
+            yield Breach(text, tuple(stop for node in list(leave)[jobs:] for stop in leave[node]))
+        wanted = [sum(c.count * amount for c, amount in zip(claims, a, strict=True)) for a in _amounts(claims)]
+        for node, drones in freed.items():
+            spared = [sum(d[i] for d in drones) - max(d[i] for d in drones) for i in range(4)]
+            limits = snapshot.policy.sites.get(site)
+            blocked = limits is not None and limits.blocking  # then freed GPUs keep some of what is freed
+            if not blocked and all(there >= want for there, want in zip(spared, wanted, strict=True)):
+                text = f"{len(drones)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
+                yield Breach(text, (leave[node][-1],))
+    for site, view in views.items():
+        limits = snapshot.policy.sites.get(site)
+        mine = [s for s in plan.starts if s.drone.site == site and s.drone.type in types]
+        if not view.nodes or limits is None or limits.queue_when_full or not mine:
+            continue
+        free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
+        for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
+            there = sum(f[i] for f in free)
+            yield from _beyond(
+                f"starts at {site} ask for",
+                what,
+                "free",
+                there,
+                [(s, (k.gpu_milli, k.cpus, k.memory_mib)[i]) for s in mine for k in (types[s.drone.type],)],
+            )
+        if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
+            kept = limits.blocking[0].cpus
+            rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
+            yield from _beyond(
+                f"CPU drones at {site} ask for",
+                "CPUs",
+                "not kept for free GPUs",
+                rest,
+                [(s, k.cpus) for s in mine for k in (types[s.drone.type],) if not k.gpu_milli],
+            )
+
+
+def _beyond(who: str, what: str, there_is: str, there: int, asks: Sequence[tuple[Start, int]]) -> Iterator[Breach]:
+    """Yield a breach that names the starts which ask for more than is left of ``there`` after those before them."""
+    asked, named = 0, []
+    for start, amount in asks:
+        asked += amount
+        if asked > there and amount:
+            named.append(start)
+    if named:
+        yield Breach(f"{who} {asked} {what}, {there} are {there_is}", tuple(named))
+
+
+def _amounts(claims: Sequence[OwnerDemand]) -> tuple[list[int], ...]:
+    return (
+        [c.gpu_milli for c in claims],
+        [c.cpus for c in claims],
+        [c.memory_mib for c in claims],
+        [c.disk_mib for c in claims],
+    )
+
+
+def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+    """Yield starts that are not for waiting jobs or headroom, and those with a reason of the wrong kind."""
+    waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
+    warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
+    types = {t.key: t for t in snapshot.types}
+    starts: dict[str, list[Start]] = {}
+    for start in plan.starts:
+        starts.setdefault(start.drone.for_class, []).append(start)
+    for class_id, mine in starts.items():
+        job, count = waiting.get(class_id), len(mine)
+        if class_id in warm:
+            if count > warm[class_id]:
+                text = f"{count} drones are started for {class_id}, which wants {warm[class_id]}"
+                yield Breach(text, tuple(mine[warm[class_id] :]))
+        elif job is None or job.waiting <= 0:
+            yield Breach(f"{count} drones are started for class {class_id}, of which nothing waits", tuple(mine))
+        elif count > job.waiting:
+            text = f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
+            yield Breach(text, tuple(mine[job.waiting :]))
+    for start in plan.starts:
+        job, kind = waiting.get(start.drone.for_class), types.get(start.drone.type)
+        if (
+            job is not None
+            and kind is not None
+            and (
+                job.invalid
+                or kind.key in job.refuses
+                or job.gpu_milli > kind.gpu_milli
+                or job.vram_mib > kind.vram_mib
+                or job.capability > kind.capability
+                or job.cpus > kind.cpus
+                or job.memory_mib > kind.memory_mib
+            )
+        ):
+            yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
+        if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
+            yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
+        reading = snapshot.sites.get(start.drone.site)
+        down_at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
+        lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
+        if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
+            text = f"{start.drone.id} is started to live into the downtime of {start.drone.site}"
+            yield Breach(text, (start,))
+        if start.reason.kind != ("headroom-short" if start.drone.for_class in warm else "jobs-waiting"):
+            yield Breach(f"{start.drone.id} is started because {start.reason.kind}", (start,))

@@ -1,0 +1,131 @@
+"""Fairness between accounting groups: what a group may still get, and whose turn it is where limits bind.
+
+As HTCondor's negotiator would do it when the drones are there: a group with a quota gets up to that, the one that uses
+the least part of its own first; what is left over goes to the groups that may take surplus. So nothing is started that
+would then be matched to nobody, and a large group's queue does not eat the room that a small one is due.
+
+Names nest by dots: a job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and of ``physics``, and a
+job of a group that is not listed against those that contain it, if any. Capitals do not matter, as in HTCondor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from provisioner.model import ON_THE_WAY, WHOLE_GPU, Group, JobClass
+from provisioner.planner.scene import Scene
+from provisioner.reasons import GroupQuota
+
+_LAST = float("inf")
+
+
+@dataclass(slots=True)
+class Shares:
+    """What each group has and gets. Mutable, local to one decision."""
+
+    groups: Mapping[str, Group]
+    """By name in small letters."""
+    granted: dict[str, int] = field(default_factory=dict)
+    """Milli-GPU that this decision has granted, by the same names."""
+
+    @classmethod
+    def of(cls, scene: Scene) -> Shares:
+        """By the newest view that can be believed; without groups there, nothing is limited."""
+        view = scene.snapshot.overlay.view if scene.trust.overlay is None else None
+        return cls({group.name.casefold(): group for group in view.groups} if view else {})
+
+    def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
+        """Of how many waiting jobs the negotiator would match no more than so many, and the quota that says so.
+        A job without a GPU counts nothing, and waits where the quota is used up."""
+        found: tuple[int, GroupQuota | None] = (job.waiting, None)
+        for group, quota, used in self._limits(job):
+            count = _times(job, quota - used, job.waiting)
+            if count < found[0]:
+                found = count, GroupQuota(group.name, used / WHOLE_GPU, quota / WHOLE_GPU)
+        return found
+
+    def used_up(self, job: JobClass) -> bool:
+        """Whether the negotiator would match none of the class."""
+        return any(_times(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
+
+    def book(self, job: JobClass, jobs: int) -> None:
+        """``jobs`` of a class have their drones."""
+        for name in self._chain(job.group):
+            self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
+
+    def in_turn(self, scene: Scene) -> list[JobClass]:
+        """The hardest to place first; of equally hard ones what is within its group's quota before what is surplus (a
+        class may come in two parts), then the group that is served first, then by priority and age."""
+        coming, suited = self._coming(scene), scene.suited
+        first = sorted(
+            scene.classes,
+            key=lambda c: (suited[c.id].hardness, self._line(c, coming), -c.priority, c.oldest_at, c.id),
+        )
+        if not any(group.quota_milli is not None and group.surplus for group in self.groups.values()):
+            return first
+        parts = [part for job in first for part in self._parts(job, divides=bool(suited[job.id].kinds))]
+        self.granted.clear()
+        # the sort is stable: whose turn it is stays as it is
+        return [job for job, _ in sorted(parts, key=lambda p: (suited[p[0].id].hardness, p[1]))]
+
+    def _coming(self, scene: Scene) -> Mapping[str, int]:
+        """Milli-GPU on their way, by the group on whose account they were asked for."""
+        coming: dict[str, int] = {}
+        jobs = {job.id: job for job in scene.classes} if self.groups else {}
+        for drone in scene.unsettled.values() if jobs else ():
+            job = jobs.get(drone.for_class) if drone.state in ON_THE_WAY else None
+            for name in self._chain(job.group) if job else ():
+                coming[name] = coming.get(name, 0) + drone.gpu_milli
+        return coming
+
+    def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
+        """A class, whether it is surplus; or what of it is within its group's quotas, and the rest."""
+        quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
+        fitting = (_times(job, quota - self._used(name), job.waiting) for quota, name in quotas)
+        within = min([job.waiting, *fitting])
+        self.book(job, within)
+        if within >= job.waiting or not within or not divides:
+            yield job, within < job.waiting and not within
+            return
+        yield replace(job, waiting=within), False
+        yield replace(job, waiting=job.waiting - within, fresh=0), True
+
+    def _line(self, job: JobClass, coming: Mapping[str, int]) -> tuple[int, float]:
+        """HTCondor's GROUP_SORT_EXPR: by the used part of the quota; then groups without one, by their priority; jobs
+        of no group last."""
+        names = self._chain(job.group)
+        if not names:
+            return 2, 0.0
+        group = self.groups[names[0]]
+        if group.quota_milli:
+            return 0, (group.used_milli + coming.get(names[0], 0)) / group.quota_milli
+        return 1, group.priority or _LAST
+
+    def _limits(self, job: JobClass) -> Iterator[tuple[Group, int, int]]:
+        """Yield the groups that give a job nothing beyond their quota, with milli-GPU of the quota and used."""
+        for name in self._chain(job.group):
+            group = self.groups[name]
+            if group.quota_milli is not None and not group.surplus:
+                yield group, group.quota_milli, self._used(name)
+
+    def _used(self, name: str) -> int:
+        return self.groups[name].used_milli + self.granted.get(name, 0)
+
+    def _chain(self, group: str) -> tuple[str, ...]:
+        """A group and those that contain it, as far as they are listed."""
+        if not self.groups:
+            return ()
+        name, names = group.casefold(), list[str]()
+        while name:
+            if name in self.groups:
+                names.append(name)
+            name = name.rpartition(".")[0]
+        return tuple(names)
+
+
+def _times(job: JobClass, milli: int, most: int) -> int:
+    """Return how many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
+    if milli <= 0:
+        return 0
+    return milli // job.gpu_milli if job.gpu_milli else most

@@ -1,0 +1,532 @@
+"""The life of a drone: the table of states, what each may last and become, and how views move a drone along it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from provisioner.model import (
+    WHOLE_GPU,
+    Drone,
+    DroneId,
+    DroneState,
+    EndKind,
+    Eviction,
+    OrderOutcome,
+    OrderResult,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+    StateChange,
+)
+from provisioner.planner.guard import VANISH_FACTOR, Trust
+from provisioner.planner.records import amended, changed
+from provisioner.planner.settled import HEARD_EVERY_S
+from provisioner.reasons import (
+    Accepted,
+    Disappeared,
+    DrainRefused,
+    EndedAtSite,
+    NeverArrived,
+    NotInListing,
+    OrderRefused,
+    OutcomeUnknown,
+    Preempted,
+    PreemptionNotice,
+    Reason,
+    SeenAtSite,
+    SeenInPool,
+)
+
+S = DroneState
+
+
+class Overdue(StrEnum):
+    """What happens to a drone that has been in a state for longer than it may."""
+
+    FORGET = "forget"
+    """It never existed: the record ends once a fresh listing lacks it."""
+    STOP = "stop"
+    """The site is asked to end it."""
+    DRAIN = "drain"
+    """The overlay is asked to let it go."""
+    INSIST = "insist"
+    """The site is asked again, at last without notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One live state: what it means, which policy setting limits it, what then happens and how such a drone ends."""
+
+    meaning: str
+    limit: str
+    """A field of ``SitePolicy``, or ``idle_timeout_s`` (``planner/idle.py``), or ``walltime_s`` of the drone type."""
+    then: Overdue
+    ends_as: DroneState
+    next: frozenset[DroneState]
+
+
+_PRE = frozenset({S.SUBMITTED, S.QUEUED, S.BOOTING, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING})
+_GONE = frozenset({S.FAILED, S.LOST, S.PREEMPTED, S.JOIN_TIMEOUT, S.UNUSED, S.CANCELLED, S.DONE})
+
+LIFE: Mapping[DroneState, Stage] = {
+    S.REQUESTED: Stage(
+        "recorded; the site has not confirmed the order", "settle_s", Overdue.FORGET, S.FAILED, _PRE | _GONE
+    ),
+    S.SUBMITTED: Stage(
+        "the site took the order and does not list it yet",
+        "queue_limit_s",
+        Overdue.STOP,
+        S.CANCELLED,
+        (_PRE - {S.SUBMITTED}) | _GONE,
+    ),
+    S.QUEUED: Stage(
+        "waits in the site's queue",
+        "queue_limit_s",
+        Overdue.STOP,
+        S.CANCELLED,
+        (_PRE - {S.SUBMITTED, S.QUEUED}) | _GONE,
+    ),
+    S.BOOTING: Stage(
+        "runs at the site, not in the pool yet",
+        "boot_limit_s",
+        Overdue.STOP,
+        S.JOIN_TIMEOUT,
+        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.JOINED: Stage(
+        "in the pool, does not accept jobs yet (GPU check)",
+        "join_limit_s",
+        Overdue.STOP,
+        S.FAILED,
+        frozenset({S.QUEUED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.IDLE: Stage(
+        "accepts jobs, has none",
+        "idle_timeout_s",
+        Overdue.DRAIN,
+        S.UNUSED,
+        frozenset({S.QUEUED, S.JOINED, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.BUSY: Stage(
+        "has at least one job",
+        "walltime_s",
+        Overdue.STOP,
+        S.DONE,
+        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.DRAINING, S.STOPPING}) | _GONE,
+    ),
+    S.DRAINING: Stage(
+        "takes no new jobs; leaves when it has none",
+        "drain_limit_s",
+        Overdue.STOP,
+        S.DONE,
+        frozenset({S.IDLE, S.BUSY, S.JOINED, S.STOPPING}) | _GONE,
+    ),
+    S.STOPPING: Stage("the site was asked to end it", "stop_limit_s", Overdue.INSIST, S.CANCELLED, _GONE),
+}
+"""The table. ``next`` is what may follow; anything may also stay as it is."""
+
+_BY_SLOT = {
+    SlotState.CHECKING: S.JOINED,
+    SlotState.IDLE: S.IDLE,
+    SlotState.BUSY: S.BUSY,
+    SlotState.DRAINING: S.DRAINING,
+}
+
+EVICTION_SLACK_S = 30.0
+"""By so much may an eviction seem to come before the notice that caused it: two clocks, whole seconds."""
+EXIT_NEVER_JOINED = 73
+"""Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
+
+
+# -------------------------------------------------------------------------------------------- what views tell
+
+
+def observe_all(snapshot: Snapshot, trust: Trust) -> list[StateChange]:
+    """What fresh views tell of every drone on record: only what is new. Of settled ones nothing is."""
+    lost = _lost(snapshot) if trust.overlay is None else None
+    partial = lost is not None and snapshot.overlay.view is not None and bool(snapshot.overlay.view.unheard)
+    views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
+    moves = []
+    for drone in trust.sifted.others.values():
+        site = drone.site
+        site_policy = snapshot.policy.sites.get(site) or SitePolicy(site)
+        move = observe(
+            drone,
+            views.get(site),
+            trust.slots.get(drone.id),
+            pool_fresh=trust.overlay is None,
+            # in a partial view a drone without evictions may have had jobs of a queue that does not answer
+            evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
+            policy=site_policy,
+            doubted=site in trust.vanished,
+            now=snapshot.now,
+        )
+        if move is not None:
+            moves.append(move)
+    return moves
+
+
+def _lost(snapshot: Snapshot) -> Mapping[DroneId, Sequence[Eviction]] | None:
+    """Evictions by drone; None where the overlay does not tell them."""
+    view = snapshot.overlay.view
+    if view is None or view.evictions is None:
+        return None
+    found: dict[DroneId, list[Eviction]] = {}
+    for eviction in view.evictions:
+        found.setdefault(eviction.drone_id, []).append(eviction)
+    return found
+
+
+def observe(
+    drone: Drone,
+    view: SiteView | None,
+    slot: Slot | None,
+    *,
+    pool_fresh: bool,
+    evictions: Sequence[Eviction] | None = None,
+    policy: SitePolicy,
+    doubted: bool,
+    now: float,
+) -> StateChange | None:
+    """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new.
+    ``evictions``: of its jobs, None where the overlay does not tell."""
+    if view is not None:
+        remote = view.drones.get(drone.id)
+        if remote is not None and remote.state is RemoteState.STOPPED:
+            return _over(drone, remote, policy, now)
+        if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
+            how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
+            priced = _cost(drone, slot, evictions, policy, how.at or now)
+            if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
+                priced = changed(priced, jobs=0)  # they were done between two looks
+            return _ended(priced, how, policy, now)
+        seen, reason = (
+            _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
+        )
+    else:
+        seen, reason = drone, None
+    if not seen.state.ended:
+        if slot is not None:
+            seen, reason = _in_pool(seen, slot, reason, now, changed if seen is drone else amended)
+        elif pool_fresh and seen.joined_at and not seen.unslotted_at:
+            seen = changed(seen, unslotted_at=now)
+    if seen.state.ended:
+        # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
+        priced = _cost(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
+        seen = changed(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
+    if seen is drone or seen == drone:
+        return None
+    return StateChange(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
+
+
+def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
+    running = remote.state is RemoteState.RUNNING
+    started_at = drone.started_at or ((remote.started_at or now) if running else 0.0)
+    state = drone.state
+    match state:
+        case S.DRAINING | S.STOPPING | S.JOINED | S.IDLE | S.BUSY:
+            if remote.state is RemoteState.PENDING and state not in (S.DRAINING, S.STOPPING):
+                state = S.QUEUED  # preempted and put back into the queue by its site
+        case S.REQUESTED | S.SUBMITTED | S.QUEUED | S.BOOTING:
+            if running:
+                state = S.BOOTING
+            elif remote.state is RemoteState.PENDING:
+                state = S.QUEUED
+            elif state is S.REQUESTED:
+                state = S.SUBMITTED
+        case _:
+            pass
+    same = (
+        state is drone.state
+        and started_at == drone.started_at
+        and not drone.missing_at
+        and drone.site_reason == remote.reason
+        and (drone.remote_id == remote.remote_id or not remote.remote_id)
+        and drone.submitted_at
+        and (drone.node, drone.site_slot) == (remote.node or drone.node, remote.slot or drone.site_slot)
+        and drone.notice_at == _notice_at(drone, remote)
+    )
+    if same:
+        return drone, None
+    seen = changed(
+        drone,
+        state=state,
+        since=drone.since if state is drone.state else now,
+        remote_id=remote.remote_id or drone.remote_id,
+        submitted_at=drone.submitted_at or now,
+        started_at=started_at,
+        missing_at=0.0,
+        site_reason=remote.reason,
+        node=remote.node or drone.node,
+        site_slot=remote.slot or drone.site_slot,
+        notice_at=_notice_at(drone, remote),
+    )
+    if seen.notice_at and not drone.notice_at:
+        return seen, PreemptionNotice(remote.reason)
+    return seen, SeenAtSite(remote.state.value, remote.reason)
+
+
+def _over(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
+    """It is as if it had been asked to go: its site clears it away by itself, and is asked after a while. Which end it
+    had is told when it is gone, by whatever its site has found out until then."""
+    asked_now = drone.state is not S.STOPPING
+    seen = changed(
+        drone,
+        state=S.STOPPING,
+        since=now if asked_now else drone.since,
+        asked_at=now if asked_now else drone.asked_at,
+        asked=1 if asked_now else drone.asked,
+        started_at=drone.started_at or remote.started_at,
+        submitted_at=drone.submitted_at or now,
+        remote_id=remote.remote_id or drone.remote_id,
+        missing_at=0.0,
+        site_reason=remote.reason,
+        node=remote.node or drone.node,
+        notice_at=_notice_at(drone, remote),
+    )
+    return StateChange(seen, drone.state, SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+
+
+def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
+    """The first notice counts: ours, if we asked before the site did."""
+    if drone.state is S.STOPPING and drone.notice_at:
+        return drone.notice_at
+    return remote.notice_at and (drone.notice_at or remote.notice_at)
+
+
+def _unlisted(
+    drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
+) -> tuple[Drone, Reason | None]:
+    """Tell missing once, unknown and gone apart. A listing begun before the answer to the order says nothing of it."""
+    ordered_at = drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
+    if view.taken_at <= ordered_at:
+        return drone, None
+    if drone.state is S.REQUESTED:
+        waited = now - ordered_at
+        if waited <= policy.settle_s:
+            return drone, None
+        return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.settle_s)
+    if not drone.missing_at:
+        return changed(drone, missing_at=view.taken_at), NotInListing()
+    if slot is not None and slot.heard_at > drone.missing_at:
+        return drone, None  # the pool has heard from it since: the listing is wrong
+    limit = policy.settle_s if drone.state is S.SUBMITTED else policy.gone_after_s
+    if doubted or _missing_with_many(drone, view):
+        limit *= VANISH_FACTOR
+    missing = view.taken_at - drone.missing_at
+    if missing < limit:
+        return drone, None
+    unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
+    return end(drone, drone.leaving or unknown, now), Disappeared(missing, limit)
+
+
+def _missing_with_many(drone: Drone, view: SiteView) -> bool:
+    """Return whether an empty listing is doubtful for a drone that it used to list, even when few are on record.
+
+    A small site has too few drones for ``guard.VANISH_MIN``. A drone that leaves may well be the last one there.
+    """
+    return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
+
+
+def _in_pool(
+    drone: Drone, slot: Slot, reason: Reason | None, now: float, change: Callable[..., Drone]
+) -> tuple[Drone, Reason | None]:
+    """Return the drone as its slot shows it. ``change`` sets fields of the drone or of a copy of it."""
+    state = _BY_SLOT[slot.state]
+    returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
+    if drone.state is S.STOPPING or (drone.state is S.DRAINING and not returned):
+        state = drone.state  # asked to leave: what its slot does meanwhile is no news
+    elif state is S.DRAINING and drone.state in (S.IDLE, S.BUSY) and slot.heard_at < drone.since:
+        state = drone.state  # an ad from before the drone was taken back into service
+    elif drone.state is S.QUEUED and drone.started_at:
+        state = drone.state  # put back by its site: an old slot ad must not bring it to life
+    worked = slot.jobs > 0 or slot.jobs_started > drone.jobs_started or slot.state is SlotState.BUSY
+    busy_at = drone.busy_at or (now if worked else 0.0)
+    idle_at = drone.idle_at if drone.joined_at else 0.0
+    if slot.jobs > 0 or slot.state is SlotState.BUSY:
+        idle_at = 0.0
+    elif drone.jobs:
+        # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).
+        idle_at = now
+    elif worked:  # a job came and went between two looks
+        idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
+    elif slot.state is not SlotState.CHECKING:
+        idle_at = idle_at or now
+    leaving = None if returned else drone.leaving
+    if state is S.DRAINING and leaving is None:
+        leaving = S.DONE if busy_at else S.UNUSED  # it leaves by itself: end of life, or its own time-out
+    refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
+    is_new = (
+        state is not drone.state
+        or refusal != drone.drain_refusal
+        or not drone.joined_at
+        or drone.unslotted_at
+        or slot.jobs != drone.jobs
+        or slot.jobs_started != drone.jobs_started
+        or busy_at != drone.busy_at
+        or idle_at != drone.idle_at
+        or leaving is not drone.leaving
+        or slot.retires_at != drone.retires_at
+        or (slot.work_gpu_milli, slot.work_at) != (drone.work_gpu_milli, drone.work_at)
+        or (slot.name and slot.name != drone.slot)
+        or slot.heard_at - drone.heard_at >= HEARD_EVERY_S
+    )
+    if not is_new:
+        return drone, reason
+    if state is not drone.state or reason is None:
+        reason = SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+    seen = change(
+        drone,
+        state=state,
+        since=drone.since if state is drone.state else now,
+        joined_at=drone.joined_at or now,
+        started_at=drone.started_at or now,
+        submitted_at=drone.submitted_at or now,
+        busy_at=busy_at,
+        idle_at=idle_at,
+        heard_at=max(slot.heard_at, drone.heard_at),
+        jobs=slot.jobs,
+        jobs_started=max(slot.jobs_started, drone.jobs_started),
+        leaving=leaving,
+        unslotted_at=0.0,
+        retires_at=slot.retires_at,
+        slot=slot.name or drone.slot,
+        work_gpu_milli=slot.work_gpu_milli,
+        work_at=slot.work_at,
+        drain_refusal=refusal,
+    )
+    return seen, reason
+
+
+def _cost(
+    drone: Drone, slot: Slot | None, evictions: Sequence[Eviction] | None, policy: SitePolicy, at: float
+) -> Drone:
+    """The drone with what its end at ``at`` has cost. The jobs' own queue knows best (a job may have saved its work, or
+    come to its end, within the grace); where it tells nothing, or the job's lease still runs, its work up to now."""
+    # What a user took out of it earlier in its life is not the price of its end.
+    since = (drone.notice_at or at - policy.grace_s) - EVICTION_SLACK_S
+    of_its_end = [e for e in evictions or () if e.at >= since]
+    if of_its_end:
+        lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
+        return changed(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
+    told = evictions is not None and (slot is None or not slot.work_gpu_milli)
+    if told or not drone.jobs or not drone.work_at:
+        return drone
+    lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
+    return changed(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
+
+
+def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> StateChange:
+    at = how.at or now
+    lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
+    ended = end(drone, end_state(drone, how), now, how.message)
+    # It may have run and gone between two looks: that it ran at all is known now.
+    if not ended.started_at and how.kind is EndKind.EXITED:
+        ended = changed(ended, started_at=at)
+    reason: Reason
+    if ended.state is S.PREEMPTED:
+        notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
+        unit = "GPU-seconds" if drone.gpu_milli else "CPU-seconds"
+        reason = Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
+    else:
+        fault = how.fault.value if how.fault else ""
+        reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
+    return StateChange(ended, drone.state, reason)
+
+
+def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
+    """Which end a drone has, from what the site says and what was asked of it."""
+    worked = drone.busy_at > 0 or drone.jobs_started > 0
+    match how.kind:
+        case EndKind.PREEMPTED:
+            return S.PREEMPTED
+        case EndKind.FAULT:
+            return drone.leaving or S.FAILED
+        case EndKind.STOPPED:
+            return drone.leaving or (S.DONE if worked else S.CANCELLED)
+        case EndKind.EXITED:
+            if drone.leaving is not None:
+                return drone.leaving
+            if how.exit_code == EXIT_NEVER_JOINED and not drone.joined_at:
+                return S.JOIN_TIMEOUT
+            if how.exit_code:
+                return S.FAILED
+            return S.DONE if worked else S.UNUSED
+
+
+def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
+    """Return the record of a drone that is gone. One that found work after all did not match nothing, and one that
+    was asked to go and finished its jobs first is done."""
+    if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
+        state = S.DONE
+    return changed(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+
+
+_TIMES = (
+    *("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at"),
+    *("missing_at", "unslotted_at", "asked_at", "notice_at", "work_at"),
+)
+
+
+def on_clock(drone: Drone, by_s: float, now: float) -> Drone:
+    """Return the drone with its times moved by ``by_s``, like the clock that gave them, and none later than ``now``."""
+    known = ((name, getattr(drone, name)) for name in _TIMES)
+    return changed(drone, **{name: min(now, at + by_s) for name, at in known if at})
+
+
+# ---------------------------------------------------------------------------------------- what receipts tell
+
+
+def settle_start(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
+    """Return what the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it:
+    one that was begun after the answer, for ``settle_s`` from then on. The order may have gone out just before."""
+    match receipt.answer:
+        case OrderOutcome.OK:
+            after = changed(
+                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=receipt.remote_id or drone.remote_id
+            )
+            return StateChange(after, drone.state, Accepted(after.remote_id))
+        case OrderOutcome.REJECTED:
+            return StateChange(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
+        case OrderOutcome.UNKNOWN:
+            after = changed(drone, since=now, site_reason=_message(receipt))
+            return StateChange(after, drone.state, OutcomeUnknown(_message(receipt)))
+
+
+def settle_stop(drone: Drone, receipt: OrderResult) -> StateChange | None:
+    """Return what the site's answer to a stop means: only trouble is news."""
+    if receipt.answer is OrderOutcome.OK:
+        return None
+    reason = _refused(receipt) if receipt.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(receipt))
+    return StateChange(changed(drone, site_reason=_message(receipt)), drone.state, reason)
+
+
+def settle_drain(drone: Drone, receipt: OrderResult) -> StateChange | None:
+    """Return what the overlay's answer to a drain means: only trouble is news. A refused drain of an idle drone is left
+    to the site's stop; a busy one is asked again (:mod:`retire`)."""
+    words = _message(receipt)
+    if receipt.answer is OrderOutcome.OK or drone.state is S.STOPPING:
+        return None
+    if receipt.answer is OrderOutcome.UNKNOWN:
+        known = words == drone.drain_refusal
+        return None if known else StateChange(changed(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+    after = changed(drone, drain_refusal=words or "no reason given")
+    if drone.state is S.DRAINING:
+        after = changed(after, asked=drone.asked + 1)
+    kind = receipt.fault.kind.value if receipt.fault else "unknown"
+    return StateChange(after, drone.state, DrainRefused(kind, words)) if after != drone else None
+
+
+def _message(receipt: OrderResult) -> str:
+    return receipt.fault.message if receipt.fault else ""
+
+
+def _refused(receipt: OrderResult) -> OrderRefused:
+    return OrderRefused(receipt.fault.kind.value if receipt.fault else "unknown", _message(receipt))

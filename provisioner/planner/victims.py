@@ -1,0 +1,303 @@
+"""Which drones of one node leave so that something else fits there: the set that loses least work, and no more.
+
+Drones of one shape are interchangeable but for what they lose, so of each shape the cheapest leave first and only how
+many of each is to be found. The first answer spares the dearest drones that can be spared. A search by branch and bound
+then improves it, and proves it the best where its effort suffices: with three shapes on a node it nearly always does.
+Its effort is bounded, per node and per decision, because the number of combinations grows with the power of the number
+of shapes. (A rule that goes drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over
+nodes, where no large job can start: field notes, B 34.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
+
+from provisioner.model import WHOLE_GPU, DroneId
+from provisioner.planner.space import NOTHING, Space, times
+
+MOST_STEPS = 1000
+"""Bound on the steps of one search on one node."""
+STEPS_OF_DECISION = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drone that may be asked to leave its node."""
+
+    drone_id: DroneId
+    space: Space
+    """What it holds there."""
+    lost_gpu_s: float
+    """Work that its end would cost."""
+    rank: tuple[int, float] = (0, 0.0)
+    """Between those that lose the same: not started before idle before busy, then the youngest."""
+
+    def order(self) -> tuple[float, tuple[int, float], DroneId]:
+        """Return by what candidates of one shape are ordered, the cheapest first."""
+        return self.lost_gpu_s, self.rank, self.drone_id
+
+
+@dataclass(slots=True)
+class Residents:
+    """The candidates of one node by shape, the cheapest first, and first the shape that has the cheapest. Mutable,
+    local to one decision: many holes may be looked for on one node."""
+
+    by_shape: dict[Space, list[Candidate]] = field(default_factory=dict)
+    held: Space = field(init=False)
+    """Sum of their resources."""
+
+    def __post_init__(self) -> None:
+        self.held = NOTHING
+        for space, group in self.by_shape.items():
+            self.held = self.held.plus(space, len(group))
+
+    @classmethod
+    def of(cls, candidates: Iterable[Candidate]) -> Residents:
+        """Sort them."""
+        by_shape: dict[Space, list[Candidate]] = {}
+        for each in sorted(candidates, key=Candidate.order):
+            by_shape.setdefault(each.space, []).append(each)
+        return cls(by_shape)
+
+    def only(self, wanted: Callable[[Space], bool]) -> Residents:
+        """Return those of some shapes."""
+        return Residents({space: group for space, group in self.by_shape.items() if wanted(space)})
+
+    def remove(self, victims: Collection[Candidate]) -> None:
+        """Take out those that leave."""
+        gone = {victim.drone_id for victim in victims}
+        for space in {victim.space for victim in victims}:
+            left = [each for each in self.by_shape[space] if each.drone_id not in gone]
+            if left:
+                self.by_shape[space] = left
+            else:
+                del self.by_shape[space]
+        for victim in victims:
+            self.held = self.held.plus(victim.space, -1)
+        self.by_shape = dict(sorted(self.by_shape.items(), key=lambda each: each[1][0].order()))
+
+
+@dataclass(slots=True)
+class Effort:
+    """Effort of all searches together. Mutable, local to one decision."""
+
+    left: int = STEPS_OF_DECISION
+    """Steps of search that may still be taken."""
+    rules: dict[tuple[Space, Space], _Rules] = field(default_factory=dict)
+    """By need and by what is kept: the same on most nodes."""
+
+    def rules_for(self, need: Space, kept: Space) -> _Rules:
+        """Return the rules for such room; they are worked out once."""
+        found = self.rules.get((need, kept))
+        if found is None:
+            found = self.rules[need, kept] = _Rules(_linear(need, kept))
+        return found
+
+
+def cheapest_set(
+    need: Space,
+    free: Space,
+    kept: Space,
+    candidates: Sequence[Candidate] | Residents,
+    effort: Effort | None = None,
+) -> tuple[Candidate, ...] | None:
+    """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
+    then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
+    residents = candidates if isinstance(candidates, Residents) else Residents.of(candidates)
+    if times(need, free.plus(residents.held), kept) < 1:
+        return None
+    if times(need, free, kept) >= 1:
+        return ()
+    effort = effort or Effort()
+    rules = effort.rules_for(need, kept)
+    lacks = rules.lacks(free)
+    short = [(rule, lack) for rule, lack in enumerate(lacks) if lack > 0]
+    groups = []
+    for space, group in residents.by_shape.items():
+        gains = rules.gains(space)
+        if some := tuple(group[: _most(short, gains)]):
+            groups.append(_Group(space.gpu_milli, gains, some))
+    counts = _spared(groups, lacks)
+    if effort.left > 0:
+        search = _Search(groups, lacks, counts, min(MOST_STEPS, effort.left))
+        given = search.steps
+        counts = search.best()
+        effort.left -= given - search.steps
+    return tuple(c for n, group in zip(counts, groups, strict=True) for c in group.drones[:n])
+
+
+class _Group(NamedTuple):
+    """Drones of one shape."""
+
+    gpu_milli: int
+    gains: list[int]
+    """Contribution of the end of one drone to each rule."""
+    drones: tuple[Candidate, ...]
+    """The cheapest first."""
+
+
+def _most(short: Sequence[tuple[int, int]], gains: Sequence[int]) -> int | None:
+    """Return how many drones of a shape are enough for all that it can give; None if that cannot be said. ``short``:
+    the rules that are not met, and by how much."""
+    if min(gains, default=0) < 0:
+        return None
+    most = 0
+    for rule, lack in short:
+        gain = gains[rule]
+        if gain and lack > most * gain:
+            most = -(-lack // gain)
+    return most
+
+
+def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
+    """Return how many of each shape leave if the dearest are spared first, one after the other."""
+    counts = [len(group.drones) for group in groups]
+    over = [-lack for lack in lacks]
+    for count, group in zip(counts, groups, strict=True):
+        over = [o + count * gain for o, gain in zip(over, group.gains, strict=True)]
+    dearest = sorted(
+        ((c.lost_gpu_s, n, number) for number, group in enumerate(groups) for n, c in enumerate(group.drones)),
+        reverse=True,
+    )
+    more_of = {  # rules that are met the better the more of a shape are spared: few shapes have any
+        number: [rule for rule, gain in enumerate(group.gains) if gain < 0]
+        for number, group in enumerate(groups)
+        if min(group.gains, default=0) < 0
+    }
+    bound: dict[int, int] = {}  # shapes of which no more can be spared, and the rule that forbids it
+    for _, _, number in dearest:
+        if number in bound:
+            continue
+        less = list(map(sub, over, groups[number].gains))
+        least = min(less, default=0)
+        if least < 0:
+            bound[number] = less.index(least)
+            if len(bound) == len(groups):
+                break
+            continue
+        over = less
+        counts[number] -= 1
+        if number in more_of:
+            bound = {other: rule for other, rule in bound.items() if rule not in more_of[number]}
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """``weights`` times an amount of room must be ``least`` or more."""
+
+    weights: Space
+    least: int
+
+    def of(self, room: Space) -> int:
+        gpus, cpus, memory, disk = self.weights
+        return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
+
+
+@dataclass(slots=True)
+class _Rules:
+    """All rules for one need, and what was worked out by them. Mutable, local to one decision."""
+
+    rules: Sequence[_Rule]
+    known: dict[Space, list[int]] = field(default_factory=dict)
+    """By shape: contribution of the end of one drone to each rule."""
+
+    def lacks(self, free: Space) -> list[int]:
+        """Return the shortage of each rule where so much is free."""
+        return [rule.least - rule.of(free) for rule in self.rules]
+
+    def gains(self, space: Space) -> list[int]:
+        """Return the contribution of the end of one drone of a shape to each rule."""
+        found = self.known.get(space)
+        if found is None:
+            found = self.known[space] = [rule.of(space) for rule in self.rules]
+        return found
+
+
+def _linear(need: Space, kept: Space) -> list[_Rule]:
+    """Return when :func:`times` says that ``need`` goes into some room once: linear in the room."""
+    rules = []
+    for place, amount in enumerate(need):
+        unit = Space(*(int(place == other) for other in range(len(need))))
+        if amount > 0:
+            rules.append(_Rule(unit, amount))
+        keep = kept[place] if place else 0
+        eats = amount * WHOLE_GPU - keep * need.gpu_milli
+        if keep and eats > 0:
+            rules.append(_Rule(Space(-keep).plus(unit, WHOLE_GPU), eats))
+    return rules
+
+
+@dataclass
+class _Search:
+    """Branch and bound over how many of each shape leave."""
+
+    groups: Sequence[_Group]
+    lacks: list[int]
+    """Return the shortage of each rule."""
+    first: list[int]
+    """An answer: how many of each shape."""
+    steps: int
+    """Return the number of drones that may still be taken."""
+    cost: tuple[float, int, int, list[int]] = field(init=False)
+    """Loss, drones and milli-GPU of the best answer, and how many of each shape."""
+
+    def __post_init__(self) -> None:
+        self.losses = [list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0)) for each in self.groups]
+        # Of the shapes from one on: the most that they can give to each rule, by the cheapest and by the largest.
+        bounds: list[tuple[int, float, int]] = [(0, float("inf"), 0)] * len(self.lacks)
+        self.bounds = [bounds]
+        for group in reversed(self.groups):
+            count, lost_gpu_s, below = len(group.drones), group.drones[0].lost_gpu_s, bounds
+            bounds = []
+            for gain, (most, price, largest) in zip(group.gains, below, strict=True):
+                each = lost_gpu_s / gain if gain > 0 else price
+                gain = max(0, gain)
+                bounds.append((most + count * gain, min(price, each), max(largest, gain)))
+            self.bounds.append(bounds)
+        self.bounds.reverse()
+        freed = sum(n * group.gpu_milli for n, group in zip(self.first, self.groups, strict=True))
+        lost = sum(sums[n] for n, sums in zip(self.first, self.losses, strict=True))
+        self.cost = lost, sum(self.first), freed, self.first
+
+    def best(self) -> list[int]:
+        """Return how many of each shape leave, the best that was found."""
+        self._go(0, self.lacks, 0.0, 0, 0, [])
+        return self.cost[3]
+
+    def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
+        """Try all counts of the shape ``at`` and of those after it, while better than the best is possible."""
+        self.steps -= 1
+        more, fewest = -1.0, 0
+        for lack, (most, price, largest) in zip(lacks, self.bounds[at], strict=True):
+            if lack > 0:
+                if lack > most:
+                    return
+                if lack * price > more:
+                    more = lack * price
+                if lack > fewest * largest:
+                    fewest = -(-lack // largest)
+        least_lost, least_drones = self.cost[0], self.cost[1]
+        if more >= 0:
+            # Rounding must not cost an answer that loses the same.
+            beyond = lost + more - least_lost
+            if beyond > 1e-9 * least_lost or (beyond >= 0 and drones + fewest > least_drones):
+                return
+        if at == len(self.groups):
+            self.cost = min(self.cost, (lost, drones, milli, counts))
+            return
+        group, after = self.groups[at], lacks
+        for count, more_lost in enumerate(self.losses[at]):
+            if self.steps <= 0:
+                return
+            now_lost, now_drones = lost + more_lost, drones + count
+            if now_lost > self.cost[0] or (now_lost == self.cost[0] and now_drones > self.cost[1]):
+                return
+            if count:
+                after = list(map(sub, after, group.gains))
+            freed = milli + count * group.gpu_milli
+            self._go(at + 1, after, now_lost, now_drones, freed, [*counts, count])

@@ -1,0 +1,295 @@
+"""A drone as it really is, whatever others believe of it: from grant to release, with its fate drawn at birth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState, StartOrder
+from provisioner.simulator.draws import AT_ONCE, Draw, Fixed, keyed
+from provisioner.simulator.nodes import Machine
+
+
+class Verdict(StrEnum):
+    """How a drone turns out."""
+
+    WELL = "well"
+    DIES_YOUNG = "dies-young"
+    """Its script ends with exit code 71 within a second."""
+    NEVER_JOINS = "never-joins"
+    HANGS_IN_CHECK = "hangs-in-check"
+    """Joins and never accepts jobs."""
+    MATCHES_NOTHING = "matches-nothing"
+    """Accepts jobs, but its START refuses them all."""
+    EATS_JOBS = "black-hole"
+    """A black hole: each job on it breaks off after seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a site treats drones. The five chances are exclusive and add up to 1 at most."""
+
+    queue: Draw = AT_ONCE
+    boot: Draw = field(default_factory=lambda: Fixed(30.0))
+    check: Draw = field(default_factory=lambda: Fixed(5.0))
+    """From joining the pool to accepting jobs."""
+    release: Draw = field(default_factory=lambda: Fixed(2.0))
+    """From the drone's exit until its GPUs are free again."""
+    lifetime: Draw | None = None
+    """If set: every drone breaks down this long after its grant."""
+    retire_s: float | None = None
+    """If set: a drone takes no further job when it has served so long, and leaves after its last one."""
+    dies_young: float = 0.0
+    never_joins: float = 0.0
+    hangs_in_check: float = 0.0
+    matches_nothing: float = 0.0
+    eats_jobs: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    queue_s: float
+    boot_s: float
+    check_s: float
+    release_s: float
+    lifetime_s: float | None
+    verdict: Verdict
+    retire_s: float | None = None
+
+    @classmethod
+    def drawn(cls, habits: Habits, seed: int, site: str, drone_id: DroneId) -> Fate:
+        """Depends on nothing but seed, site and id."""
+        rng = keyed(seed, "fate", site, drone_id)
+        durations = [draw.draw(rng) for draw in (habits.queue, habits.boot, habits.check, habits.release)]
+        chance, verdict = rng.random(), Verdict.WELL
+        for candidate, share in (
+            (Verdict.DIES_YOUNG, habits.dies_young),
+            (Verdict.NEVER_JOINS, habits.never_joins),
+            (Verdict.HANGS_IN_CHECK, habits.hangs_in_check),
+            (Verdict.MATCHES_NOTHING, habits.matches_nothing),
+            (Verdict.EATS_JOBS, habits.eats_jobs),
+        ):
+            if 0.0 <= chance < share:
+                verdict = candidate
+            chance -= share
+        lifetime_s = None if habits.lifetime is None else habits.lifetime.draw(rng)
+        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict, habits.retire_s)
+
+
+class Stage(StrEnum):
+    QUEUED = "queued"
+    BOOTING = "booting"
+    CHECKING = "checking"
+    SERVING = "serving"
+    LEAVING = "leaving"
+    """Out of the pool, GPUs not free yet."""
+    GONE = "gone"
+
+
+class Ground(Protocol):
+    """What a body stands on: the site that has it."""
+
+    start_epoch: float
+
+    def stirred(self) -> None:
+        """Something about a body is not as it was listed."""
+        ...
+
+    def left(self, body: Body) -> None:
+        """Its GPUs are free again."""
+        ...
+
+
+class Berth(Protocol):
+    """Where a body shows itself and gets its jobs: the overlay pool."""
+
+    def join(self, body: Body) -> None:
+        """It is in the pool, not accepting jobs yet."""
+        ...
+
+    def serve(self, body: Body) -> None:
+        """It accepts jobs from now on."""
+        ...
+
+    def withdraw(self, body: Body) -> None:
+        """It takes no new jobs; calls :meth:`Body.emptied` once it has none."""
+        ...
+
+    def part(self, body: Body, orderly: bool) -> None:
+        """It is out of the pool; if not orderly, the pool has yet to find out."""
+        ...
+
+
+class Body:
+    """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
+
+    def __init__(self, order: StartOrder, remote_id: str, fate: Fate, ground: Ground, overlay: Berth) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.order = order
+        self.id: DroneId = order.drone_id
+        self.type: DroneType = order.type
+        self.remote_id = remote_id
+        self.fate = fate
+        self.stage = Stage.QUEUED
+        self.machine: Machine | None = None
+        self.slot = ""
+        self.accepted_s = self._loop.time()
+        self.granted_s: float | None = None
+        self.serving_s: float | None = None
+        self.left_s: float | None = None
+        self.end: RemoteEnd | None = None
+        self._ground = ground
+        self._overlay = overlay
+        self._timers: list[asyncio.TimerHandle] = []
+        self._leaving: tuple[EndKind, int | None, str] | None = None
+        self._retired = False
+        self._notice_s: float | None = None
+        self._view: RemoteDrone | None = None
+
+    # -------------------------------------------------------------------------------------------------- coming
+
+    def grant(self, machine: Machine, slot: str) -> None:
+        """The site gives it its place."""
+        self.machine, self.slot = machine, slot
+        self.granted_s = self._loop.time()
+        self._enter(Stage.BOOTING)
+        if self.fate.lifetime_s is not None:
+            self._after(self.fate.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
+        if self.type.walltime_s:
+            left_s = max(0.0, self.type.walltime_s - self.order.grace_s)
+            self._after(left_s, lambda: self.leave(EndKind.EXITED, 0, "end of walltime", self.order.grace_s))
+        match self.fate.verdict:
+            case Verdict.DIES_YOUNG:
+                self._after(self.fate.boot_s + 1.0, lambda: self._finish(EndKind.EXITED, 71, "GPU check failed"))
+            case Verdict.NEVER_JOINS:
+                pass
+            case _:
+                self._after(self.fate.boot_s, self._join)
+
+    def _join(self) -> None:
+        if self._leaving is not None:
+            return
+        self._enter(Stage.CHECKING)
+        self._overlay.join(self)
+        if self.fate.verdict is not Verdict.HANGS_IN_CHECK:
+            self._after(self.fate.check_s, self._serve)
+
+    def _serve(self) -> None:
+        if self._leaving is None:
+            self._enter(Stage.SERVING)
+            self.serving_s = self._loop.time()
+            self._overlay.serve(self)
+            if self.fate.retire_s is not None:
+                self._after(self.fate.retire_s, self._retire)
+
+    def _retire(self) -> None:
+        if self.stage is Stage.SERVING and self._leaving is None:
+            self._retired = True
+            self._overlay.withdraw(self)
+
+    # -------------------------------------------------------------------------------------------------- going
+
+    @property
+    def alive(self) -> bool:
+        return self.stage is not Stage.GONE
+
+    @property
+    def told_to_leave(self) -> bool:
+        """By its site, or by its own end of life; a drain of the overlay's does not count."""
+        return self._leaving is not None
+
+    @property
+    def takes_no_more(self) -> bool:
+        """Whatever the overlay says, it will not take jobs again."""
+        return self._retired or self._leaving is not None
+
+    def leave(self, kind: EndKind, exit_code: int | None, message: str, within_s: float) -> None:
+        """Notice to leave: no new jobs; what still runs after ``within_s`` is cut short."""
+        if self._leaving is not None or not self.alive:
+            return
+        self._leaving = kind, exit_code, message
+        if kind is EndKind.PREEMPTED:
+            self._notice_s = self._loop.time()
+            self._stir()
+        if self.stage is Stage.QUEUED:
+            self._finish(kind, None, message)
+        elif self.stage is Stage.BOOTING:
+            self._release()
+        else:
+            self._after(within_s, self._release)
+            self._overlay.withdraw(self)
+
+    def emptied(self, message: str) -> None:
+        """It has no job and wants none: it goes by itself, or as it was told to."""
+        if self._leaving is None:
+            self._leaving = EndKind.EXITED, 0, message
+        self._release()
+
+    def perish(self, kind: EndKind, message: str) -> None:
+        """It is gone at once and tells nobody."""
+        self._finish(kind, None, message)
+
+    def kill(self) -> None:
+        """The site ends it without notice."""
+        self._finish(EndKind.STOPPED, None, "killed on request")
+
+    def _release(self) -> None:
+        if self.stage in (Stage.LEAVING, Stage.GONE) or self._leaving is None:
+            return
+        self._enter(Stage.LEAVING)
+        self.left_s = self._loop.time()
+        self._overlay.part(self, orderly=True)
+        self._after(self.fate.release_s, lambda: self._finish(*(self._leaving or (EndKind.EXITED, 0, ""))))
+
+    def _finish(self, kind: EndKind, exit_code: int | None, message: str) -> None:
+        if not self.alive:
+            return
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        if self.stage in (Stage.CHECKING, Stage.SERVING):
+            self._overlay.part(self, orderly=False)
+        self._enter(Stage.GONE)
+        self.end = RemoteEnd(kind, self._ground.start_epoch + self._loop.time(), exit_code, message)
+        self._ground.left(self)
+
+    # -------------------------------------------------------------------------------------------------- as told
+
+    def listed(self) -> RemoteDrone:
+        """The drone in its site's listing."""
+        if self._view is None:
+            epoch = self._ground.start_epoch
+            match self.stage:
+                case Stage.QUEUED:
+                    state, reason = RemoteState.PENDING, "Resources"
+                case Stage.GONE:
+                    state, reason = RemoteState.ENDED, ""
+                case _:
+                    state, reason = RemoteState.RUNNING, ""
+            self._view = RemoteDrone(
+                drone_id=self.id,
+                state=state,
+                remote_id=self.remote_id,
+                type=self.type.name,
+                started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
+                reason=reason,
+                end=self.end,
+                node="" if self.machine is None else self.machine.name,
+                slot=self.slot,
+                notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
+            )
+        return self._view
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._stir()
+
+    def _stir(self) -> None:
+        self._view = None
+        self._ground.stirred()
+
+    def _after(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._timers.append(self._loop.call_later(delay_s, then))

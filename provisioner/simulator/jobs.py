@@ -1,0 +1,222 @@
+"""The jobs of a simulated pool, and the queue that keeps them grouped by requirement, never counting them again."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Sharing, TypeKey, UnmetRequirement
+from provisioner.sharing import share_milli, shares_needed
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What jobs of one class ask for; units as in :class:`provisioner.model.JobClass`."""
+
+    gpu_milli: int = 1000
+    cpus: int = 1
+    memory_mib: int = 1024
+    disk_mib: int = 0
+    vram_mib: int = 0
+    capability: int = 0
+    gpu_model: str = ""
+    """Runs on this model only; a requirement that only the pool's own matchmaker can judge."""
+    walltime_s: float = 0.0
+    owner: str = "alice"
+    priority: int = 0
+    group: str = ""
+    duty_milli: int = 0
+    width_milli: int = 0
+
+    @property
+    def label(self) -> str:
+        """Jobs of this size, for people."""
+        told = [f"{self.gpu_milli / WHOLE_GPU:g} GPU"]
+        if self.vram_mib:
+            told.append(f"{self.vram_mib / 1024:.3g} GiB VRAM")
+        if self.gpu_model:
+            told.append(self.gpu_model)
+        return ", ".join(told)
+
+    def misfit(self, kind: DroneType) -> UnmetRequirement | None:
+        """The first dimension in which an empty drone of ``kind`` falls short; None if it would do."""
+        if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
+            return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
+        gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib
+        if kind.shares > 1:
+            # Small jobs get shares of one GPU, and as much of its VRAM; MIG's slices cannot be joined.
+            most = share_milli(kind.shares) * (1 if kind.sharing is Sharing.MIG else kind.shares)
+            gpu_milli = min(most, WHOLE_GPU - 1)
+            vram_mib = kind.vram_mib // kind.shares * shares_needed(self.gpu_milli, kind.shares)
+        for dimension, wanted, offered in (
+            ("gpus", self.gpu_milli, gpu_milli),
+            ("vram", self.vram_mib, vram_mib),
+            ("capability", self.capability, kind.capability),
+            ("cpus", self.cpus, kind.cpus),
+            ("memory", self.memory_mib, kind.memory_mib),
+            ("disk", self.disk_mib, kind.disk_mib),
+        ):
+            if wanted > offered:
+                return UnmetRequirement(dimension, str(wanted), str(offered))
+        if self.gpu_model and self.gpu_model != kind.gpu_model:
+            return UnmetRequirement("gpu_model", self.gpu_model, kind.gpu_model)
+        if self.walltime_s and kind.walltime_s and self.walltime_s > kind.walltime_s:
+            return UnmetRequirement("walltime", f"{self.walltime_s:.0f}", f"{kind.walltime_s:.0f}")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SimJob:
+    """One job: it arrives ``submit_s`` after the start of the scenario and computes for ``duration_s``."""
+
+    submit_s: float
+    duration_s: float
+    wants: Wants = field(default_factory=Wants)
+    checkpoint_s: float = 0.0
+    """Run time between two checkpoints, from which another attempt goes on; 0 for a job that makes none."""
+
+    def saved_s(self, ran_s: float) -> float:
+        """How much of ``ran_s`` its checkpoints have saved."""
+        return ran_s // self.checkpoint_s * self.checkpoint_s if self.checkpoint_s else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A job in the pool, with what became of it so far. Times are those of the loop."""
+
+    serial: int
+    job: SimJob
+    starts: int = 0
+    idle_s: float = 0.0
+    """Since when it waits, of one that was cut short since then; -1 while it runs."""
+    begun_s: float = 0.0
+    """Start of the running attempt."""
+    saved_s: float = 0.0
+    """Run time that earlier attempts have saved."""
+    first_begun_s: float | None = None
+    done_s: float | None = None
+
+    @property
+    def wants(self) -> Wants:
+        return self.job.wants
+
+
+class Bucket:
+    """The jobs of one class: idle ones oldest first, and how many run."""
+
+    def __init__(self, name: str, wants: Wants, idle_in: dict[str, Bucket]) -> None:
+        self.name = name
+        self.wants = wants
+        self.label = wants.label
+        self._idle_in = idle_in
+        self.running = 0
+        self._judged: list[tuple[float, int, Ticket]] = []
+        self._fresh: list[tuple[float, int, Ticket]] = []
+        self._waits: deque[tuple[float, Ticket]] = deque()
+        """Since when which job waits, in this order; those that run since are left out when they come to the front."""
+        self._view: JobClass | None = None
+        self._types: tuple[DroneType, ...] = ()
+        self._refuses: dict[TypeKey, UnmetRequirement] = {}
+
+    @property
+    def idle(self) -> int:
+        return len(self._judged) + len(self._fresh)
+
+    def add(self, ticket: Ticket, now_s: float) -> None:
+        """A job waits from now on, for the first time or again."""
+        ticket.idle_s = now_s
+        self._waits.append((now_s, ticket))
+        heapq.heappush(self._fresh, (ticket.job.submit_s, ticket.serial, ticket))
+        self._idle_in[self.name] = self
+        self._view = None
+
+    def judged(self) -> None:
+        """A negotiation cycle has seen the idle jobs."""
+        if self._fresh:
+            for entry in self._fresh:
+                heapq.heappush(self._judged, entry)
+            self._fresh.clear()
+            self._view = None
+
+    def first(self) -> tuple[float, int]:
+        """Submit time and serial number of the oldest idle job; there must be one."""
+        heads = [heap[0] for heap in (self._judged, self._fresh) if heap]
+        submit_s, serial, _ = min(heads, key=lambda head: head[:2])
+        return submit_s, serial
+
+    def take(self) -> Ticket:
+        """The oldest idle job, which now runs."""
+        heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
+        self.running += 1
+        self._view = None
+        ticket = heapq.heappop(heap)[2]
+        ticket.idle_s = -1.0
+        if not self._judged and not self._fresh:
+            del self._idle_in[self.name]
+            self._waits.clear()
+        return ticket
+
+    def waits_since_s(self) -> float:
+        """When the longest wait of an idle job began; there must be one."""
+        while self._waits[0][0] != self._waits[0][1].idle_s:
+            self._waits.popleft()
+        return self._waits[0][0]
+
+    def ran(self) -> None:
+        """One of the running jobs runs no more."""
+        self.running -= 1
+        self._view = None
+
+    def view(self, types: tuple[DroneType, ...], start_epoch: float) -> JobClass:
+        """The class as the overlay tells it; made again only after a change."""
+        if types != self._types:
+            self._types, self._view = types, None
+            self._refuses = {t.key: m for t in types if (m := self.wants.misfit(t)) and m.dimension == "gpu_model"}
+        if self._view is None:
+            wants = self.wants
+            self._view = JobClass(
+                id=self.name,
+                gpu_milli=wants.gpu_milli,
+                cpus=wants.cpus,
+                memory_mib=wants.memory_mib,
+                disk_mib=wants.disk_mib,
+                vram_mib=wants.vram_mib,
+                capability=wants.capability,
+                waiting=len(self._judged),
+                fresh=len(self._fresh),
+                running=self.running,
+                oldest_at=start_epoch + self.first()[0] if self.idle else 0.0,
+                owner=wants.owner,
+                priority=wants.priority,
+                walltime_s=wants.walltime_s,
+                refuses=self._refuses,
+                group=wants.group,
+                duty_milli=wants.duty_milli,
+                width_milli=wants.width_milli,
+                idle_at=start_epoch + self.waits_since_s() if self.idle else 0.0,
+            )
+        return self._view
+
+
+class JobQueue:
+    """All jobs of the pool by class."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[Wants, Bucket] = {}
+        self._idle: dict[str, Bucket] = {}
+
+    def bucket(self, wants: Wants) -> Bucket:
+        found = self._buckets.get(wants)
+        if found is None:
+            found = self._buckets[wants] = Bucket(f"c{len(self._buckets) + 1}", wants, self._idle)
+        return found
+
+    def idle(self) -> list[Bucket]:
+        """Classes with idle jobs."""
+        return list(self._idle.values())
+
+    def alive(self) -> Iterable[Bucket]:
+        """Classes with idle or running jobs."""
+        return (bucket for bucket in self._buckets.values() if bucket.idle or bucket.running)

@@ -1,0 +1,497 @@
+"""A simulated overlay pool: jobs, matchmaking on a negotiation interval, slots with what is left in them."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import is_
+from typing import Generic, Self, TypeVar
+
+from provisioner.model import (
+    Bootstrap,
+    CompletedJob,
+    DrainMode,
+    DroneId,
+    DroneType,
+    Eviction,
+    JobClass,
+    JobFailure,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    Slot,
+    StartOrder,
+)
+from provisioner.simulator.body import Body, Verdict
+from provisioner.simulator.draws import Draw, Fixed, keyed
+from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
+from provisioner.simulator.jobs import Bucket, JobQueue, SimJob, Ticket
+from provisioner.simulator.seam import Wire
+from provisioner.simulator.seat import Seat, seat_for
+from provisioner.simulator.tally import Tally
+
+T = TypeVar("T")
+
+EATEN_S = 5.0
+"""How long a job lasts on a drone that eats jobs."""
+TELLS_S = 900.0
+"""How long an eviction, or a completion, is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHabits:
+    """How the overlay behaves."""
+
+    negotiation_s: float = 20.0
+    """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
+    update_s: float = 60.0
+    """Between two signs of life of a slot."""
+    slot_lifetime_s: float = 900.0
+    """How long the slot of a drone that perished stays listed."""
+    lease_s: float = 60.0
+    """Until the jobs of a drone that perished wait again."""
+    latency: Draw = field(default_factory=lambda: Fixed(0.2))
+    reuses_claims: bool = True
+    """A slot that is done takes the next job of the same class without negotiation."""
+    best_fit: bool = False
+    """Jobs go to the slot with the least VRAM that does, shares before whole GPUs (HTCondor:
+    ``NEGOTIATOR_PRE_JOB_RANK = -GPUs_GlobalMemoryMb``); else to the first that does."""
+
+
+class _Recent(Generic[T]):
+    """What has happened, each told for :data:`TELLS_S`. As long as it is the same, the very same tuple tells it."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[float, T]] = deque()
+        self._told: tuple[T, ...] | None = ()
+
+    def add(self, at: float, event: T) -> None:
+        self._events.append((at, event))
+        self._told = None
+
+    def told(self, now: float) -> tuple[T, ...]:
+        while self._events and self._events[0][0] <= now - TELLS_S:
+            self._events.popleft()
+            self._told = None
+        if self._told is None:
+            self._told = tuple(event for _, event in self._events)
+        return self._told
+
+
+def _by_vram(seat: Seat) -> tuple[int, int]:
+    kind = seat.body.type
+    return kind.vram_mib // kind.shares, kind.capability
+
+
+class SimOverlay:
+    """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
+
+    def __init__(
+        self,
+        jobs: Sequence[SimJob],
+        tally: Tally,
+        *,
+        habits: PoolHabits,
+        seed: int,
+        start_epoch: float,
+        spells: Sequence[Spell] = (),
+        blows: Sequence[Blow] = (),
+    ) -> None:
+        self.done = 0
+        self.starts = 0
+        """Attempts ever begun."""
+        self.tickets = [Ticket(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
+        self._arrived = 0
+        self._queue = JobQueue()
+        self._seats: dict[DroneId, Seat] = {}
+        self._lost: dict[DroneId, Seat] = {}
+        """Those that perished, for as long as they are listed."""
+        self._slots: tuple[Slot, ...] = ()
+        self._classes: tuple[JobClass, ...] = ()
+        """As they were last told: the very same where nothing has changed."""
+        self._roomy: dict[DroneId, Seat] = {}
+        """Without negotiation cycles: slots that may have room."""
+        self._suits: dict[tuple[str, str], bool] = {}
+        self._habits = habits
+        self._tally = tally
+        self._seed = seed
+        self._start_epoch = start_epoch
+        self._negotiated_s = 0.0
+        self._paused_until_s = 0.0
+        self._wire = Wire(OVERLAY, seed, habits.latency, spells, tally.troubles)
+        self._frozen: dict[int, OverlayView] = {}
+        self._evictions = _Recent[Eviction]()
+        self._completions = _Recent[CompletedJob]()
+        self._mishaps = _Recent[JobFailure]()
+        self._pauses = [blow for blow in blows if blow.kind is BlowKind.NO_NEGOTIATION]
+
+    @property
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that have arrived and wait."""
+        return sum(bucket.idle for bucket in self._queue.alive())
+
+    @property
+    def running(self) -> int:
+        return sum(bucket.running for bucket in self._queue.alive())
+
+    @property
+    def busy_milli(self) -> int:
+        """What jobs hold of GPUs as far as the pool knows, in thousandths: a small job on a shared GPU its shares."""
+        return sum(seat.busy_milli for seat in self._seats.values())
+
+    @property
+    def to_come(self) -> int:
+        return len(self.tickets) - self._arrived
+
+    def begin(self) -> None:
+        """Set the timers of arrivals and negotiation. To be called once, inside the running loop."""
+        loop = asyncio.get_running_loop()
+        self._next_arrival()
+        if not self._at_once:
+            loop.call_later(self._habits.negotiation_s, self._negotiate)
+        for pause in self._pauses:
+            loop.call_at(pause.at_s, self._pause, pause.for_s)
+
+    # ---------------------------------------------------------------------------------------------------- the seam
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
+        known = tuple(types)
+        return self._wire.glance(lambda: self._view(known))
+
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
+        known = tuple(types)
+        return await self._wire.poll(lambda: self._view(known), self._lie)
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+        return await self._wire.act("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
+
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+        return await self._wire.ask("admission", lambda: Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id}))
+
+    # ----------------------------------------------------------------------------------------------- what is listed
+
+    def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
+        now_s, habits = self._now_s, self._habits
+        for drone_id in [d for d, seat in self._lost.items() if self._expired(seat, now_s)]:
+            seat = self._lost.pop(drone_id)
+            if self._seats.get(drone_id) is seat:
+                del self._seats[drone_id]
+        slots = [seat.listed(now_s, habits.update_s, self._start_epoch) for seat in self._seats.values()]
+        if len(slots) != len(self._slots) or not all(map(is_, slots, self._slots)):
+            self._slots = tuple(slots)
+        classes = [bucket.view(types, self._start_epoch) for bucket in self._queue.alive()]
+        if len(classes) != len(self._classes) or not all(map(is_, classes, self._classes)):
+            self._classes = tuple(classes)
+        return OverlayView(
+            taken_at=self._start_epoch + now_s,
+            classes=self._classes,
+            slots=self._slots,
+            negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
+            evictions=self._evictions.told(self._start_epoch + now_s),
+            completions=self._completions.told(self._start_epoch + now_s),
+            mishaps=self._mishaps.told(self._start_epoch + now_s),
+        )
+
+    def _expired(self, seat: Seat, now_s: float) -> bool:
+        return seat.lost_s is not None and now_s - seat.lost_s >= self._habits.slot_lifetime_s
+
+    def _lie(self, view: OverlayView, spell: Spell) -> OverlayView:
+        match spell.trouble:
+            case Trouble.EMPTY:
+                return replace(view, classes=(), slots=())
+            case Trouble.PARTIAL:
+                rolls = {s.drone_id: keyed(self._seed, "hidden", spell, s.drone_id).random() for s in view.slots}
+                return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id] >= spell.amount))
+            case Trouble.STALE:
+                return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
+            case _:
+                return view
+
+    # ------------------------------------------------------------------------------------------- arrival and matching
+
+    def _next_arrival(self) -> None:
+        if self._arrived < len(self.tickets):
+            asyncio.get_running_loop().call_at(self.tickets[self._arrived].job.submit_s, self._arrive)
+
+    def _arrive(self) -> None:
+        ticket = self.tickets[self._arrived]
+        self._arrived += 1
+        bucket = self._queue.bucket(ticket.wants)
+        bucket.add(ticket, self._now_s)
+        if self._at_once:
+            self._offer(bucket)
+        self._next_arrival()
+
+    def _pause(self, for_s: float) -> None:
+        self._paused_until_s = max(self._paused_until_s, self._now_s + for_s)
+        if self._at_once:
+            asyncio.get_running_loop().call_at(self._paused_until_s, self._cycle)
+
+    @property
+    def _paused(self) -> bool:
+        return self._now_s < self._paused_until_s
+
+    def _negotiate(self) -> None:
+        asyncio.get_running_loop().call_later(self._habits.negotiation_s, self._negotiate)
+        if not self._paused:
+            self._negotiated_s = self._now_s
+            self._cycle()
+
+    def _cycle(self) -> None:
+        """Jobs by priority, then age, each to the first slot with room."""
+        idle = self._queue.idle()
+        if not idle or self._paused:
+            return
+        seats = [seat for seat in self._seats.values() if seat.open]
+        if self._habits.best_fit:
+            seats.sort(key=_by_vram)
+        # A slot too small for a class stays so for the rest of the cycle: each class goes down the list once.
+        rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
+        heapq.heapify(rounds)
+        while rounds:
+            priority, _, _, n, bucket, place = heapq.heappop(rounds)
+            while place < len(seats) and not self._match(bucket, seats[place]):
+                place += 1
+            if place < len(seats):
+                self._start(bucket, seats[place])
+                if bucket.idle:
+                    heapq.heappush(rounds, (priority, *bucket.first(), n, bucket, place))
+        for bucket in idle:
+            bucket.judged()
+
+    # Without cycles: no job waits for which some open slot has room, so only what has just changed is looked at.
+
+    @property
+    def _at_once(self) -> bool:
+        return self._habits.negotiation_s == 0
+
+    def _offer(self, bucket: Bucket) -> None:
+        """Jobs of a class have come, or come back."""
+        if self._paused:
+            return
+        bucket.judged()
+        while bucket.idle and (seat := self._with_room(bucket)) is not None:
+            self._start(bucket, seat)
+
+    def _with_room(self, bucket: Bucket) -> Seat | None:
+        """The slot that a job of the class goes to now."""
+        full = [drone_id for drone_id, seat in self._roomy.items() if seat.full or not seat.open]
+        for drone_id in full:
+            del self._roomy[drone_id]
+        fitting = (seat for seat in self._roomy.values() if self._match(bucket, seat))
+        return min(fitting, key=_by_vram, default=None) if self._habits.best_fit else next(fitting, None)
+
+    def _opened(self, seat: Seat) -> None:
+        """A slot has room: for whoever is first of those that fit."""
+        if not self._at_once or not seat.open:
+            return
+        self._roomy[seat.body.id] = seat
+        if self._paused:
+            return
+        while not seat.full:
+            fitting = (bucket for bucket in self._queue.idle() if self._match(bucket, seat))
+            bucket = min(fitting, key=lambda b: (-b.wants.priority, b.first()), default=None)
+            if bucket is None:
+                break
+            self._start(bucket, seat)
+
+    def _match(self, bucket: Bucket, seat: Seat) -> bool:
+        welcome = seat.open and bucket.wants.owner not in seat.avoids
+        return welcome and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
+
+    def _suitable(self, bucket: Bucket, seat: Seat) -> bool:
+        kind = seat.body.type
+        key = bucket.name, kind.key
+        if key not in self._suits:
+            self._suits[key] = bucket.wants.misfit(kind) is None
+        return self._suits[key] and seat.body.fate.verdict is not Verdict.MATCHES_NOTHING
+
+    def _too_short(self, bucket: Bucket, seat: Seat) -> bool:
+        """The job says that it needs longer than the drone has."""
+        walltime_s, granted_s = seat.body.type.walltime_s, seat.body.granted_s
+        if not bucket.wants.walltime_s or not walltime_s or granted_s is None:
+            return False
+        return self._now_s + bucket.wants.walltime_s > granted_s + walltime_s
+
+    # ----------------------------------------------------------------------------------------------- jobs on drones
+
+    def _start(self, bucket: Bucket, seat: Seat) -> None:
+        ticket, now_s = bucket.take(), self._now_s
+        if seat.idle_timer is not None:
+            seat.idle_timer.cancel()
+            seat.idle_timer = None
+        ticket.starts += 1
+        self.starts += 1
+        ticket.begun_s = now_s
+        if ticket.first_begun_s is None:
+            ticket.first_begun_s = now_s
+            self._tally.first_starts.append((ticket.job.submit_s, now_s))
+        eaten = seat.body.fate.verdict is Verdict.EATS_JOBS
+        left_s = ticket.job.duration_s - ticket.saved_s
+        seat.start(ticket, min(EATEN_S, left_s) if eaten else left_s, not eaten, now_s)
+
+    def _ended(self, seat: Seat, ticket: Ticket, done: bool) -> None:
+        """A job ended by itself; the slot takes the next one, or falls idle."""
+        bucket = self._close(seat, ticket, done)
+        if not done:
+            at, owner = self._start_epoch + self._now_s, ticket.wants.owner
+            self._mishaps.add(at, JobFailure(seat.body.id, f"{ticket.serial}.0", at, owner, "broke off"))
+        if self._habits.reuses_claims and bucket.idle and self._match(bucket, seat):
+            self._start(bucket, seat)
+        self._opened(seat)
+        if self._at_once and not done:
+            self._offer(bucket)
+        if not seat.running:
+            self._idle(seat)
+
+    def _close(self, seat: Seat, ticket: Ticket, done: bool) -> Bucket:
+        """Book the end of an attempt; a job that is not done waits again."""
+        now_s, bucket, kind = self._now_s, self._queue.bucket(ticket.wants), seat.body.type
+        until_s = now_s if seat.lost_s is None else seat.lost_s
+        run = seat.running[ticket.serial]
+        ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
+        lost_s = None if done else ran_s - run.kept_s(until_s)
+        self._tally.attempt(kind, seat.milli_of(ticket.wants), ran_s, lost_s)
+        self._tally.at_work(kind, seat.end(run, until_s))
+        bucket.ran()
+        if done:
+            self._done(seat, ticket, ran_s)
+        else:
+            ticket.saved_s += saved_s
+            bucket.add(ticket, self._now_s)
+        return bucket
+
+    def _done(self, seat: Seat, ticket: Ticket, ran_s: float) -> None:
+        job, wants = ticket.job, ticket.wants
+        ticket.done_s = self._now_s
+        self.done += 1
+        self._tally.waited(self._queue.bucket(wants).label, ticket.done_s - job.duration_s - job.submit_s)
+        ended_at = self._start_epoch + ticket.done_s
+        self._completions.add(
+            ended_at,
+            CompletedJob(
+                job_id=f"{ticket.serial}.0",
+                ended_at=ended_at,
+                submitted_at=self._start_epoch + job.submit_s,
+                run_s=ran_s,
+                gpu_milli=wants.gpu_milli,
+                cpus=wants.cpus,
+                memory_mib=wants.memory_mib,
+                disk_mib=wants.disk_mib,
+                vram_mib=wants.vram_mib,
+                capability=wants.capability,
+                owner=wants.owner,
+                group=wants.group,
+                walltime_s=wants.walltime_s,
+                drone_id=seat.body.id,
+            ),
+        )
+
+    def _cut_short(self, seat: Seat) -> None:
+        """End all jobs of a seat; they wait again."""
+        until_s = self._now_s if seat.lost_s is None else seat.lost_s
+        back: dict[str, Bucket] = {}
+        for run in list(seat.running.values()):
+            lost_s = until_s - run.begun_s - run.kept_s(until_s)
+            at, worth = self._start_epoch + self._now_s, seat.worth(run.ticket)
+            self._evictions.add(at, Eviction(seat.body.id, f"{run.ticket.serial}.0", at, worth, lost_s))
+            bucket = self._close(seat, run.ticket, done=False)
+            back[bucket.name] = bucket
+        if self._at_once:
+            for bucket in back.values():
+                self._offer(bucket)
+
+    def _idle(self, seat: Seat) -> None:
+        """A seat without jobs: it leaves if it was asked to, and by itself after its own time-out."""
+        seat.idle_since_s = self._now_s
+        seat.touched(self._now_s)
+        if seat.draining:
+            seat.body.emptied("drained")
+        elif seat.lost_s is None:
+            limit_s = seat.body.order.idle_timeout_s
+            seat.idle_timer = asyncio.get_running_loop().call_later(limit_s, seat.body.emptied, "idle too long")
+
+    # ------------------------------------------------------------------------------------------- drones come and go
+
+    def join(self, body: Body) -> None:
+        """A drone shows itself in the pool, not accepting jobs yet."""
+        self._seats[body.id] = seat_for(body, self._now_s, self._ended)
+
+    def serve(self, body: Body) -> None:
+        """It accepts jobs from now on."""
+        seat = self._seat_of(body)
+        if seat is not None:
+            seat.serving = True
+            self._idle(seat)
+            self._opened(seat)
+
+    def withdraw(self, body: Body) -> None:
+        """It takes no new jobs, and leaves once it has none."""
+        seat = self._seat_of(body)
+        if seat is not None:
+            seat.draining = True
+            seat.touched(self._now_s)
+        if seat is None or not seat.running:
+            body.emptied("drained")
+
+    def _seat_of(self, body: Body) -> Seat | None:
+        """Its seat; none where another drone has come under the same id (which the tally calls by its name)."""
+        seat = self._seats.get(body.id)
+        return seat if seat is not None and seat.body is body else None
+
+    def part(self, body: Body, orderly: bool) -> None:
+        """It leaves. Not orderly: nobody tells the pool, whose slot and running jobs go on to be listed for a while."""
+        seat = self._seat_of(body)
+        if seat is None:
+            return
+        self._roomy.pop(body.id, None)
+        if seat.idle_timer is not None:
+            seat.idle_timer.cancel()
+        if orderly:
+            self._cut_short(seat)
+            del self._seats[body.id]
+            return
+        seat.lost_s = self._now_s
+        self._lost[body.id] = seat
+        for run in seat.running.values():
+            run.timer.cancel()
+        asyncio.get_running_loop().call_later(self._habits.lease_s, self._cut_short, seat)
+
+    def _drain(self, drone_id: DroneId, mode: DrainMode) -> OrderResult:
+        seat = self._seats.get(drone_id)
+        if seat is not None and seat.lost_s is None:
+            match mode:
+                case DrainMode.NONE:
+                    pass
+                case DrainMode.RESUME:
+                    seat.draining = seat.body.takes_no_more
+                    seat.touched(self._now_s)
+                    self._opened(seat)
+                case DrainMode.PEACEFUL:
+                    self.withdraw(seat.body)
+                case DrainMode.GRACEFUL:
+                    self.withdraw(seat.body)
+                    asyncio.get_running_loop().call_later(seat.body.order.grace_s, self._vacate, seat)
+                case DrainMode.FAST:
+                    self._vacate(seat, at_once=True)
+        return OrderResult(drone_id, OrderOutcome.OK)
+
+    def _vacate(self, seat: Seat, at_once: bool = False) -> None:
+        """End the jobs of a draining drone, which then leaves."""
+        seat.draining = seat.draining or at_once
+        if seat.draining and seat.lost_s is None:
+            self._cut_short(seat)
+            seat.body.emptied("drained")

@@ -1,0 +1,313 @@
+"""An owner's jobs in his own cluster: they wait, the site makes matches now and then, and drones give way to them.
+
+As HTCondor does it with a ``RANK`` that prefers the owner: a job that finds no room takes the place of one drone, if
+it fits into that drone's slot; with notice, and it starts there as soon as the drone is gone. A job larger than any
+slot is served only where the site has ``ALLOW_PSLOT_PREEMPTION``, and then the drones of one node go without notice.
+
+How much of a job's wait is our doing: at each of the site's cycles the waiting jobs are also placed, in thought, on the
+nodes as they would be without drones. From the first cycle at which a job would have run like that, its wait is ours:
+*blocked* while its room is not there, and *late* once the room is there and the site's next cycle is not. What it waits
+before that cycle (the site's own interval, the owner's own other jobs) would be there without us, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from provisioner.model import EndKind, OwnerDemand, OwnerLoad
+from provisioner.simulator.body import Body
+from provisioner.simulator.draws import keyed
+from provisioner.simulator.nodes import Amount, Machine
+from provisioner.simulator.tally import OwnerWait, Tally
+
+
+class Victim(StrEnum):
+    """Whom the owner's jobs push out."""
+
+    YOUNGEST = "youngest"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerJob:
+    """It arrives ``submit_s`` after the start of the scenario and runs for ``duration_s``."""
+
+    submit_s: float
+    duration_s: float
+    gpus: int = 1
+    cpus: int = 1
+    memory_mib: int = 1024
+    pool: str = ""
+    """Runs in this GPU pool only; empty: in any."""
+
+    @property
+    def amount(self) -> Amount:
+        return Amount(self.gpus * 1000, self.cpus, self.memory_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a site, and how the site serves him."""
+
+    jobs: tuple[OwnerJob, ...] = ()
+    negotiation_s: float = 30.0
+    """Between two cycles of the site. Drones get their places in them, too, after the owner's jobs."""
+    preempts_after_s: float = 0.0
+    """How long a job must have waited before drones are preempted for it."""
+    grace_s: float = 10.0
+    """Between notice and kill."""
+    victim: Victim = Victim.YOUNGEST
+    pslot_preemption: bool = False
+    """Several drones of a node go, without notice, for one job larger than a slot."""
+    who: str = "owner"
+
+
+@dataclass(slots=True, eq=False)
+class OwnerTicket:
+    """An owner's job with what became of it. Times are those of the loop."""
+
+    serial: int
+    job: OwnerJob
+    since_s: float
+    """Since when it waits."""
+    amount: Amount
+    promised: Body | None = None
+    """The drone whose place it gets."""
+    alone: bool = False
+    """It would run if no drone held anything, by the newest cycle."""
+    room: bool = False
+    """There is room for it, which the site's next cycle will give it."""
+    booked_s: float = 0.0
+    blocked_s: float = 0.0
+    late_s: float = 0.0
+
+    def book(self, now_s: float) -> None:
+        """Enter the time since the last entry."""
+        if self.alone:
+            if self.room:
+                self.late_s += now_s - self.booked_s
+            else:
+                self.blocked_s += now_s - self.booked_s
+        self.booked_s = now_s
+
+
+class OwnerQueue:
+    """The owner's jobs at one site, as they really are."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        machines: Sequence[Machine],
+        bodies: Callable[[], Iterator[Body]],
+        place_drones: Callable[[], None],
+        tally: Tally,
+        *,
+        seed: int,
+        start_epoch: float,
+    ) -> None:
+        self.waiting: list[OwnerTicket] = []
+        """First come, first served."""
+        self.running: dict[OwnerTicket, tuple[Machine, asyncio.TimerHandle]] = {}
+        self._owner = owner
+        self._machines = machines
+        self._bodies = bodies
+        self._place_drones = place_drones
+        self._tally = tally
+        self._seed = seed
+        self._epoch = start_epoch
+        self._promises: dict[Body, OwnerTicket] = {}
+
+    def begin(self) -> None:
+        """Set the timers of arrivals and of the site's cycles."""
+        loop = asyncio.get_running_loop()
+        for serial, job in enumerate(self._owner.jobs):
+            loop.call_at(job.submit_s, self._arrive, OwnerTicket(serial, job, job.submit_s, job.amount))
+        loop.call_later(self._owner.negotiation_s, self._negotiate)
+
+    @property
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # ---------------------------------------------------------------------------------------------- what is told
+
+    def claims(self) -> tuple[OwnerDemand, ...]:
+        """Waiting jobs, those of one shape together."""
+        shapes: dict[tuple[str, Amount], list[OwnerTicket]] = {}
+        for ticket in self.waiting:
+            shapes.setdefault((ticket.job.pool, ticket.amount), []).append(ticket)
+        return tuple(
+            OwnerDemand(
+                count=len(tickets),
+                gpu_milli=amount.gpu_milli,
+                cpus=amount.cpus,
+                memory_mib=amount.memory_mib,
+                since=self._epoch + tickets[0].since_s,
+                nodes=self._could_host(tickets[0]),
+                who=self._owner.who,
+            )
+            for (_, amount), tickets in shapes.items()
+        )
+
+    def _could_host(self, ticket: OwnerTicket) -> tuple[str, ...]:
+        able = [m.name for m in self._allowed(ticket) if ticket.amount.within(m.total)]
+        return () if len(able) == len(self._machines) else tuple(able) or ("none",)
+
+    def load(self) -> OwnerLoad:
+        """What runs."""
+        held = [ticket.amount for ticket in self.running]
+        return OwnerLoad(
+            len(held), sum(a.gpu_milli for a in held), sum(a.cpus for a in held), sum(a.memory_mib for a in held)
+        )
+
+    # ---------------------------------------------------------------------------------------- one cycle of the site
+
+    def _arrive(self, ticket: OwnerTicket) -> None:
+        ticket.booked_s = self._now_s
+        self.waiting.append(ticket)
+
+    def _negotiate(self) -> None:
+        asyncio.get_running_loop().call_later(self._owner.negotiation_s, self._negotiate)
+        now_s = self._now_s
+        for ticket in self.waiting:
+            ticket.book(now_s)
+        self._imagine()
+        for ticket in [t for t in self.waiting if t.promised is None]:
+            machine = _fullest(m for m in self._allowed(ticket) if m.hosts(ticket.amount))
+            if machine is not None:
+                self._start(ticket, machine)
+        for ticket in [t for t in self.waiting if t.promised is None]:
+            if now_s - ticket.since_s >= self._owner.preempts_after_s:
+                self._preempt(ticket)
+        self._place_drones()
+        self._look_for_room()
+        self._tally.nodes_counted(now_s, self._machines)
+
+    def _allowed(self, ticket: OwnerTicket) -> Iterator[Machine]:
+        pool = ticket.job.pool
+        return (m for m in self._machines if not pool or m.pool == pool)
+
+    def _imagine(self) -> None:
+        """Which of the waiting jobs would start now if no drone held anything."""
+        if not self.waiting:
+            return
+        room = {m: m.free_of_drones for m in self._machines if m.up}
+        for ticket in self.waiting:
+            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
+            ticket.alone = bool(fitting)
+            if fitting:
+                machine = min(fitting, key=lambda m: room[m].gpu_milli)
+                room[machine] = room[machine].less(ticket.amount)
+
+    def _look_for_room(self) -> None:
+        """Which of the waiting jobs would start if the site had a cycle now. Books the time until now."""
+        if not self.waiting:
+            return
+        now_s, room = self._now_s, {m: m.free for m in self._machines if m.up}
+        for ticket in self.waiting:
+            ticket.book(now_s)
+            if ticket.promised is not None:
+                continue
+            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
+            ticket.room = bool(fitting)
+            if fitting:
+                machine = min(fitting, key=lambda m: room[m].gpu_milli)
+                room[machine] = room[machine].less(ticket.amount)
+
+    def _start(self, ticket: OwnerTicket, machine: Machine) -> None:
+        now_s = self._now_s
+        ticket.book(now_s)
+        self.waiting.remove(ticket)
+        machine.seat_owner(ticket, ticket.amount)
+        self._tally.seated(now_s, machine)
+        self._tally.owner_waits.append(self._wait_of(ticket, now_s))
+        timer = asyncio.get_running_loop().call_later(ticket.job.duration_s, self._ended, ticket)
+        self.running[ticket] = machine, timer
+
+    def _wait_of(self, ticket: OwnerTicket, now_s: float) -> OwnerWait:
+        return OwnerWait(ticket.job.gpus, now_s - ticket.since_s, ticket.blocked_s, ticket.late_s)
+
+    def _ended(self, ticket: OwnerTicket) -> None:
+        machine, _ = self.running.pop(ticket)
+        machine.owner_left(ticket)
+        self._look_for_room()
+
+    # ------------------------------------------------------------------------------------------- drones give way
+
+    def _preempt(self, ticket: OwnerTicket) -> None:
+        """The site takes room back for a job that has waited long enough."""
+        allowed = {m for m in self._allowed(ticket) if m.up}
+        standing = [
+            b
+            for b in self._bodies()
+            if b.machine in allowed and b.granted_s is not None and b.alive and not b.told_to_leave
+        ]
+        ranked = sorted(standing, key=self._order())
+        victim = next((b for b in ranked if ticket.amount.within(Amount.of(b.type))), None)
+        if victim is not None:
+            ticket.promised = victim
+            self._promises[victim] = ticket
+            victim.leave(EndKind.PREEMPTED, None, "preempted by the owner", self._owner.grace_s)
+        elif self._owner.pslot_preemption:
+            self._clear_node(ticket, ranked)
+
+    def _order(self) -> Callable[[Body], tuple[float, str]]:
+        now_s = self._now_s
+        if self._owner.victim is Victim.RANDOM:
+            return lambda b: (keyed(self._seed, "victim", now_s, b.id).random(), b.id)
+        return lambda b: (-(b.granted_s or 0.0), b.id)
+
+    def _clear_node(self, ticket: OwnerTicket, ranked: Sequence[Body]) -> None:
+        """Several drones of one node at once: that whose drones have run for the shortest time in all, as HTCondor's
+        own PREEMPTION_RANK has it; any, if the rule is random."""
+        now_s, found = self._now_s, []
+        for machine in self._machines:
+            room, leaving = machine.free, []
+            for body in (b for b in ranked if b.machine is machine):
+                if ticket.amount.within(room):
+                    break
+                room = room.plus(Amount.of(body.type))
+                leaving.append(body)
+            if leaving and ticket.amount.within(room):
+                age_s = sum(now_s - (b.granted_s or 0.0) for b in leaving)
+                chance = keyed(self._seed, "node", now_s, machine.name).random()
+                found.append((chance if self._owner.victim is Victim.RANDOM else age_s, machine.name, machine, leaving))
+        if found:
+            _, _, machine, leaving = min(found, key=lambda f: f[:2])
+            for body in leaving:
+                body.perish(EndKind.PREEMPTED, "preempted by the owner")
+            self._start(ticket, machine)
+
+    def left(self, body: Body) -> None:
+        """A drone is gone, and its room is free again: whoever was promised it starts there at once."""
+        ticket = self._promises.pop(body, None)
+        if ticket is not None:
+            ticket.promised = None
+            if body.machine is not None and body.machine.hosts(ticket.amount):
+                self._start(ticket, body.machine)
+        self._look_for_room()
+
+    def fell(self) -> None:
+        """Nodes are down: the jobs that ran there wait again."""
+        now_s = self._now_s
+        for ticket in [t for t, (machine, _) in self.running.items() if not machine.up]:
+            machine, timer = self.running.pop(ticket)
+            timer.cancel()
+            machine.owner_left(ticket)
+            ticket.since_s = ticket.booked_s = now_s
+            ticket.alone = ticket.room = False
+            ticket.blocked_s = ticket.late_s = 0.0
+            self.waiting.append(ticket)
+
+    def close(self) -> None:
+        """Enter the waits of those that still wait."""
+        now_s = self._now_s
+        for ticket in self.waiting:
+            ticket.book(now_s)
+            self._tally.owner_waits.append(self._wait_of(ticket, now_s))
+
+
+def _fullest(machines: Iterator[Machine]) -> Machine | None:
+    return min(machines, key=lambda m: m.free.gpu_milli, default=None)

@@ -1,0 +1,238 @@
+"""One replay, and many beside each other: jobs against a world under a policy, seed by seed, each in a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from multiprocessing.queues import SimpleQueue
+
+from provisioner.model import DroneType, Plan, Policy, Snapshot
+from provisioner.planner.check import Breach
+from provisioner.planner.fit import nearness
+from provisioner.planner.isolate import Planner
+from provisioner.planner.restrained import Judge
+from provisioner.simulator.books import result_of
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.owner_series import OwnerSeries
+from provisioner.simulator.results import Result
+from provisioner.simulator.scenario import START_EPOCH, Scenario, simulate
+from provisioner.simulator.site import Facility
+from provisioner.simulator.worldplan import WorldPlan
+
+PATIENCE_S = 14 * 86400.0
+"""A replay breaks off so long after the last job came."""
+STILL_S = 86400.0
+"""It breaks off before that when no job has run for so long, and for as long as a drone may take to come."""
+_TELL_EACH_S = 0.2
+"""Real seconds between two words on how far a replay is."""
+_TURN_S = 0.1
+SAMPLES = 1000
+"""Of the state of things, in a replay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What is replayed. It travels to other processes: all in it can be pickled."""
+
+    policy: str
+    """Its name in the results."""
+    trace: str
+    jobs: tuple[SimJob, ...]
+    world: WorldPlan
+    rules: Policy
+    tick_s: float = 15.0
+    tick_quick_s: float = 2.0
+    planner: Callable[[], Planner] | None = None
+    """A function of a module that makes what decides; None: ours."""
+    carbon_g_per_kwh: float | None = None
+
+    @property
+    def span_s(self) -> float:
+        """Until the last job comes."""
+        return max((job.submit_s for job in self.jobs), default=0.0)
+
+    @property
+    def types(self) -> tuple[DroneType, ...]:
+        return tuple(kind for facility in self.world.facilities for kind in facility.types)
+
+    def misfits(self) -> list[Misfits]:
+        """Return the jobs that fit no drone type, by size and by what the nearest type lacks; most jobs first."""
+        counted = Counter(job.wants for job in self.jobs)
+        found: dict[Misfits, tuple[int, set[str]]] = {}
+        for wants, number in counted.items():
+            lacks = [(kind, bad) for kind in self.types if (bad := wants.misfit(kind)) is not None]
+            if len(lacks) < len(self.types):
+                continue
+            alike, asked = Misfits(wants.label), set[str]()
+            if lacks:
+                kind, why = max(lacks, key=lambda pair: nearness(*pair))
+                alike, asked = Misfits(wants.label, why.dimension, why.offered, str(kind.key)), {why.wanted}
+            jobs, wanted = found.get(alike, (0, set[str]()))
+            found[alike] = (jobs + number, wanted | asked)
+        made = [replace(alike, jobs=jobs, wanted=tuple(sorted(wanted))) for alike, (jobs, wanted) in found.items()]
+        return sorted(made, key=lambda alike: -alike.jobs)
+
+    def scenario(self, seed: int) -> Scenario:
+        scenario = Scenario(
+            facilities=self.world.facilities,
+            jobs=self.jobs,
+            seed=seed,
+            policy=self.rules,
+            tick_s=self.tick_s,
+            tick_quick_s=self.tick_quick_s,
+            pool=self.world.pool,
+            spells=self.world.spells,
+            blows=self.world.blows,
+            limit_s=self.span_s + PATIENCE_S,
+            patience_s=STILL_S + max(map(_longest_s, self.world.facilities), default=0.0),
+            samples_s=max(60.0, self.span_s / SAMPLES),
+        )
+        return scenario if self.planner is None else replace(scenario, planner=self.planner)
+
+
+def _longest_s(facility: Facility) -> float:
+    """For how long a drone may be on its way there while all goes well: almost the longest queue and boot, and the
+    longest time for which the owner has all GPUs."""
+    ways = (facility.habits, *facility.habits_of.values())
+    full_s = _longest_full_s(facility, facility.series) if facility.series is not None else 0.0
+    return full_s + max(habits.queue.mostly_below_s + habits.boot.mostly_below_s for habits in ways)
+
+
+def _longest_full_s(facility: Facility, series: OwnerSeries) -> float:
+    gpus = sum(p.nodes * p.gpus_per_node for p in facility.pools if not series.pools or p.name in series.pools)
+    longest_s, since_s = 0.0, None
+    for at_s, has in series.steps:
+        if since_s is not None:
+            longest_s = max(longest_s, at_s - since_s)
+        since_s = since_s if has >= gpus and since_s is not None else at_s if has >= gpus else None
+    return longest_s
+
+
+Tell = Callable[[float], None]
+"""Called now and then with the virtual time that a replay has reached."""
+
+
+def run(replay: Replay, seed: int, tell: Tell | None = None) -> Result:
+    """Replay once, in this process."""
+    scenario = replay.scenario(seed)
+    if tell is not None:
+        scenario = _telling(scenario, tell)
+    return result_of(
+        simulate(scenario),
+        policy=replay.policy,
+        trace=replay.trace,
+        jobs=replay.jobs,
+        types=replay.types,
+        carbon_g_per_kwh=replay.carbon_g_per_kwh,
+    )
+
+
+def _telling(scenario: Scenario, tell: Tell) -> Scenario:
+    """Every plan is judged, so whoever judges sees how far time is."""
+    judge: Judge = scenario.judge
+    told_at = 0.0
+
+    def watching(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _TELL_EACH_S:
+            told_at = time.monotonic()
+            tell(snapshot.now - START_EPOCH)
+        return judge(snapshot, plan)
+
+    return replace(scenario, judge=watching)
+
+
+# --------------------------------------------------------------------------------------------------------- many of them
+
+
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """Jobs of one size that fit no drone type."""
+
+    label: str
+    dimension: str = ""
+    """In which the nearest type fails; empty where there is no type."""
+    offered: str = ""
+    nearest: str = ""
+    wanted: tuple[str, ...] = ()
+    jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One replay of several."""
+
+    number: int
+    replay: Replay
+    seed: int
+
+
+def run_all(
+    replays: Sequence[Replay], seeds: Sequence[int], *, jobs: int, tell: Callable[[Turn, float], None] | None = None
+) -> Mapping[str, tuple[Result, ...]]:
+    """All ``replays`` with all ``seeds``, ``jobs`` at a time; the results of each, by its policy's name, in the order
+    of the seeds. ``tell`` hears of each how far it is; ``inf`` says that it is done."""
+    turns = [Turn(n, r, s) for n, (s, r) in enumerate((s, r) for s in seeds for r in replays)]
+    told = tell or (lambda turn, at_s: None)
+    done = dict(_alone(turns, told) if jobs == 1 or len(turns) == 1 else _beside(turns, min(jobs, len(turns)), told))
+    return {replay.policy: tuple(done[turn.number] for turn in turns if turn.replay is replay) for replay in replays}
+
+
+def _alone(turns: Sequence[Turn], tell: Callable[[Turn, float], None]) -> Iterator[tuple[int, Result]]:
+    for turn in turns:
+        yield turn.number, run(turn.replay, turn.seed, lambda at_s, turn=turn: tell(turn, at_s))  # type: ignore[misc]
+        tell(turn, float("inf"))
+
+
+def _beside(turns: Sequence[Turn], processes: int, tell: Callable[[Turn, float], None]) -> Iterator[tuple[int, Result]]:
+    spawn = multiprocessing.get_context("spawn")
+    queue: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
+    pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_begin, initargs=(queue, turns))
+    try:
+        futures: dict[Future[Result], Turn] = {pool.submit(_work, turn.number): turn for turn in turns}
+        pending = set(futures)
+        while pending:
+            finished, pending = wait(pending, timeout=_TURN_S, return_when=FIRST_COMPLETED)
+            while not queue.empty():
+                number, at_s = queue.get()
+                tell(turns[number], at_s)
+            for future in finished:
+                turn = futures[future]
+                yield turn.number, future.result()
+                tell(turn, float("inf"))
+    except BaseException:
+        _give_up(pool)
+        raise
+    pool.shutdown()
+
+
+def _give_up(pool: ProcessPoolExecutor) -> None:
+    """End the processes: a replay takes minutes, and who gives up does not wait for it. (The executor keeps them to
+    itself.)"""
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    for process in processes:
+        process.terminate()
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+_given: tuple[SimpleQueue[tuple[int, float]], Sequence[Turn]] | None = None
+"""In a process of its own: where progress is told, and what there is to be done."""
+
+
+def _begin(queue: SimpleQueue[tuple[int, float]], turns: Sequence[Turn]) -> None:
+    """Once in each process, so that jobs and world travel once. Ctrl-C is the parent's."""
+    global _given
+    _given = queue, turns
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(number: int) -> Result:
+    assert _given is not None
+    queue, turns = _given
+    turn = turns[number]
+    return run(turn.replay, turn.seed, lambda at_s: queue.put((turn.number, at_s)))

@@ -1,0 +1,310 @@
+"""A scenario, and what comes of it when the service itself runs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from provisioner.controller.controller import Controller, Decided
+from provisioner.model import DroneId, Policy
+from provisioner.planner import decide
+from provisioner.planner.check import check
+from provisioner.planner.isolate import Planner
+from provisioner.planner.restrained import Judge
+from provisioner.simulator.faults import Blow, Crash, Spell
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.killing import Chronicle, Fuse, MortalOverlay, MortalSite, MortalStore
+from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.results import Decisions, Sample
+from provisioner.simulator.site import Facility
+from provisioner.simulator.tally import Tally
+from provisioner.simulator.world import World
+from provisioner.store import Store
+from provisioner.store.memory import MemoryStore
+
+START_EPOCH = 1_750_000_000.0
+"""Simulations begin on 15 June 2025."""
+CHECK_S = 5.0
+"""How often it is asked whether all is over once the last job has come, in virtual seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
+
+    facilities: tuple[Facility, ...]
+    jobs: tuple[SimJob, ...]
+    seed: int = 0
+    policy: Policy = field(default_factory=Policy)
+    """``sites`` is filled in from the facilities."""
+    tick_s: float = 15.0
+    tick_quick_s: float = 2.0
+    pool: PoolHabits = field(default_factory=PoolHabits)
+    spells: tuple[Spell, ...] = ()
+    blows: tuple[Blow, ...] = ()
+    crashes: tuple[Crash, ...] = ()
+    """How each life of the controller ends but the last."""
+    least_s: float = 0.0
+    """It goes on for so long even if all is over before."""
+    limit_s: float = 7 * 86400.0
+    """It breaks off then."""
+    patience_s: float = math.inf
+    """It breaks off, too, when no job has run for so long after the last one came and the last trouble was over."""
+    planner: Callable[[], Planner] = lambda: decide
+    """Makes what decides, anew for each life of the controller."""
+    judge: Judge = check
+    samples_s: float | None = None
+    """If set, the state of things is kept so often."""
+
+    @property
+    def full_policy(self) -> Policy:
+        return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a scenario."""
+
+    seed: int
+    digest: str
+    """Of every step of every drone on record with its time and reason: same seed, same digest."""
+    steps: int
+    ticks: int
+    ended_s: float
+    lives: tuple[str, ...]
+    """How each life of the controller ended: a boundary's name, or ``stopped``."""
+    boundaries: int
+    """Await boundaries that the last life crossed."""
+    act_boundaries: int
+    """Those of them around calls that change something."""
+    jobs: int
+    jobs_done: int
+    jobs_left: int
+    """Those that some drone type fits, and that were not done at the end."""
+    still_s: float | None
+    """Since when no job had run, if that is why it broke off."""
+    orphans: tuple[DroneId, ...]
+    """Alive at a site at the end, without a live record."""
+    ghosts: tuple[DroneId, ...]
+    """On record as alive at the end, and nowhere."""
+    drones: int
+    """Ids ever asked for."""
+    refused_plans: tuple[str, ...]
+    """What the checker found wrong with plans."""
+    started: int
+    """Drones that were given a place."""
+    withdrawn: int
+    """Drones that ended before that."""
+    preempted: int
+    """Attempts of jobs that were cut short."""
+    decisions: Decisions
+    samples: tuple[Sample, ...]
+    tally: Tally
+    violations: tuple[str, ...]
+    """Every promise that was broken, a line each; the first to read after a failure."""
+
+
+def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) -> Outcome:
+    """Run the service in the scenario's world until all is over: jobs done, no drone alive, none on record.
+
+    ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
+    it may not use threads. Unless given, the record is kept in memory.
+    """
+    kept = MemoryStore("sim", keep_s=math.inf, snapshots=0)
+    with _quiet():
+        return run_virtual(_Stage(scenario, open_store or (lambda: kept)).play(), start_epoch=START_EPOCH)
+
+
+class _Stage:
+    """One performance."""
+
+    def __init__(self, scenario: Scenario, open_store: Callable[[], Store]) -> None:
+        self.scenario = scenario
+        self.open_store = open_store
+        self.chronicle = Chronicle()
+        self.lives: list[str] = []
+        self.fuse = Fuse(None)
+        self.collapse = ""
+        self.decided: list[Decided] = []
+        """Of each life of the controller."""
+        self.samples: list[Sample] = []
+        self.still_s: float | None = None
+
+    async def play(self) -> Outcome:
+        scenario = self.scenario
+        world = World(
+            scenario.facilities,
+            scenario.jobs,
+            scenario.full_policy,
+            seed=scenario.seed,
+            start_epoch=START_EPOCH,
+            pool=scenario.pool,
+            spells=scenario.spells,
+            blows=scenario.blows,
+        )
+        world.begin()
+        over = asyncio.create_task(self._over(world), name="over")
+        sampling = asyncio.create_task(self._sample(world), name="samples")
+        for crash in scenario.crashes:
+            if not await self._live(world, over, crash):
+                break
+            await asyncio.wait({over}, timeout=crash.down_s)
+        if not over.done() and not self.collapse:
+            await self._live(world, over, None)
+        over.cancel()
+        sampling.cancel()
+        world.close()
+        return self._outcome(world)
+
+    async def _live(self, world: World, over: asyncio.Task[None], crash: Crash | None) -> bool:
+        """One life of the controller; whether it ended by the crash."""
+        fuse = self.fuse = Fuse(crash)
+        stop = asyncio.Event()
+        life = asyncio.create_task(self._serve(world, fuse, stop), name=f"controller {len(self.lives) + 1}")
+        killed = asyncio.create_task(fuse.blown.wait(), name="killed")
+        await asyncio.wait({life, killed, over}, return_when=asyncio.FIRST_COMPLETED)
+        if fuse.blown.is_set():
+            self.lives.append(fuse.blew_at)
+            fuse.clear_away()
+            life.cancel()
+            await asyncio.wait({life})
+            return True
+        stop.set()
+        killed.cancel()
+        await asyncio.wait({life})
+        if life.exception() is not None:
+            self.collapse = _innermost(life.exception())
+        self.lives.append("collapsed" if self.collapse else "stopped")
+        return False
+
+    async def _serve(self, world: World, fuse: Fuse, stop: asyncio.Event) -> None:
+        scenario = self.scenario
+        async with MortalStore(self.open_store(), fuse, self.chronicle) as mortal:
+            controller = Controller(
+                name="sim",
+                policy=scenario.full_policy,
+                types=world.types,
+                overlay=MortalOverlay(world.overlay, fuse),
+                sites={name: MortalSite(site, fuse) for name, site in world.sites.items()},
+                store=mortal,
+                clock=VirtualClock(),
+                tick_s=scenario.tick_s,
+                tick_quick_s=scenario.tick_quick_s,
+                planner=scenario.planner(),
+                judge=scenario.judge,
+            )
+            self.decided.append(controller.decided)
+            async with controller:
+                await controller.run(stop)
+
+    async def _sample(self, world: World) -> None:
+        loop, every_s = asyncio.get_running_loop(), self.scenario.samples_s
+        while every_s is not None:
+            self.samples.append(world.sample(loop.time()))
+            await asyncio.sleep(every_s)
+
+    async def _over(self, world: World) -> None:
+        """Return when nothing is left to come, or at the scenario's limit."""
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
+        await asyncio.sleep(min(max(last_s, scenario.least_s), scenario.limit_s) // CHECK_S * CHECK_S)
+        ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
+        while loop.time() < scenario.limit_s:
+            await asyncio.sleep(CHECK_S)
+            settled = world.jobs_done and not self.chronicle.live and not world.bodies
+            if settled and loop.time() >= scenario.least_s:
+                return
+            if world.overlay.running or world.overlay.starts != starts:
+                ran_s, starts = max(ran_s, loop.time()), world.overlay.starts
+            elif not world.jobs_done and loop.time() - ran_s >= scenario.patience_s:
+                self.still_s = ran_s
+                return
+
+    def _troubles_over_s(self) -> list[float]:
+        """When what goes wrong for a time is over."""
+        ends = [blow.at_s + blow.for_s for blow in self.scenario.blows] + [s.to_s for s in self.scenario.spells]
+        return [end_s for end_s in ends if end_s < self.scenario.limit_s]
+
+    def _outcome(self, world: World) -> Outcome:
+        live, recorded = world.live_ids, set(self.chronicle.live)
+        outcome = Outcome(
+            seed=self.scenario.seed,
+            digest=self.chronicle.digest,
+            steps=self.chronicle.steps,
+            ticks=self.chronicle.ticks,
+            ended_s=asyncio.get_running_loop().time(),
+            lives=tuple(self.lives),
+            boundaries=self.fuse.crossed,
+            act_boundaries=self.fuse.acts_crossed,
+            jobs=len(world.overlay.tickets),
+            jobs_done=world.overlay.done,
+            jobs_left=world.jobs_left,
+            still_s=self.still_s,
+            orphans=tuple(sorted(live - recorded)),
+            ghosts=tuple(sorted(recorded - live)),
+            drones=len(self.chronicle.births),
+            refused_plans=tuple(self.chronicle.refused_plans),
+            started=world.tally.started,
+            withdrawn=world.tally.withdrawn,
+            preempted=world.tally.attempts_lost,
+            decisions=self._decisions(),
+            samples=tuple(self.samples),
+            tally=world.tally,
+            violations=(),
+        )
+        return replace(outcome, violations=tuple(self._violations(outcome, world)))
+
+    def _decisions(self) -> Decisions:
+        count = sum(each.count for each in self.decided)
+        total_s = sum(each.total_s for each in self.decided)
+        worst_s = max((each.worst_s for each in self.decided), default=0.0)
+        return Decisions(count, total_s / count if count else 0.0, worst_s)
+
+    def _violations(self, outcome: Outcome, world: World) -> Iterator[str]:
+        if self.collapse:
+            yield f"the controller collapsed: {self.collapse}"
+        for line in outcome.refused_plans:
+            yield f"the checker refused a plan at {line}"
+        for broken in outcome.tally.caps_broken:
+            yield str(broken)
+        yield from outcome.tally.overfull
+        for drone_id in outcome.tally.doubles:
+            yield f"two drones lived under the id {drone_id}"
+        for drone_id, births in self.chronicle.births.items():
+            if births > 1:
+                yield f"{drone_id} was recorded as new {births} times"
+        if world.jobs_astray():
+            yield f"{world.jobs_astray()} jobs are nowhere"
+        if outcome.jobs_left:
+            still = "" if outcome.still_s is None else f": none has run since {outcome.still_s:.0f} s"
+            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{still}"
+        elif live := len(world.bodies):
+            yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
+        for drone_id in outcome.orphans:
+            yield f"{drone_id} lives without a record"
+        for drone_id in outcome.ghosts:
+            yield f"{drone_id} is on record and lives nowhere"
+
+
+def _innermost(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The service's log lines go nowhere: a simulated day has thousands of them."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

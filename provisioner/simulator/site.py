@@ -1,0 +1,514 @@
+"""A simulated site: hardware, queue and owner behind the seam that every site has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from provisioner.interfaces import UnavailableError
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    EndKind,
+    Fault,
+    FaultKind,
+    Node,
+    OrderOutcome,
+    OrderResult,
+    OwnerDemand,
+    OwnerLoad,
+    RemoteDrone,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
+from provisioner.simulator.body import Body, Fate, Habits, Stage
+from provisioner.simulator.draws import Draw, Fixed, keyed
+from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble
+from provisioner.simulator.nodes import ENDLESS, NOTHING, Amount, Machine
+from provisioner.simulator.overlay import SimOverlay
+from provisioner.simulator.owner import Owner, OwnerQueue, Victim
+from provisioner.simulator.owner_series import Held, OwnerSeries, SeriesOwner
+from provisioner.simulator.seam import Wire
+from provisioner.simulator.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPool:
+    """``nodes`` nodes of ``gpus_per_node`` GPUs. ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``, for
+    scenarios in which it does not matter on which nodes; else :class:`provisioner.simulator.owner.Owner`."""
+
+    name: str
+    gpus_per_node: int
+    nodes: int = 1
+    owner: tuple[tuple[float, int], ...] = ()
+    victim: Victim = Victim.YOUNGEST
+    notice_s: float = 0.0
+    """Between the owner's wish and the drone's end; 0 is without notice."""
+    cpus_per_node: int = 0
+    """0: not counted."""
+    memory_mib_per_node: int = 0
+    """0: not counted."""
+
+    @property
+    def node(self) -> Amount:
+        """What one node has."""
+        return Amount(
+            self.gpus_per_node * 1000, self.cpus_per_node or ENDLESS, self.memory_mib_per_node or ENDLESS, ENDLESS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facility:
+    """A site to be simulated."""
+
+    policy: SitePolicy
+    types: tuple[DroneType, ...]
+    pools: tuple[GpuPool, ...]
+    serves: Mapping[str, str] = field(default_factory=dict)
+    """Drone type by name to GPU pool; the first pool for types not named."""
+    habits: Habits = field(default_factory=Habits)
+    habits_of: Mapping[str, Habits] = field(default_factory=dict)
+    """Of drone types by name, where they differ from the site's."""
+    latency: Draw = field(default_factory=lambda: Fixed(0.2))
+    """Of each call, there and back."""
+    quota: int | None = None
+    """Drones that the site itself allows; more are refused one by one."""
+    queues: bool = True
+    """False: an order that does not fit now is refused."""
+    tells_free: bool = True
+    remembers_s: float = 3600.0
+    """How long ended drones stay in the listing."""
+    owner: Owner | None = None
+    """Whose cluster it is, if his jobs are to be simulated one by one."""
+    series: OwnerSeries | None = None
+    """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
+    tells_claims: bool = True
+    """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
+    tells_nodes: bool = False
+    blocks: Amount = NOTHING
+    """What the site's own configuration keeps for each free GPU of its nodes. (``policy.blocking`` is what our planner
+    believes.)"""
+
+    def __post_init__(self) -> None:
+        if (self.owner or self.tells_nodes) and (self.series or any(pool.owner for pool in self.pools)):
+            raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
+
+    @property
+    def name(self) -> str:
+        return self.policy.site
+
+
+class _PoolTruth:
+    """What is taken of one GPU pool."""
+
+    def __init__(self, pool: GpuPool, kept: Amount = NOTHING) -> None:
+        self.pool = pool
+        self.wanted_milli = 0
+        self._counted: list[Amount] = []
+        self._places: dict[Amount, int] = {}
+        """How many drones of a size go into what was free when that was last counted."""
+        self.machines = [Machine(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
+
+    @property
+    def total_milli(self) -> int:
+        return sum(m.total.gpu_milli for m in self.machines if m.up)
+
+    @property
+    def room_milli(self) -> int:
+        held_by_none = sum(m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli for m in self.machines)
+        return held_by_none - self.wanted_milli
+
+    def machine_for(self, amount: Amount) -> Machine | None:
+        """The fullest node with room for a drone, if any. The steps of an owner's load take room, but no certain
+        node."""
+        if self.room_milli < amount.gpu_milli:
+            return None
+        fitting = [m for m in self.machines if m.hosts(amount)]
+        return min(fitting, key=lambda m: m.free.gpu_milli, default=None)
+
+    def places(self, amount: Amount) -> int:
+        """How many drones of one size there is room for, node by node."""
+        free = [m.free for m in self.machines if m.up]
+        if free != self._counted:
+            self._counted, self._places = free, {}
+        if amount not in self._places:
+            self._places[amount] = sum(map(amount.goes_into, free))
+        return self._places[amount]
+
+
+class SimSite:
+    """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
+
+    def __init__(
+        self,
+        facility: Facility,
+        overlay: SimOverlay,
+        tally: Tally,
+        *,
+        seed: int,
+        start_epoch: float,
+        spells: Sequence[Spell] = (),
+        blows: Sequence[Blow] = (),
+    ) -> None:
+        self.facility = facility
+        self.start_epoch = start_epoch
+        self.bodies: dict[DroneId, Body] = {}
+        """Alive, or ended and not yet forgotten."""
+        self._overlay = overlay
+        self._tally = tally
+        self._seed = seed
+        self._wire = Wire(facility.name, seed, facility.latency, spells, tally.troubles)
+        self._pools = {pool.name: _PoolTruth(pool, facility.blocks) for pool in facility.pools}
+        self._queue: dict[DroneId, Body] = {}
+        self._serial = 0
+        self._downs = 0
+        """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
+        self._downtimes: list[Blow] = []
+        self._frozen: dict[int, SiteView] = {}
+        self._listed: Mapping[DroneId, RemoteDrone] | None = None
+        """None after a change; else what the next look is told as well."""
+        self._held: list[object] | None = None
+        """What was taken when the places for drones were last counted, and how many there were."""
+        self._was_free: tuple[Mapping[str, int], int] = {}, 0
+        self._gone: deque[Body] = deque()
+        """Ended and not yet forgotten, by end."""
+        self._blows = [blow for blow in blows if blow.where == facility.name]
+        self._kinds = {
+            pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
+            for pool in self._pools.values()
+        }
+        self._machines = [machine for pool in self._pools.values() for machine in pool.machines]
+        self._owner: OwnerQueue | None = None
+        if facility.owner is not None:
+            self._owner = OwnerQueue(
+                facility.owner,
+                self._machines,
+                self._standing,
+                self._seat_waiting,
+                tally,
+                seed=seed,
+                start_epoch=start_epoch,
+            )
+
+    @property
+    def name(self) -> str:
+        return self.facility.name
+
+    @property
+    def alive(self) -> list[Body]:
+        return [body for body in self.bodies.values() if body.alive]
+
+    def _standing(self) -> Iterator[Body]:
+        return (body for body in self.bodies.values() if body.alive)
+
+    def begin(self) -> None:
+        """Set the timers of owner load and blows. To be called once, inside the running loop."""
+        loop = asyncio.get_running_loop()
+        if self._owner is not None:
+            self._owner.begin()
+        for pool in self._pools.values():
+            for from_s, gpus in pool.pool.owner:
+                loop.call_at(from_s, self._owner_wants, pool, gpus * 1000)
+        series = self.facility.series
+        if series is not None:
+            theirs = [pool for name, pool in self._pools.items() if name in (series.pools or self._pools)]
+            SeriesOwner(series, theirs, self._series_victims, self._place, seed=self._seed, site=self.name).begin()
+        for blow in self._blows:
+            loop.call_at(max(0.0, blow.at_s - blow.notice_s), self._announce, blow)
+            loop.call_at(blow.at_s, self._strike, blow)
+
+    # ---------------------------------------------------------------------------------------------------- the seam
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    def glance(self) -> SiteView | None:
+        return self._wire.glance(self._listing)
+
+    async def poll(self) -> SiteView:
+        return await self._wire.poll(self._listing, self._lie)
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+        return await self._wire.act("start", lambda: [self._accept(order) for order in orders])
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+        return await self._wire.act("stop", lambda: [self._dismiss(order) for order in orders])
+
+    # ----------------------------------------------------------------------------------------------- what is listed
+
+    def _listing(self) -> SiteView:
+        self._check_open()
+        now = self.start_epoch + asyncio.get_running_loop().time()
+        self._forget(now)
+        free, free_milli = self._told_free() if self.facility.tells_free else (None, None)
+        return SiteView(
+            site=self.name,
+            taken_at=now,
+            drones=self._drones(),
+            free=free,
+            nodes=self._nodes() if self.facility.tells_nodes else (),
+            claims=self._claims(now) if self.facility.tells_claims else (),
+            owner_runs=self._owner_runs(),
+            downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
+            free_gpu_milli=free_milli,
+        )
+
+    def _owner_runs(self) -> OwnerLoad | None:
+        if self._owner is not None:
+            return self._owner.load() if self.facility.tells_claims else None
+        if self.facility.series is None:
+            return None
+        return OwnerLoad(gpu_milli=sum(pool.wanted_milli for pool in self._pools.values()))
+
+    def _free_milli(self) -> int:
+        return sum(max(0, pool.room_milli) for pool in self._pools.values())
+
+    def _lie(self, view: SiteView, spell: Spell) -> SiteView:
+        """The view that a spell makes of a true one."""
+        match spell.trouble:
+            case Trouble.EMPTY:
+                return replace(view, drones={})
+            case Trouble.PARTIAL:
+                hidden = {d for d in view.drones if keyed(self._seed, "hidden", spell, d).random() < spell.amount}
+                return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
+            case Trouble.STALE:
+                return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
+            case Trouble.FREE_WRONG:
+                return replace(view, free={t.name: int(spell.amount) for t in self.facility.types})
+            case _:
+                return replace(
+                    view, drones={d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
+                )
+
+    def _drones(self) -> Mapping[DroneId, RemoteDrone]:
+        if self._listed is None:
+            self._listed = {drone_id: body.listed() for drone_id, body in self.bodies.items()}
+        return self._listed
+
+    def stirred(self) -> None:
+        """A body is not as it was listed."""
+        self._listed = None
+
+    def _forget(self, now: float) -> None:
+        limit = now - self.facility.remembers_s
+        while self._gone and (end := self._gone[0].end) is not None and end.at <= limit:
+            del self.bodies[self._gone.popleft().id]
+            self.stirred()
+
+    def _pool_of(self, kind: DroneType) -> _PoolTruth:
+        return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
+
+    def _told_free(self) -> tuple[Mapping[str, int], int]:
+        """By type, and in all; counted anew when something was taken or given back since the look before."""
+        held: list[object] = [m.free for m in self._machines]
+        held += (m.up for m in self._machines)
+        held += (pool.wanted_milli for pool in self._pools.values())
+        if held != self._held:
+            self._held = held
+            self._was_free = {t.name: self._places(t) for t in self.facility.types}, self._free_milli()
+        return self._was_free
+
+    def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
+        """Drones of a type that could start right now, were it not for others that wait."""
+        pool = self._pool_of(kind)
+        by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
+        return max(0, min(by_gpus, pool.places(Amount.of(kind))))
+
+    def _free(self, kind: DroneType) -> int:
+        """The same, less what drones take that wait for room already."""
+        pool = self._pool_of(kind)
+        queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
+        return min(self._places(kind, sum(queued)), max(0, pool.places(Amount.of(kind)) - len(queued)))
+
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(m.told(self._kinds[m.pool]) for m in self._machines if m.up)
+
+    def _claims(self, now: float) -> tuple[OwnerDemand, ...]:
+        if self._owner is not None:
+            return self._owner.claims()
+        short = sum(max(0, -pool.room_milli) for pool in self._pools.values())
+        return (OwnerDemand(-(-short // 1000), 1000, 1, 1024, now),) if short else ()
+
+    # ------------------------------------------------------------------------------------------- what is carried out
+
+    def _check_open(self) -> None:
+        if self._downs:
+            raise UnavailableError(f"{self.name}: downtime")
+
+    def _accept(self, order: StartOrder) -> OrderResult:
+        self._check_open()
+        known = self.bodies.get(order.drone_id)
+        if known is not None:
+            return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
+        quota = self.facility.quota
+        if quota is not None and len(self.alive) >= quota:
+            return self._refused(order.drone_id, FaultKind.QUOTA, f"quota of {quota} drones is used up")
+        if not self.facility.queues and not self._free(order.type):
+            return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
+        self._serial += 1
+        habits = self.facility.habits_of.get(order.type.name, self.facility.habits)
+        fate = Fate.drawn(habits, self._seed, self.name, order.drone_id)
+        body = Body(order, f"{self.name}-{self._serial}", fate, self, self._overlay)
+        self.bodies[body.id] = body
+        self.stirred()
+        self._tally.born(body.id, body.type, asyncio.get_running_loop().time())
+        if self._free(body.type) <= 0:
+            self._tally.asked_in_vain[self.name] += 1
+        if fate.queue_s > 0:
+            asyncio.get_running_loop().call_later(fate.queue_s, self._eligible, body)
+        else:
+            self._eligible(body)
+        return OrderResult(body.id, OrderOutcome.OK, body.remote_id)
+
+    def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
+        now = self.start_epoch + asyncio.get_running_loop().time()
+        return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, f"{self.name}: {message}", now))
+
+    def _dismiss(self, order: StopOrder) -> OrderResult:
+        self._check_open()
+        body = self.bodies.get(order.drone_id)
+        if body is not None and body.alive:
+            if order.kill:
+                body.kill()
+            else:
+                body.leave(EndKind.STOPPED, None, "stopped on request", body.order.grace_s)
+        return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
+
+    # ------------------------------------------------------------------------------------------------- the hardware
+
+    def _eligible(self, body: Body) -> None:
+        if body.stage is Stage.QUEUED:
+            self._queue[body.id] = body
+            self._place()
+
+    def _place(self) -> None:
+        """Give room to those who wait for it; where there is an owner, his jobs come first, in the site's cycle."""
+        if self._owner is None:
+            self._seat_waiting()
+
+    def _seat_waiting(self) -> None:
+        """First come, first served, small ones may slip by."""
+        if self._downs:
+            return
+        for body in list(self._queue.values()):
+            amount = Amount.of(body.type)
+            machine = self._pool_of(body.type).machine_for(amount)
+            if machine is not None:
+                del self._queue[body.id]
+                slot = machine.seat_drone(body, amount)
+                self._tally.seated(asyncio.get_running_loop().time(), machine)
+                self._tally.started += 1
+                body.grant(machine, slot)
+
+    def left(self, body: Body) -> None:
+        """A body is gone: its room is free again."""
+        assert body.end is not None
+        self._gone.append(body)
+        self._queue.pop(body.id, None)
+        self._tally.gone(body.id, body.type, body.end.kind)
+        self._tally.withdrawn += body.granted_s is None
+        if body.machine is not None:
+            body.machine.drone_left(body)
+            self.account(body)
+            if self._owner is not None:
+                self._owner.left(body)
+        self._place()
+
+    def account(self, body: Body) -> None:
+        """Enter a body's GPU time, up to now, in the tally."""
+        if body.granted_s is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        left_s = now_s if body.left_s is None else body.left_s
+        boot_end_s = left_s if body.serving_s is None else body.serving_s
+        self._tally.held(body.type, now_s - body.granted_s, boot_end_s - body.granted_s, now_s - left_s)
+
+    def _owner_wants(self, pool: _PoolTruth, milli: int) -> None:
+        pool.wanted_milli = min(milli, pool.total_milli)
+        if pool.pool.notice_s > 0:
+            leaving = 0
+            for body in self._victims(pool):
+                if pool.room_milli + leaving >= 0:
+                    break
+                leaving += body.type.gpu_milli
+                body.leave(EndKind.PREEMPTED, None, "preempted by the owner", pool.pool.notice_s)
+        else:
+            for body in self._victims(pool):
+                if pool.room_milli >= 0:
+                    break
+                body.perish(EndKind.PREEMPTED, "preempted by the owner")
+        self._place()
+
+    def _victims(self, pool: _PoolTruth) -> list[Body]:
+        """The bodies in a GPU pool, first victim first."""
+        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
+        return self._in_order(placed, pool.pool.victim)
+
+    def _series_victims(self, pools: Sequence[Held]) -> list[tuple[Body, Held]]:
+        """The bodies in some GPU pools with theirs, first victim first."""
+        assert self.facility.series is not None
+        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) in pools]
+        return [(b, self._pool_of(b.type)) for b in self._in_order(placed, self.facility.series.victim)]
+
+    def _in_order(self, placed: list[Body], victim: Victim) -> list[Body]:
+        if victim is Victim.RANDOM:
+            now_s = asyncio.get_running_loop().time()
+            return sorted(placed, key=lambda b: keyed(self._seed, "victim", now_s, b.id).random())
+        return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
+
+    def _announce(self, blow: Blow) -> None:
+        if blow.kind is BlowKind.DOWNTIME:
+            self._downtimes.append(blow)
+
+    def _strike(self, blow: Blow) -> None:
+        """Hardware goes away, and comes back ``for_s`` later."""
+        if blow.kind is BlowKind.DOWNTIME:
+            struck = self._machines
+            self._downs += 1
+        else:
+            first = next(iter(self._pools.values())).machines
+            struck = [first[blow.node % len(first)]]
+        for machine in struck:
+            machine.outages += 1
+        if self._owner is not None:
+            self._owner.fell()
+        for body in self.alive:
+            if body.machine is not None and not body.machine.up:
+                body.perish(EndKind.FAULT, f"node failure: {blow.kind.value}")
+        asyncio.get_running_loop().call_later(blow.for_s, self._recover, blow)
+
+    def _recover(self, blow: Blow) -> None:
+        first = next(iter(self._pools.values())).machines
+        for machine in self._machines if blow.kind is BlowKind.DOWNTIME else [first[blow.node % len(first)]]:
+            machine.outages -= 1
+        if blow.kind is BlowKind.DOWNTIME:
+            self._downs -= 1
+            self._downtimes.remove(blow)
+        self._place()
+
+    @property
+    def held_milli(self) -> int:
+        """GPUs that drones hold, in thousandths."""
+        return sum(amount.gpu_milli for machine in self._machines for amount in machine.drones.values())
+
+    @property
+    def owner_milli(self) -> int:
+        """GPUs that the owner has for himself, in thousandths."""
+        jobs = sum(amount.gpu_milli for machine in self._machines for amount in machine.owners.values())
+        return jobs + sum(pool.wanted_milli for pool in self._pools.values())
+
+    def close(self) -> None:
+        """Enter what is still held, and who still waits, in the books."""
+        for body in self.alive:
+            self.account(body)
+        if self._owner is not None:
+            self._owner.close()

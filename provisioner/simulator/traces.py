@@ -1,0 +1,419 @@
+"""Job traces from files: the common form, any CSV with declared columns, and the Standard Workload Format.
+
+Every line is judged. A line that cannot be understood is an error with file, line and repair, unless bad lines are to
+be counted instead; one that is no job for a drone (no run time, no GPU) is left out and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+
+from provisioner.config.nearest import nearest
+from provisioner.model import WHOLE_GPU
+from provisioner.simulator.jobs import SimJob, Wants
+
+VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
+"""GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
+_MOST_TOLD = 10
+"""Bad lines that are named; the rest is counted."""
+
+
+class TraceError(Exception):
+    """A trace that cannot be replayed. ``lines``: each with file, line and repair."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which column of a CSV file holds what; empty: none does. Each may carry a factor: ``MemGB*1024``."""
+
+    submit: str = "submit_s"
+    duration: str = "duration_s"
+    gpus: str = "gpus"
+    gpu_milli: str = "gpu_milli"
+    vram: str = "vram_mb"
+    cpus: str = "cpus"
+    memory: str = "mem_mb"
+    user: str = "user"
+    group: str = "group"
+
+    @classmethod
+    def declared(cls, text: str) -> Columns:
+        """From ``submit=SubmitTime,duration=RunTime,...``: what is not named there is in no column."""
+        fields = list(cls.__dataclass_fields__)
+        found: dict[str, str] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, equals, column = (word.strip() for word in part.partition("="))
+            if not equals or not column:
+                raise TraceError(f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`")
+            if name not in fields:
+                raise TraceError(f"unknown field `{name}`{_near(name, fields)}; known are {', '.join(fields)}")
+            found[name] = column
+        lacking = [name for name in ("submit", "duration") if name not in found]
+        if lacking:
+            raise TraceError(f"no column declared for {' and '.join(lacking)}: add `{lacking[0]}=NAME_IN_THE_FILE`")
+        return cls(**({name: "" for name in fields} | found))
+
+
+COMMON = Columns()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which part of a trace is replayed, and what is made of its jobs."""
+
+    groups: tuple[str, ...] = ()
+    """Of these groups or users only."""
+    from_s: float = 0.0
+    """Counted from the first job of the file."""
+    span_s: float = math.inf
+    limit: int | None = None
+    gpus: tuple[int, ...] = ()
+    """Jobs of so many GPUs only; empty: all."""
+    cap_s: float = math.inf
+    """Longer jobs end after this."""
+    vram_seed: int | None = None
+    """Draw how much GPU memory each job wants from :data:`VRAM_SHARES`."""
+    ignore: tuple[str, ...] = ()
+    """Fields (names as in :class:`Columns`) that the trace is taken not to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What was read."""
+
+    name: str
+    jobs: tuple[SimJob, ...]
+    """By submission; times count from the begin of the cut."""
+    left_out: int = 0
+    """No jobs for drones: without a run time, or without a GPU."""
+    bad: tuple[str, ...] = ()
+    """Lines that could not be understood, where that was allowed."""
+
+    @property
+    def span_s(self) -> float:
+        """Until the last submission."""
+        return self.jobs[-1].submit_s if self.jobs else 0.0
+
+
+def read_trace(
+    path: Path,
+    cut: Cut | None = None,
+    *,
+    columns: Columns | None = None,
+    skip_bad: bool = False,
+    swf_cpus: bool = False,
+) -> Trace:
+    """The jobs of ``path``: SWF if its name ends so, else CSV; either may be gzipped.
+
+    In SWF a processor counts as a GPU, or with ``swf_cpus`` as a CPU of a job with one GPU. Raises TraceError.
+    """
+    cut, reading = cut or Cut(), _Reading(path, skip_bad)
+    if is_swf(path):
+        rows = list(reading.swf(swf_cpus, cut.ignore))
+    else:
+        rows = list(reading.table(columns or COMMON, cut.ignore))
+    reading.refuse_bad()
+    rows.sort(key=lambda row: row.job.submit_s)
+    # The common form counts from its first job already; what has other times is brought to the same.
+    origin_s = cut.from_s + (rows[0].job.submit_s if rows and (columns or is_swf(path)) else 0.0)
+    jobs = tuple(_chosen(rows, cut, origin_s))
+    if not jobs:
+        raise TraceError(f"{path}: {_nothing_left(rows, cut)}")
+    return Trace(path.name.split(".")[0], jobs, reading.left_out, tuple(reading.bad))
+
+
+def is_swf(path: Path) -> bool:
+    """By its name."""
+    return path.name.removesuffix(".gz").endswith(".swf")
+
+
+def cut_jobs(jobs: Sequence[SimJob], cut: Cut) -> tuple[SimJob, ...]:
+    """The part of jobs from elsewhere that ``cut`` says. Raises TraceError if that is none."""
+    rows = [
+        _Row(job, tuple(filter(None, (job.wants.group, job.wants.owner))), math.ceil(job.wants.gpu_milli / WHOLE_GPU))
+        for job in jobs
+    ]
+    chosen = tuple(_chosen(sorted(rows, key=lambda row: row.job.submit_s), cut, cut.from_s))
+    if not chosen:
+        raise TraceError(_nothing_left(rows, cut))
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    job: SimJob
+    groups: tuple[str, ...]
+    gpus: int
+
+
+def _chosen(rows: Sequence[_Row], cut: Cut, origin_s: float) -> Iterator[SimJob]:
+    rng = Random(f"{cut.vram_seed}/vram")
+    taken = 0
+    for row in rows:
+        at_s = row.job.submit_s - origin_s
+        if not 0.0 <= at_s < cut.span_s or (cut.gpus and row.gpus not in cut.gpus):
+            continue
+        if cut.groups and not set(row.groups) & set(cut.groups):
+            continue
+        if taken == cut.limit:
+            return
+        taken += 1
+        wants = row.job.wants
+        if cut.vram_seed is not None:
+            gib = rng.choices(tuple(VRAM_SHARES), tuple(VRAM_SHARES.values()))[0]
+            # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for themselves.
+            wants = replace(wants, vram_mib=gib * 1000)
+        yield SimJob(at_s, min(cut.cap_s, row.job.duration_s), wants)
+
+
+def _nothing_left(rows: Sequence[_Row], cut: Cut) -> str:
+    if not rows:
+        return "no job with a run time and a GPU in it"
+    groups = Counter(name for row in rows for name in row.groups)
+    unknown = [name for name in cut.groups if name not in groups]
+    if unknown:
+        most = ", ".join(name for name, _ in groups.most_common(8)) or "none"
+        return f"no job of group `{unknown[0]}`{_near(unknown[0], list(groups))}; there are {most}"
+    return f"none of its {len(rows)} jobs is left: widen the span, the groups or the number of GPUs"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = nearest(name, known)
+    return f": did you mean `{near}`?" if near else ""
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+class _Bad(ValueError):
+    """A line that cannot be understood: what is wrong with it, and what to write."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pass over a file."""
+
+    path: Path
+    skip_bad: bool
+    bad: list[str] = field(default_factory=list)
+    left_out: int = 0
+
+    def refuse_bad(self) -> None:
+        if self.bad and not self.skip_bad:
+            more = [f"and {len(self.bad) - _MOST_TOLD} more"] if len(self.bad) > _MOST_TOLD else []
+            raise TraceError(
+                *self.bad[:_MOST_TOLD], *more, f"{len(self.bad)} bad lines: repair them, or leave them out: --skip-bad"
+            )
+
+    def table(self, columns: Columns, ignore: Sequence[str]) -> Iterator[_Row]:
+        """The jobs of a CSV file with a header."""
+        lines = csv.reader(text_lines(self.path))
+        header = next(lines, None)
+        if not header:
+            raise TraceError(f"{self.path}:1: the file is empty: a header line with the names of the columns is wanted")
+        spots = _spots(self.path, [name.strip() for name in header], columns)
+        for name in ignore:
+            spots.pop(name, None)
+        while True:
+            try:
+                cells = next(lines, None)
+            except csv.Error as error:
+                raise TraceError(f"{self.path}:{lines.line_num}: not CSV: {error}") from None
+            if cells is None:
+                return
+            if not any(cells):
+                continue
+            row = self._judged(lines.line_num, _Cells(cells, spots, len(header)).row)
+            if row is not None:
+                yield row
+
+    def swf(self, cpus: bool, ignore: Sequence[str]) -> Iterator[_Row]:
+        """The jobs of a log in the Standard Workload Format: 18 numbers a line, -1 for what is not known."""
+        for number, line in enumerate(text_lines(self.path), 1):
+            if not line.strip() or line.lstrip().startswith(";"):
+                continue
+            row = self._judged(number, _Swf(line.split(), cpus, ignore).row)
+            if row is not None:
+                yield row
+
+    def _judged(self, number: int, read: Callable[[], _Row | None]) -> _Row | None:
+        try:
+            row = read()
+        except _Bad as error:
+            self.bad.append(f"{self.path}:{number}: {error}")
+            return None
+        if row is None:
+            self.left_out += 1
+        return row
+
+
+def located(path: Path, beside: Path) -> Path | None:
+    """The file ``path`` where it is: from directory ``beside``, or in the one that ``PROVISIONER_TRACES`` names."""
+    places = [beside, *(Path(place) for place in (os.environ.get("PROVISIONER_TRACES"),) if place)]
+    return next((place / path for place in places if (place / path).is_file()), None)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file that may be gzipped. Raises TraceError for one that cannot be read to its end."""
+    number = 0
+    try:
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
+            for number, line in enumerate(lines, 1):
+                if "\0" in line:
+                    raise TraceError(f"{path}:{number}: a NUL character: this is no text file")
+                yield line
+    except UnicodeDecodeError:
+        raise TraceError(f"{path}:{number + 1}: not UTF-8: save the file as UTF-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}:{number + 1}: not a whole gzip file ({error}): fetch it again") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+# --------------------------------------------------------------------------------------------------------------- lines
+
+Spots = Mapping[str, tuple[int, str, float]]
+"""Field (name as in :class:`Columns`) to the number of its column, the column's name and a factor."""
+
+
+def _spots(path: Path, header: Sequence[str], columns: Columns) -> dict[str, tuple[int, str, float]]:
+    """Where each field stands. A column that was declared must be there; of the common form, submission and run
+    time."""
+    found: dict[str, tuple[int, str, float]] = {}
+    for name in Columns.__dataclass_fields__:
+        column, star, factor = getattr(columns, name).partition("*")
+        if column in header:
+            found[name] = (header.index(column), column, _factor(column, factor) if star else 1.0)
+        elif column and (columns != COMMON or name in ("submit", "duration")):
+            raise TraceError(
+                f"{path}:1: there is no column `{column}`{_near(column, header)}; there are {', '.join(header)[:200]}. "
+                f"Declare which column is which: --trace-columns submit=...,duration=...,gpus=..."
+            )
+    return found
+
+
+def _factor(column: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 0.0 < factor < math.inf:
+        raise TraceError(f"`{column}*{text}`: a factor is a number above 0, as in `MemGB*1024`")
+    return factor
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """One line of a CSV file."""
+
+    cells: Sequence[str]
+    spots: Spots
+    width: int
+
+    def row(self) -> _Row | None:
+        if len(self.cells) != self.width:
+            raise _Bad(f"{len(self.cells)} fields, but the header has {self.width}: quote what has a comma in it")
+        submit_s, duration_s = self.moment(), self.number("duration", 0.0)
+        gpus, share_milli = self.number("gpus", 1.0), self.number("gpu_milli", 0.0)
+        gpu_milli = round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
+        if duration_s <= 0 or gpu_milli <= 0:
+            return None
+        wants = Wants(
+            gpu_milli=gpu_milli,
+            cpus=max(1, math.ceil(self.number("cpus", 1.0))),
+            memory_mib=max(1, round(self.number("memory", 1024.0))),
+            vram_mib=round(self.number("vram", 0.0)),
+            owner=self.text("user") or self.text("group") or "nobody",
+            group=self.text("group"),
+        )
+        names = tuple(filter(None, (self.text("group"), self.text("user"))))
+        return _Row(SimJob(submit_s, duration_s, wants), names, math.ceil(gpus))
+
+    def text(self, name: str) -> str:
+        spot = self.spots.get(name)
+        return self.cells[spot[0]].strip() if spot else ""
+
+    def number(self, name: str, otherwise: float) -> float:
+        """What stands there, times the column's factor; ``otherwise`` where nothing does."""
+        text = self.text(name)
+        if not text:
+            return otherwise
+        _, column, factor = self.spots[name]
+        return _number(text, column) * factor
+
+    def moment(self) -> float:
+        """Submission: seconds, or a date and a time of day."""
+        text = self.text("submit")
+        _, column, factor = self.spots["submit"]
+        if not text:
+            raise _Bad(f"`{column}` is empty: when was the job submitted?")
+        if text[4:5] == "-":
+            try:
+                at = datetime.fromisoformat(text)
+            except ValueError:
+                raise _Bad(f"`{column}`: `{text[:40]}` is no time: write 2020-05-01 12:00:00, or seconds") from None
+            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        return _number(text, column) * factor
+
+
+@dataclass(frozen=True, slots=True)
+class _Swf:
+    """One line of a log in the Standard Workload Format. Field numbers below are those of the standard, less 1."""
+
+    words: Sequence[str]
+    cpus: bool
+    ignore: Sequence[str]
+
+    def row(self) -> _Row | None:
+        if len(self.words) != 18:
+            raise _Bad(f"{len(self.words)} fields, but the Standard Workload Format has 18: -1 stands for not known")
+        submit_s, duration_s = self.known(1, "submit time", 0.0), self.known(3, "run time", 0.0)
+        processors = self.known(7, "requested processors", 0.0) or self.known(4, "allocated processors", 0.0)
+        if duration_s <= 0 or processors <= 0:
+            return None
+        each_kib = self.known(9, "requested memory", 0.0) or self.known(6, "used memory", 0.0)
+        memory_mib = 1024 if "memory" in self.ignore or not each_kib else math.ceil(each_kib * processors / 1024)
+        user, group = self.name("user", 11), self.name("group", 12)
+        count = math.ceil(processors)
+        wants = Wants(
+            gpu_milli=1000 if self.cpus else count * 1000,
+            cpus=count if self.cpus and "cpus" not in self.ignore else 1,
+            memory_mib=memory_mib,
+            owner=user or group or "nobody",
+            group=group,
+        )
+        names = tuple(filter(None, (group, user)))
+        return _Row(SimJob(submit_s, duration_s, wants), names, 1 if self.cpus else count)
+
+    def name(self, field: str, at: int) -> str:
+        """The standard has numbers for names: ``user7``; empty where it is not known, or not to be."""
+        number = self.known(at, field, -1.0)
+        return "" if field in self.ignore or number < 0 else f"{field}{number:.0f}"
+
+    def known(self, at: int, name: str, otherwise: float) -> float:
+        word = self.words[at]
+        return otherwise if word.startswith("-1") else _number(word, f"field {at + 1}, {name}")
+
+
+def _number(text: str, column: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise _Bad(f"`{column}`: `{text[:40]}` is no number") from None
+    if not 0.0 <= number < math.inf:
+        raise _Bad(f"`{column}`: `{text[:40]}` is not a number from 0 up")
+    return number

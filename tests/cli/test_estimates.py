@@ -1,0 +1,174 @@
+"""What was learned on the command line: shown with what the planner makes of it, and forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from provisioner.cli.estimate_rows import SCHEMA
+from provisioner.cli.exits import Exit
+from provisioner.cli.schemas import output_schemas
+from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
+from provisioner.model import Plan, Policy, PolledOverlay, Snapshot
+from provisioner.store.sql import SqlReader, SqlStore
+from tests.cli.conftest import CONTROLLER, NOW, Cli
+
+ANNA = tuple(100.0 + n for n in range(20))
+EXPERIENCE = EstimateSamples(
+    NOW - 95,
+    {"": (*ANNA, 7200.0), "etp/anna": ANNA, "etp/anna/1000/8/20480": ANNA, "bob": (7200.0,)},
+    {"topas/a100": StartDelays(12.5, 61.0)},
+    {
+        "topas": SiteSamples((8000,) * 700 + (UNKNOWN,) * 90 + (0,) * 20, NOW - 95, (5.0, 40.0, 900.0)),
+        "horeka": SiteSamples(taken=3.0, run_s=7200.0),
+    },
+)
+LEARNED = Estimates(
+    rises={"topas": OwnerGrowth(tuple((0,) * 8 + (2000, 3000 + 1000 * n) for n in range(len(HORIZONS_S))))},
+    idle_s={"topas": 60.0},
+)
+
+
+async def _kept(path: Path, experience: EstimateSamples | None) -> None:
+    async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
+        plan = Plan(1, NOW - 10)
+        seen = Snapshot(plan.at, 1, f"{CONTROLLER}-ab12", 1, Policy(), (), PolledOverlay(), {}, {}, estimates=LEARNED)
+        await store.record(plan, seen)
+        if experience is not None:
+            await store.learn(experience)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    path = tmp_path / "record.db"
+    asyncio.run(_kept(path, EXPERIENCE))
+    return path
+
+
+def test_machines_get_all_of_it_in_stable_keys(on: Cli) -> None:
+    told = on("estimates", "-o", "json").json
+    jsonschema.validate(told, output_schemas()[SCHEMA])
+    assert (told["kept_at"], told["to_forget"]) == (NOW - 95, [])
+    everybody, anna, bob = told["run_times"]
+    assert (everybody["user"], everybody["jobs"], everybody["gpu_milli"], everybody["used"]) == ("", 21, None, True)
+    assert (anna["user"], anna["median_s"], anna["mean_s"], anna["p90_s"]) == ("etp/anna", 110.0, 109.5, 118.0)
+    assert (bob["user"], bob["jobs"], bob["used"]) == ("bob", 1, False)
+    assert everybody["mean_s"] == 464.0, "a job of two hours among twenty of two minutes counts as one of twenty"
+    assert told["delays"] == [{"type": "topas/a100", "queue_s": 12.5, "boot_s": 61.0}]
+    horeka, topas = told["sites"]
+    assert topas == {
+        "site": "topas",
+        "use_s": 720 * 120.0,
+        "rise_1h_gpu_milli": 5000,
+        "rise_8h_gpu_milli": 8000,
+        "taken_per_1000_h": None,
+        "gaps": 3,
+        "gap_median_s": 40.0,
+        "idle_s": 60.0,
+    }
+    assert (horeka["taken_per_1000_h"], horeka["rise_1h_gpu_milli"], horeka["idle_s"]) == (1500.0, None, None)
+
+
+def test_people_read_it_in_one_screen(on: Cli) -> None:
+    ran = on("estimates")
+    assert ran.code == 0 and "4 kinds of jobs known" in ran.out + ran.err
+    for line in ("(all)", "etp/anna", "topas/a100", "1m1s", "horeka"):
+        assert line in ran.out
+    assert "20480" not in ran.out and max(map(len, ran.lines)) <= 120
+
+
+def test_of_one_user_each_size_is_told(on: Cli) -> None:
+    rows = on("estimates", "--user", "etp/anna", "-o", "json").json["run_times"]
+    assert [(r["gpu_milli"], r["cpus"], r["memory_mib"]) for r in rows] == [(None, None, None), (1000, 8, 20480)]
+    ran = on("estimates", "--user", "ana")
+    assert ran.code == Exit.FAILED and "nothing is known of the jobs of user ana" in ran.err
+
+
+def test_before_anything_was_kept_it_says_when_that_will_be(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    asyncio.run(_kept(path, None))
+    ran = cli("estimates", "--store", path)
+    assert ran.code == 0 and "keeps it every ten minutes" in ran.out + ran.err
+    told = cli("estimates", "--store", path, "-o", "json").json
+    jsonschema.validate(told, output_schemas()[SCHEMA])
+    assert (told["kept_at"], told["run_times"], told["sites"]) == (None, [], [])
+    ran = cli("estimates", "forget", "--user", "bob", "--reason", "x", "--store", path)
+    assert ran.code == Exit.FAILED and "keeps it every ten minutes and at its end" in ran.err
+
+
+def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, record: Path) -> None:
+    ran = on("estimates", "forget", "--user", "bob", "--site", "topas", "--reason", "new code")
+    assert ran.code == 0, ran.err
+    assert ran.err.splitlines() == [
+        "recorded: to forget user:bob",
+        "recorded: to forget site:topas",
+        "no controller runs: it will be done when one does",
+    ]
+    assert [(f.what, f.reason) for f in SqlReader(record).forgets()] == [
+        ("user:bob", "new code"),
+        ("site:topas", "new code"),
+    ]
+    assert on("estimates", "-o", "json").json["to_forget"] == ["user:bob", "site:topas"]
+    assert on("estimates", "forget", "--all", "--reason", "moved").code == 0
+    assert SqlReader(record).forgets()[-1].what == "all"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--reason", "x"], Exit.USAGE, "forget what? --all, or some with --user and --site"),
+        (["--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "forget what?"),
+        (["--all", "--reason", " "], Exit.USAGE, "--reason must not be empty"),
+        (["--user", "", "--reason", "x"], Exit.USAGE, "--user must not be empty: name a user, or use --all"),
+        (["--user", "bob", "--user", " ", "--reason", "x"], Exit.USAGE, "--user must not be empty"),
+        (["--site", "", "--reason", "x"], Exit.USAGE, "--site must not be empty: name a site, or use --all"),
+        (["--user", "alicia", "--reason", "x"], Exit.FAILED, "nothing is known of the jobs of user alicia"),
+        (["--site", "topaz", "--reason", "x"], Exit.FAILED, "nothing is known of site topaz; known: horeka, topas"),
+    ],
+)
+def test_what_would_forget_nothing_is_refused(on: Cli, record: Path, words: list[str], code: Exit, said: str) -> None:
+    ran = on("estimates", "forget", *words)
+    assert ran.code == code and said in ran.err
+    assert SqlReader(record).forgets() == ()
+
+
+def test_a_name_that_is_given_twice_is_recorded_once(on: Cli, record: Path) -> None:
+    twice = ("--user", "bob", "--user", "bob", "--site", "topas", "--site", "topas")
+    assert on("estimates", "forget", *twice, "--reason", "new code").code == 0
+    assert [f.what for f in SqlReader(record).forgets()] == ["user:bob", "site:topas"]
+
+
+def test_of_a_user_without_a_name_nothing_is_told(on: Cli) -> None:
+    ran = on("estimates", "--user", "")
+    assert ran.code == Exit.USAGE and "--user must not be empty: leave it away for all users" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--user", "bob"], "put --user after `estimates forget`"),
+        (["--user", ""], "put --user after `estimates forget`"),
+        (["-c", "other.yaml"], "put --config after `estimates forget`"),
+        (["--store", "other.db"], "put --store after `estimates forget`"),
+        (["-o", "json"], "leave --output away: `estimates forget` has none"),
+    ],
+)
+def test_an_option_of_the_list_before_forget_is_refused(on: Cli, record: Path, words: list[str], said: str) -> None:
+    """It would be ignored: with another record before it, the one that is at hand would lose what it knows."""
+    ran = on("estimates", *words, "forget", "--all", "--reason", "x")
+    assert ran.code == Exit.USAGE and said in ran.err
+    assert SqlReader(record).forgets() == ()
+
+
+def test_what_cannot_be_read_is_said_and_can_be_forgotten(on: Cli, record: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(record) as sql:
+        sql.execute("UPDATE experience SET body = x'00'")
+    sql.close()
+    ran = on("estimates")
+    assert ran.code == Exit.FAILED and "is damaged" in ran.err and "Traceback" not in ran.err
+    assert on("estimates", "forget", "--all", "--reason", "damaged").code == 0

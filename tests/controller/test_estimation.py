@@ -1,0 +1,350 @@
+"""What the controller learns from what it sees and does anyway."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner.controller.estimation import (
+    FADE_S,
+    GAPS_NEEDED,
+    GHOST_S,
+    RUNS_KEPT,
+    RUNS_NEEDED,
+    SEEN_S,
+    USE_EVERY_S,
+    USE_FILLED,
+    USE_KEPT,
+    USE_NEEDED,
+    Ghost,
+    Learning,
+    best_timeout_s,
+    rise_of,
+    thinned,
+)
+from provisioner.estimates import HORIZONS_S, UNKNOWN, EstimateSamples, SiteSamples, StartDelays, run_keys
+from provisioner.model import (
+    CompletedJob,
+    Drain,
+    DrainMode,
+    DroneState,
+    OwnerLoad,
+    Plan,
+    Snapshot,
+    Start,
+    StateChange,
+)
+from provisioner.planner.risk import lost
+from provisioner.reasons import IdleTimeout, JobsWaiting, SeenInPool
+from tests.planner.scenes import A100, NOW, drone, snapshot
+
+
+def nothing(made: Snapshot) -> Plan:
+    return Plan(made.tick, made.now)
+
+
+def with_done(made: Snapshot, *done: CompletedJob) -> Snapshot:
+    assert made.overlay.view is not None
+    return replace(made, overlay=replace(made.overlay, view=replace(made.overlay.view, completions=done)))
+
+
+def done(n: int, run_s: float, owner: str = "anna", schedd: str = "") -> CompletedJob:
+    return CompletedJob(f"{schedd}{n}.0", NOW + n, NOW, run_s, 1000, 8, 20480, owner=owner)
+
+
+def test_a_run_time_that_is_told_in_many_looks_counts_once() -> None:
+    learning = Learning()
+    told = [done(n, 100.0 + n) for n in range(RUNS_NEEDED)]
+    for n in range(1, RUNS_NEEDED + 1):
+        made = with_done(snapshot(), *told[:n])
+        learning.note(replace(made, now=NOW + 100.0 * n), nothing(made))
+    mine, user, everybody = run_keys("anna", 1000, 8, 20480)
+    expected = tuple(100.0 + n for n in range(RUNS_NEEDED))
+    assert learning.estimates.runs == {mine: expected, user: expected, everybody: expected}
+
+
+def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
+    learning = Learning()
+    here, there = [done(n, 60.0, schedd="a#") for n in range(300, 310)], [done(n, 60.0, schedd="b#") for n in range(5)]
+
+    def told(at: float, *jobs: CompletedJob) -> int:
+        made = replace(with_done(snapshot(), *jobs), now=NOW + at)
+        learning.note(made, nothing(made))
+        return len(learning.memory.runs["anna"])
+
+    assert told(400, *here, *there) == 15
+    assert told(460, *here) == 15
+    assert told(520, *here, *there) == 15, "though they ended before all that were told meanwhile"
+    late = done(2000, 60.0, schedd="a#")
+    told(SEEN_S + 304, late)
+    assert learning.experience(NOW).seen == {(each.job_id, each.ended_at) for each in (late, *here[4:])}, "no longer"
+
+
+def test_the_jobs_of_nobody_in_particular_count_once() -> None:
+    learning, made = Learning(), with_done(snapshot(), *(done(n, 60.0, owner="") for n in range(3)))
+    learning.note(made, nothing(made))
+    assert len(learning.memory.runs[""]) == 3
+
+
+def test_of_few_jobs_nothing_is_concluded() -> None:
+    learning, made = Learning(), with_done(snapshot(), *(done(n, 60.0) for n in range(RUNS_NEEDED - 1)))
+    learning.note(made, nothing(made))
+    assert learning.estimates.runs == {}
+
+
+def watching(at: float = NOW) -> Learning:
+    """One who saw the pool a moment ago."""
+    learning, made = Learning(), replace(snapshot(), now=at - 15.0)
+    learning.note(made, nothing(made))
+    return learning
+
+
+@pytest.mark.parametrize(
+    ("ordered_s", "started_s", "queue_s", "boot_s"),
+    [(100.0, 70.0, 30.0, 70.0), (69.6, 70.0, 0.0, 70.0), (100.0, -2.0, 102.0, 0.0)],
+    ids=["as it should be", "begun before the order, in whole seconds", "in the pool before it began, by its clock"],
+)
+def test_delays_are_learned_from_drones_that_came(
+    ordered_s: float, started_s: float, queue_s: float, boot_s: float
+) -> None:
+    learning = watching()
+    was = replace(drone("d", DroneState.BOOTING), requested_at=NOW - ordered_s, started_at=NOW - started_s)
+    now = replace(was, state=DroneState.IDLE, joined_at=NOW)
+    made = snapshot(drones=[was])
+    learning.note(
+        replace(made, now=NOW + 60),
+        replace(nothing(made), moves=(StateChange(now, was.state, SeenInPool("idle", 0, 100.0)),)),
+    )
+    assert learning.estimates.delays[A100.key] == StartDelays(queue_s, boot_s)
+
+
+def test_a_gap_across_a_clock_set_back_is_none() -> None:
+    learning, idles = watching(), replace(drone("i", DroneState.IDLE), idle_at=NOW + 30)
+    made = snapshot(drones=[idles])
+    move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0))
+    learning.note(made, replace(nothing(made), moves=(move,)))
+    assert list(learning.memory.sites["topas"].gaps_s) == [0.0]
+
+
+def test_an_owner_who_takes_eight_gpus_each_morning_is_known_after_some_days() -> None:
+    learning, made = Learning(), snapshot()
+    reading = made.sites["topas"]
+    assert reading.view is not None
+    for step in range(5 * 24 * 30):
+        hour = step // 30 % 24
+        view = replace(reading.view, owner_runs=OwnerLoad(gpu_milli=8000 if 8 <= hour < 18 else 0))
+        then = replace(made, now=NOW + step * USE_EVERY_S, sites={"topas": replace(reading, view=view)})
+        learning.note(then, nothing(then))
+    rise = learning.estimates.rises["topas"]
+    assert rise.chances(8000) == (0.0,) * len(HORIZONS_S)
+    # Within eight hours before eight o'clock: at 8 of the 24 hours, and within 16 hours at 14 of them.
+    assert rise.chances(7999)[-2:] == pytest.approx((8 / 24, 14 / 24), abs=0.05)
+    assert lost((3600.0,), rise.chances(7999)) > 0.01 > lost((3600.0,), rise.chances(8000))
+
+
+def test_a_rise_needs_no_more_than_what_was_seen() -> None:
+    assert [row[-1] for row in rise_of([0, 1000] * 100).gpu_milli] == [1000] * len(HORIZONS_S)
+    assert [set(row) for row in rise_of([5000] * 200).gpu_milli] == [{0}] * len(HORIZONS_S)
+
+
+def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been() -> None:
+    learning = watching()
+    idle = drone("d", DroneState.IDLE)
+    made = snapshot(drones=[idle])
+    came = replace(idle, requested_at=NOW - 100, started_at=NOW - 70, joined_at=NOW)
+    booting = replace(came, state=DroneState.BOOTING, joined_at=0.0)
+    first = snapshot(drones=[booting])
+    learning.note(first, replace(nothing(first), moves=(StateChange(came, booting.state, SeenInPool("idle", 0, 1.0)),)))
+    # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have been long enough.
+    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(600.0, 600.0))
+    again = Start(drone("e", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    for n in range(GAPS_NEEDED):
+        then = replace(made, now=NOW + 100.0 * n)
+        learning.note(then, replace(nothing(then), drains=(left,)))
+        then = replace(then, now=then.now + 10.0)
+        learning.note(then, replace(nothing(then), starts=(again,)))
+    assert set(learning.memory.sites["topas"].gaps_s) == {610.0}
+    late = replace(made, now=NOW + 1e5)
+    learning.note(late, nothing(late))
+    assert learning.estimates.idle_s == {"topas": 15.0}, "610 s of idling cost more than 70 s of booting"
+
+
+def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
+    learning, idle = Learning(), drone("d", DroneState.IDLE)
+    made = snapshot(drones=[idle])
+    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(60.0, 60.0))
+    learning.note(made, replace(nothing(made), drains=(left,)))
+    late = replace(made, now=NOW + GHOST_S + 1)
+    learning.note(late, nothing(late))
+    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + GHOST_S]
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "boot_s", "best_s"),
+    [([40.0] * 30, 240.0, 60.0), ([50.0] * 30, 5.0, 15.0), ([5000.0] * 30, 240.0, 15.0), ([200.0] * 30, 500.0, 240.0)],
+)
+def test_the_best_time_out_pays_for_gaps_only_where_starts_are_dearer(
+    gaps_s: list[float], boot_s: float, best_s: float
+) -> None:
+    assert best_timeout_s(gaps_s, boot_s, 0.3) == best_s
+
+
+def test_thinned_values_stay_equally_likely() -> None:
+    assert thinned(range(1000), 4) == (125, 375, 625, 875)
+    assert thinned([3.0, 1.0], 4) == (1.0, 3.0)
+
+
+# --------------------------------------------------------------------------------------------------- across a restart
+
+
+def with_owner(made: Snapshot, now: float, gpu_milli: int) -> Snapshot:
+    reading = made.sites["topas"]
+    assert reading.view is not None
+    view = replace(reading.view, owner_runs=OwnerLoad(gpu_milli=gpu_milli))
+    return replace(made, now=now, sites={"topas": replace(reading, view=view)})
+
+
+def restarted(learning: Learning, kept_at: float, now: float) -> Learning:
+    """The next controller's, from what this one kept."""
+    again = Learning()
+    again.recall(learning.experience(kept_at), now, 0.3)
+    return again
+
+
+def test_the_next_controller_knows_the_same_from_its_first_tick_on() -> None:
+    learning = watching()
+    learning.memory.delays[A100.key] = StartDelays(30.0, 70.0)
+    learning.memory.sites.clear()
+    learning._site("topas").gaps_s.extend([40.0] * GAPS_NEEDED)
+    for step in range(USE_NEEDED + 30):
+        then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 8000 if step % 40 < 20 else 0)
+        then = with_done(then, *(done(n, 100.0 + n) for n in range(step + 1)))
+        learning.note(then, nothing(then))
+    learning._site("topas").rise_at = 0.0
+    learning.note(then := replace(then, now=then.now + USE_EVERY_S), nothing(then))
+    again = restarted(learning, then.now, then.now + 40.0)
+    assert again.estimates == learning.estimates
+    assert (
+        set(again.estimates.runs)
+        and set(again.estimates.delays)
+        and set(again.estimates.rises)
+        and again.estimates.idle_s
+    )
+    assert again.experience(then.now) == learning.experience(then.now)
+
+
+def test_a_job_that_was_told_before_the_restart_counts_no_second_time() -> None:
+    learning = Learning()
+    before = with_done(snapshot(), *(done(n, 60.0) for n in range(5)))
+    learning.note(before, nothing(before))
+    again = restarted(learning, NOW, NOW + 60)
+    after = with_done(snapshot(), *(done(n, 60.0) for n in range(2, 8)))
+    again.note(after, nothing(after))
+    assert len(again.memory.runs["anna"]) == 8
+    again.forget("user:anna")
+    later = with_done(snapshot(), *(done(n, 60.0) for n in range(2, 9)))
+    again.note(later, nothing(later))
+    assert len(again.memory.runs["anna"]) == 1, "nor does one that was forgotten"
+
+
+@pytest.mark.parametrize(("missed", "filled"), [(1, True), (USE_FILLED, True), (USE_FILLED + 1, False), (700, False)])
+def test_of_a_long_absence_nothing_is_made_up(missed: int, filled: bool) -> None:
+    learning = Learning()
+    for step in range(3):
+        then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 2000)
+        learning.note(then, nothing(then))
+    back_at = then.now + missed * USE_EVERY_S
+    again = restarted(learning, then.now, back_at)
+    back = with_owner(snapshot(), back_at, 7000)
+    again.note(back, nothing(back))
+    between = [7000 if filled else UNKNOWN] * (missed - 1)
+    assert list(again.memory.sites["topas"].use_milli) == [2000] * 3 + between + [7000]
+
+
+def test_after_a_fortnight_away_nothing_is_left_of_an_owners_use_but_what_follows_from_it() -> None:
+    learning = Learning()
+    learning.recall(EstimateSamples(NOW, sites={"topas": SiteSamples((3000,) * USE_KEPT, NOW)}), NOW + 30 * 86400, 0.3)
+    back = with_owner(snapshot(), NOW + 30 * 86400, 1000)
+    learning.note(back, nothing(back))
+    use_milli = learning.memory.sites["topas"].use_milli
+    assert (len(use_milli), use_milli.count(UNKNOWN), use_milli[-1]) == (USE_KEPT, USE_KEPT - 1, 1000)
+    assert learning.estimates.rises["topas"].chances(0)[0] == 0.0, "until there is more"
+
+
+def test_no_rise_reaches_across_an_absence() -> None:
+    """He held 1 GPU before and 9 after: nobody saw him take them."""
+    before, after = [1000] * 200, [9000] * 200
+    assert max(rise_of([*before, *after]).gpu_milli[0]) == 8000
+    rise = rise_of([*before, *[UNKNOWN] * 60, *after])
+    assert {each for row in rise.gpu_milli for each in row} == {0}
+    assert rise_of([UNKNOWN] * 60).gpu_milli == ((),) * len(HORIZONS_S)
+
+
+def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance() -> None:
+    """At the first look after the restart a drone has come, one works and one has gone: since when, nobody saw."""
+    before = Learning()
+    before.memory.delays[A100.key] = StartDelays(30.0, 70.0)
+    before._site("topas").ghosts.append(Ghost(60.0, NOW - 10))
+    before._site("topas").taken, before._site("topas").run_s = 2.0, 7200.0
+    learning = restarted(before, NOW - FADE_S, NOW)
+    boots = replace(drone("b", DroneState.BOOTING), requested_at=NOW - 9000, started_at=NOW - 8000)
+    idles = replace(drone("i", DroneState.IDLE), idle_at=NOW - 7000)
+    works = drone("w", DroneState.BUSY)
+    moves = (
+        StateChange(replace(boots, state=DroneState.IDLE, joined_at=NOW), boots.state, SeenInPool("idle", 0, 1.0)),
+        StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0)),
+        StateChange(replace(works, state=DroneState.PREEMPTED, ended_at=NOW), works.state, SeenInPool("busy", 1, 1.0)),
+    )
+    first = snapshot(drones=[boots, idles, works])
+    start = Start(drone("n", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    learning.note(first, replace(nothing(first), moves=moves, starts=(start,)))
+    site = learning.memory.sites["topas"]
+    assert learning.memory.delays == {A100.key: StartDelays(30.0, 70.0)}
+    assert not site.gaps_s and not site.ghosts
+    assert (site.taken, site.run_s) == (1.0, 3600.0), "a week later the same chance counts half"
+    second = snapshot(drones=[idles, works])
+    learning.note(replace(second, now=NOW + 15), replace(nothing(second), moves=moves[1:]))
+    assert list(site.gaps_s) == [7015.0] and site.taken == 2.0, "from then on it looks"
+
+
+def test_a_clock_that_was_set_back_meanwhile_stops_no_series() -> None:
+    kept = EstimateSamples(NOW + 9000, sites={"topas": SiteSamples((1000,), NOW + 9000)})
+    learning = Learning()
+    learning.recall(kept, NOW, 0.3)
+    for step in range(1, 4):
+        then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 2000)
+        learning.note(then, nothing(then))
+    assert list(learning.memory.sites["topas"].use_milli) == [1000, 2000, 2000, 2000]
+
+
+def test_what_is_forgotten_is_what_was_named() -> None:
+    keys = ("", "etp/a", "etp/a/1000/8/2048", "etp", "etp/1/2/3", "/1/2/3")
+    runs = {key: (60.0,) * RUNS_NEEDED for key in keys}
+    sites = {"topas": SiteSamples(gaps_s=(1.0,)), "horeka": SiteSamples()}
+    delays = {"topas/a100": StartDelays(1.0, 2.0), "horeka/h100": StartDelays(3.0, 4.0)}
+
+    def left(what: str) -> EstimateSamples:
+        learning = Learning()
+        learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
+        learning.forget(what)
+        assert set(learning.estimates.runs) == set(learning.memory.runs), "the next tick plans without it"
+        return learning.experience(NOW)
+
+    etp_left = {"etp/a", "etp/a/1000/8/2048", "/1/2/3"}
+    assert set(left("user:etp").runs) == etp_left, "the key names the user, not a part of him; everybody's had his"
+    assert set(left("user:etp/a").runs) == {"etp", "etp/1/2/3", "/1/2/3"}
+    topas = left("site:topas")
+    assert (set(topas.runs), set(topas.sites), set(topas.delays)) == (set(runs), {"horeka"}, {"horeka/h100"})
+    assert left("all") == EstimateSamples(NOW)
+
+
+def test_the_newest_run_times_are_kept_and_none_of_them_is_nothing() -> None:
+    learning = Learning()
+    told = with_done(snapshot(), *(done(n, n + 0.04) for n in range(RUNS_KEPT + 50)))
+    learning.note(told, nothing(told))
+    runs = learning.memory.runs["anna"]
+    assert (len(runs), runs[0], runs[-1]) == (RUNS_KEPT, 50.0, RUNS_KEPT + 49.0)
+    brief = with_done(snapshot(), done(1000, 0.04))
+    learning.note(brief, nothing(brief))
+    assert learning.memory.runs["anna"][-1] == 0.1

@@ -1,0 +1,262 @@
+"""The real process: signals with orders under way, a changed configuration, a site that is down, a full log."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from adapters.embedded import queue
+from provisioner.model import DroneState, RequestKind
+from provisioner.store.sql import SqlReader
+
+pytestmark = pytest.mark.slow
+
+ADAPTER = '''
+"""A site whose drones are files; it tells a log what becomes of it."""
+import asyncio, time
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict
+from provisioner.model import Answer, RemoteDrone, RemoteState, Receipt, SiteView
+from provisioner.sites import SiteDown
+
+class Config(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    root: Path
+    start_s: float = 0.0
+
+    def __eq__(self, other):
+        if 13.0 in (self.start_s, other.start_s):
+            raise ZeroDivisionError("a fault of the adapter")
+        return super().__eq__(other)
+
+class Files:
+    Config = Config
+
+    def __init__(self, name, config, types, controller):
+        self.name, self.root, self.start_s = name, Path(config.root), config.start_s
+
+    def say(self, what):
+        with (self.root / "log").open("a") as log:
+            log.write(f"{what} {self.start_s:g}\\n")
+
+    async def __aenter__(self):
+        if (self.root / "down").exists():
+            raise SiteDown("no route to host")
+        self.say("opened")
+        return self
+
+    async def __aexit__(self, *exc):
+        self.say("closed")
+
+    async def look(self):
+        here = {p.name: RemoteDrone(p.name, RemoteState.RUNNING, p.name) for p in (self.root / "drones").iterdir()}
+        return SiteView(self.name, time.time(), here)
+
+    async def start(self, orders):
+        self.say("asked")
+        await asyncio.sleep(self.start_s)
+        for order in orders:
+            (self.root / "drones" / order.drone_id).touch()
+        self.say("started")
+        return [Receipt(o.drone_id, Answer.OK, "r-" + o.drone_id) for o in orders]
+
+    async def stop(self, orders):
+        for order in orders:
+            (self.root / "drones" / order.drone_id).unlink(missing_ok=True)
+        return [Receipt(o.drone_id, Answer.OK) for o in orders]
+'''
+CONTROLLER = """\
+controller: proc
+store: {path: record.db}
+overlay: {adapter: embedded, options: {path: queue.db, negotiation: 0s}}
+sites: [site-*.yaml]
+policy: {tick: 300ms, tick_quick: 100ms, idle_timeout: 10min}
+"""
+SITE = """\
+site: NAME
+adapter: files
+limits: {max_drones: 1}
+types:
+  gpu: {gpus: 1, vram: 16 GiB, cpus: 1, memory: 128 MiB, disk: 10 MiB}
+options: {root: ROOT, start_s: START}
+"""
+
+
+@dataclass
+class Host:
+    """A directory with a configuration, an adapter of its own, and controllers that run there."""
+
+    path: Path
+    env: dict[str, str]
+    running: list[subprocess.Popen[bytes]]
+
+    def site(self, name: str, start_s: float = 0.0) -> None:
+        (self.path / name / "drones").mkdir(parents=True, exist_ok=True)
+        text = SITE.replace("NAME", name).replace("ROOT", str(self.path / name)).replace("START", str(start_s))
+        (self.path / f"site-{name}.yaml").write_text(text)
+
+    def command(self, *more: str) -> list[str]:
+        return [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.path / "provisioner.yaml"), *more]
+
+    def run(self) -> subprocess.Popen[bytes]:
+        with (self.path / "stderr").open("ab") as log:
+            process = subprocess.Popen(self.command(), env=self.env, cwd=self.path, stderr=log)
+        self.running.append(process)
+        return process
+
+    def log(self, site: str) -> list[str]:
+        try:
+            return (self.path / site / "log").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def stderr(self) -> list[bytes]:
+        return (self.path / "stderr").read_bytes().splitlines()
+
+    @property
+    def record(self) -> SqlReader:
+        return SqlReader(self.path / "record.db")
+
+    def told(self, name: str) -> list[str]:
+        return [" ".join(map(str, e.fields.values())) for e in self.record.events() if e.name == name]
+
+    def until(self, what: Callable[[], object], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline, (self.path / "stderr").read_text()[-3000:]
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER)
+    (tmp_path / "files_site.py").write_text(ADAPTER)
+    egg = tmp_path / "files-1.0.dist-info"
+    egg.mkdir()
+    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: files\nVersion: 1.0\n")
+    (egg / "entry_points.txt").write_text("[provisioner.sites]\nfiles = files_site:Files\n")
+    found = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    made = Host(tmp_path, {**os.environ, "PYTHONPATH": found}, [])
+    queue.submit(tmp_path / "queue.db", ["true"], memory_mib=16)
+    yield made
+    for process in made.running:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_a_start_under_way_is_waited_for_and_recorded_when_the_controller_is_asked_to_stop(host: Host) -> None:
+    host.site("slow", start_s=3)
+    process = host.run()
+    host.until(lambda: "asked 3" in host.log("slow"))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert host.log("slow") == ["opened 3", "asked 3", "started 3", "closed 3"]
+    (drone,) = host.record.drones()
+    assert (drone.state, drone.remote_id) == (DroneState.SUBMITTED, f"r-{drone.id}")
+
+
+def test_asked_twice_it_waits_for_nothing_and_the_next_controller_knows_of_the_order(host: Host) -> None:
+    host.site("slow", start_s=50)
+    process = host.run()
+    host.until(lambda: "asked 50" in host.log("slow"))
+    process.send_signal(signal.SIGTERM)
+    host.until(lambda: b"last-orders" in (host.path / "stderr").read_bytes())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
+    assert b"Traceback" not in (host.path / "stderr").read_bytes()
+    assert host.log("slow") == ["opened 50", "asked 50", "closed 50"]
+    assert [d.state for d in host.record.drones()] == [DroneState.REQUESTED]
+    host.site("slow")
+    process = host.run()
+    host.until(lambda: "opened 0" in host.log("slow"))
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert "asked 0" not in host.log("slow"), "the order counts until a listing settles it"
+
+
+def test_a_site_that_is_down_when_the_controller_starts_keeps_it_from_nothing_else(host: Host) -> None:
+    host.site("well")
+    host.site("ill")
+    (host.path / "ill" / "down").touch()
+    host.run()
+    host.until(lambda: "started 0" in host.log("well"))
+    assert host.log("ill") == []
+    queue.submit(host.path / "queue.db", ["true"], memory_mib=16)
+    (host.path / "ill" / "down").unlink()
+    host.until(lambda: "started 0" in host.log("ill"))
+
+
+def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders_are_done(host: Host) -> None:
+    host.site("here", start_s=9)
+    process = host.run()
+    host.until(lambda: "asked 9" in host.log("here"))
+    host.site("here", start_s=0)
+    process.send_signal(signal.SIGHUP)
+    host.until(lambda: host.told("reloaded"))
+    assert "start_s" in host.told("reloaded")[0]
+    assert host.log("here") == ["opened 9", "asked 9", "opened 0"], "not closed below its order"
+    host.until(lambda: "closed 9" in host.log("here"))
+    assert host.log("here") == ["opened 9", "asked 9", "opened 0", "started 9", "closed 9"]
+    host.until(lambda: [d.remote_id for d in host.record.drones() if d.remote_id])
+    (drone,) = host.record.drones()
+    host.record.ask(RequestKind.KILL, [drone.id], reason="end", by="test", at=time.time())
+    host.until(lambda: not (host.path / "here" / "drones" / drone.id).exists())
+
+
+@pytest.mark.parametrize("fault", ["cannot be read", "cannot be connected", "is nested 400 deep", "makes code fail"])
+def test_a_configuration_that_cannot_be_taken_over_changes_nothing(host: Host, fault: str) -> None:
+    """Whatever fails: the controller ended at a nested file."""
+    host.site("here")
+    process = host.run()
+    host.until(lambda: "started 0" in host.log("here"))
+    before = [d.id for d in host.record.drones()]
+    if fault == "makes code fail":
+        host.site("here", start_s=13)
+        said = "ZeroDivisionError: a fault of the adapter"
+    else:
+        host.site("new")
+        said = "site new: no route to host"
+    if fault == "cannot be read":
+        (host.path / "site-new.yaml").write_text("site: new\nadapter: flies\n")
+        said = "flies"
+    elif fault == "is nested 400 deep":
+        (host.path / "site-new.yaml").write_text("site: " + "[" * 400 + "]" * 400 + "\n")
+        said = "nested too deeply"
+    elif fault == "cannot be connected":
+        (host.path / "new" / "down").touch()
+    process.send_signal(signal.SIGHUP)
+    host.until(lambda: host.told("reload-refused"))
+    (told,) = host.told("reload-refused")
+    assert said in told and str(host.path / "provisioner.yaml") in told
+    assert [b"warning" in line for line in host.stderr() if b"reload-refused" in line] == [True]
+    tick = host.record.views()
+    assert tick is not None
+    host.until(lambda: (now := host.record.views()) is not None and now.tick > tick.tick + 2)
+    assert [d.id for d in host.record.drones()] == before
+    assert host.log("here") == ["opened 0", "asked 0", "started 0"]
+    assert process.poll() is None
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(host: Host) -> None:
+    host.site("here")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, stderr=full, timeout=60, check=False)
+    assert done.returncode == 0
+    assert host.log("here") == ["opened 0", "asked 0", "started 0", "closed 0"]
+
+
+def test_a_single_tick_waits_for_what_it_asked_for(host: Host) -> None:
+    host.site("here", start_s=7)
+    done = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, timeout=60, check=False)
+    assert done.returncode == 0
+    assert [d.state for d in host.record.drones()] == [DroneState.SUBMITTED]

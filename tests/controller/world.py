@@ -1,0 +1,204 @@
+"""A place and a pool that do as they are told, a record whose disk can be full, and a clock that is set."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from provisioner.controller.controller import Controller
+from provisioner.estimates import EstimateSamples
+from provisioner.model import (
+    Bootstrap,
+    Breaker,
+    DrainMode,
+    DroneId,
+    DroneType,
+    JobClass,
+    OperatorRequest,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    Plan,
+    Policy,
+    RemoteDrone,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Snapshot,
+    StartOrder,
+    StateChange,
+    StopOrder,
+)
+from provisioner.simulator.loop import VirtualClock
+from provisioner.store import Forget, StoreBroken
+from provisioner.store.memory import MemoryStore
+
+GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
+JOB = JobClass("jobs", 1000, 1, 1024, waiting=1)
+
+
+ahead_s: ContextVar[float] = ContextVar("ahead_s", default=0.0)
+"""By how much somebody has set the host's clock: adapters tell the time by it."""
+
+
+def wall() -> float:
+    return VirtualClock().now() + ahead_s.get()
+
+
+async def nothing() -> None:
+    """A wire without trouble."""
+
+
+async def never() -> None:
+    """A wire without end."""
+    await asyncio.get_running_loop().create_future()
+
+
+@dataclass
+class Place:
+    """A site that starts what it is told and remembers what it was told. ``wire`` is awaited in every call."""
+
+    name: str = "here"
+    running: dict[DroneId, RemoteDrone] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    look_wire: Callable[[], Awaitable[object]] = nothing
+    start_wire: Callable[[], Awaitable[object]] = nothing
+    stop_wire: Callable[[], Awaitable[object]] = nothing
+    open: bool = False
+
+    async def __aenter__(self) -> Place:
+        self.open = True
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.open = False
+
+    async def poll(self) -> SiteView:
+        await self.look_wire()
+        return SiteView(self.name, wall(), dict(self.running))
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+        self.told += [f"start {o.drone_id}" for o in orders]
+        await self.start_wire()
+        for order in orders:
+            self.running[order.drone_id] = RemoteDrone(order.drone_id, RemoteState.RUNNING, f"r-{order.drone_id}")
+        return [OrderResult(o.drone_id, OrderOutcome.OK, f"r-{o.drone_id}") for o in orders]
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+        self.told += [f"stop {o.drone_id}" for o in orders]
+        await self.stop_wire()
+        for order in orders:
+            self.running.pop(order.drone_id, None)
+        return [OrderResult(o.drone_id, OrderOutcome.OK) for o in orders]
+
+
+@dataclass
+class Pool:
+    """An overlay in which the same jobs wait all the time."""
+
+    classes: tuple[JobClass, ...] = (JOB,)
+    admission_wire: Callable[[], Awaitable[object]] = nothing
+
+    async def __aenter__(self) -> Pool:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
+        return OverlayView(wall(), self.classes)
+
+    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+        return [OrderResult(i, OrderOutcome.OK) for i in drone_ids]
+
+    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+        await self.admission_wire()
+        return Bootstrap(b"#!/bin/sh\n")
+
+
+class FullDisk(MemoryStore):
+    """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
+
+    def __init__(self, *full: str) -> None:
+        super().__init__("kit", 1e9, 10)
+        self.full = set(full)
+        self.refused: list[str] = []
+
+    def _write(self, call: str) -> None:
+        if call in self.full:
+            self.refused.append(call)
+            raise StoreBroken(f"{call}: database or disk is full")
+
+    async def requests(self) -> tuple[OperatorRequest, ...]:
+        self._write("requests")
+        return await super().requests()
+
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        self._write("record")
+        await super().record(plan, snapshot)
+
+    async def settle(
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
+        self._write("settle")
+        await super().settle(tick, moves, breakers, set_to=set_to)
+
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        self._write("event")
+        await super().event(at, name, fields)
+
+    async def experience(self) -> EstimateSamples | None:
+        self._write("experience")
+        return await super().experience()
+
+    async def forgets(self) -> tuple[Forget, ...]:
+        self._write("forgets")
+        return await super().forgets()
+
+    async def prune(self, now: float) -> bool:
+        self._write("prune")
+        return await super().prune(now)
+
+
+class Crowded(MemoryStore):
+    """A record with more to forget than one pruning does."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__("kit", 1e9, 10)
+        self.rounds = rounds
+        self.pruned = 0
+
+    async def prune(self, now: float) -> bool:
+        self.pruned += 1
+        return self.pruned < self.rounds
+
+
+class SetClock(VirtualClock):
+    """A controller's clock on a host whose wall clock somebody sets."""
+
+    def drift_s(self) -> float:
+        return wall() - self.now()
+
+
+@asynccontextmanager
+async def serving(
+    *places: Place, store: MemoryStore | None = None, pool: Pool | None = None, **limits: float
+) -> AsyncIterator[Controller]:
+    """A controller with these sites, entered; :meth:`Controller.tick` is the story's to call."""
+    types = [DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
+    policy = Policy(sites={p.name: SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
+    async with store or MemoryStore("kit", 1e9, 10) as kept:
+        sites = {p.name: p for p in places}
+        controller = Controller("kit", policy, types, pool or Pool(), sites, kept, SetClock())
+        async with controller:
+            yield controller
+
+
+async def run_for(controller: Controller, seconds: float) -> None:
+    """The service itself, for so long."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, stop.set)
+    await controller.run(stop)

@@ -1,0 +1,316 @@
+"""Groups of jobs become classes; nonsense becomes a reason or nothing, never an exception."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import classad2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.htcondor.overlay.classes import (
+    GPU_JOBS,
+    JOBS,
+    NO_WAITS,
+    Group,
+    Waits,
+    doubts,
+    group,
+    group_attributes,
+    job_class,
+    merged,
+    referenced,
+)
+from provisioner.model import JobClass
+from tests.htcondor_overlay.jobs import job
+
+
+def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> Group:
+    found = group(ad, schedd, "AcctGroup")
+    assert found is not None
+    return found
+
+
+def classes(*ads: classad2.ClassAd) -> list[JobClass]:
+    return [job_class(key, parts, 0, Waits(50.0, 60.0)) for key, parts in merged(grouped(ad) for ad in ads).items()]
+
+
+def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
+    (found,) = classes(
+        job(JobStatus="1", JobCount="7", JobIds='"4.0 ... 4.6"', JobPrio="3"),
+        job(JobStatus="2", JobCount="2", JobIds='"3.0 3.1"'),
+        job(JobStatus="6"),
+        job(JobStatus="5", JobCount="4"),
+    )
+    assert (found.waiting, found.running, found.held) == (7, 3, 4)
+    assert (found.gpu_milli, found.cpus, found.memory_mib, found.disk_mib) == (1000, 1, 128, 1)
+    assert (found.owner, found.priority, found.job_ids) == ("alice", 3, "4.0-4.6")
+    assert (found.oldest_at, found.idle_at) == (50.0, 60.0)
+
+
+def test_the_same_requirements_are_one_class_over_schedds_and_looks() -> None:
+    here, there = grouped(job(), "s1"), grouped(job(JobCount="5", JobIds='"9.9"', JobPrio="1"), "s2")
+    assert here.key == there.key and len(here.key) == 16
+    assert len(merged([here, there])) == 1
+    for other in (job(RequestCpus="2"), job(Owner='"bob"'), job(RequireGPUs="Capability >= 8.0"), job(MyAttr="4")):
+        assert grouped(other).key != here.key
+
+
+def test_classes_that_differ_in_their_owner_share_verdicts_unless_the_owner_matters() -> None:
+    ann, bob = grouped(job(Owner='"ann"')), grouped(job(Owner='"bob"', AcctGroup='"physics"'))
+    assert ann.key != bob.key and ann.shape == bob.shape
+    picky = [grouped(job(Owner=name, Requirements="TARGET.For == MY.Owner")) for name in ('"ann"', '"bob"')]
+    assert picky[0].shape != picky[1].shape
+
+
+def test_a_running_job_whose_usage_has_grown_is_still_of_its_class() -> None:
+    (found,) = classes(job(JobStatus="1"), job(JobStatus="2", DiskUsage="999999", JobCount="3"))
+    assert (found.waiting, found.running, found.disk_mib) == (1, 3, 1)
+    assert len(classes(job(DiskUsage="1"), job(DiskUsage="999999"))) == 2, "waiting ones do ask for different disks"
+
+
+def test_two_requests_whose_short_digests_were_the_same_are_two_classes() -> None:
+    """With digests of 32 bits these two had the same id."""
+    assert len(classes(job(RequestMemory="22416"), job(RequestMemory="87957"))) == 2
+
+
+def test_parallel_jobs_are_told_that_no_drone_runs_them() -> None:
+    (found,) = classes(job(JobUniverse="11"))
+    assert found.invalid.startswith("the parallel universe is not supported") and found.waiting == 1
+    assert {each.invalid for each in classes(*(job(JobUniverse=str(n)) for n in (5, 10, 13)))} == {""}
+
+
+def test_what_the_gpu_must_be_is_read_as_numbers_where_it_is_one() -> None:
+    (found,) = classes(
+        job(
+            RequireGPUs="Capability >= GPUsMinCapability && (GlobalMemoryMb >= 35000) && MaxSupportedVersion >= 12040",
+            GPUsMinCapability="8.6",
+            AllowedExecuteDuration="1800",
+        )
+    )
+    assert (found.capability, found.vram_mib, found.driver, found.walltime_s) == (86, 35000, 12040, 1800.0)
+    (loose,) = classes(job(RequireGPUs="Capability >= 8.0 || GlobalMemoryMb >= 35000"))
+    assert (loose.capability, loose.vram_mib) == (0, 0), "either is enough: no number holds for all"
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu_milli", "repair"),
+    [
+        ("1", 1000, ""),
+        ("2 * 2", 4000, ""),
+        ("NoSuch ?: 2", 2000, ""),
+        ("1000000000", 10**12, ""),
+        ("1.0", 1000, ""),
+        ("0.5", 500, "write request_gpus = 1, and offer a drone type that shares its GPU"),
+        ("1.5", 1500, "write request_gpus = 1 or request_gpus = 2"),
+        ("-1", 0, "negative: write request_gpus = 1"),
+        ("NoSuch", 0, "request_gpus = NoSuch is not a number"),
+        ('"one"', 0, "is not a number"),
+        ('real("NaN")', 0, "is not a number"),
+        ("1e400", 0, "is not a number"),
+        ("1/0", 0, "is not a number"),
+    ],
+)
+def test_every_request_for_gpus_is_a_number_or_gets_a_repair(asked: str, gpu_milli: int, repair: str) -> None:
+    (found,) = classes(job(RequestGPUs=asked))
+    assert found.gpu_milli == gpu_milli
+    assert repair in found.invalid and bool(repair) == bool(found.invalid)
+
+
+@pytest.mark.parametrize(
+    ("share", "gpus", "gpu_milli", "repair"),
+    [
+        ("200", "1", 200, ""),
+        ("100 + 25", "1", 125, ""),
+        ("1000", "1", 1000, ""),
+        ("undefined", "1", 1000, ""),
+        ("0", "1", 1000, "GpuMilli = 0: the share of a GPU is a whole number of thousandths from 1 to 1000"),
+        ("1001", "1", 1000, "write +GpuMilli = 200 for a fifth of one, or leave it out"),
+        ("0.2", "1", 1000, "GpuMilli = 0.2: "),
+        ('"200"', "1", 1000, 'GpuMilli = "200": '),
+        ("NoSuch", "1", 1000, "GpuMilli = NoSuch: "),
+        ("200", "2", 2000, "GpuMilli = 200 with request_gpus = 2: a share is of one GPU; write request_gpus = 1"),
+    ],
+)
+def test_a_small_job_says_what_share_of_a_gpu_it_wants(share: str, gpus: str, gpu_milli: int, repair: str) -> None:
+    (found,) = classes(job(GpuMilli=share, RequestGPUs=gpus))
+    assert found.gpu_milli == gpu_milli
+    assert repair in found.invalid and bool(repair) == bool(found.invalid)
+
+
+def test_whose_jobs_they_are_and_of_which_group() -> None:
+    (found,) = classes(job(AcctGroup='"group_a"'))
+    assert (found.owner, found.group) == ("alice", "group_a")
+    (alone,) = classes(job())
+    assert (alone.owner, alone.group) == ("alice", "")
+
+
+def test_jobs_may_say_how_they_use_a_gpu() -> None:
+    (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
+    assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
+    assert doubts("c", job(GpuDuty="0.12", GpuWidth="1")) == []
+    (silent,) = classes(job())
+    assert (silent.duty_milli, silent.width_milli) == (0, 0)
+
+
+@pytest.mark.parametrize("broken", ["12", "-0.1", '"much"', "NoSuch", 'real("NaN")'])
+def test_what_they_say_wrongly_is_left_out_and_told(broken: str) -> None:
+    ad = job(GpuDuty=broken, GpuWidth="0.5")
+    (found,) = classes(ad)
+    assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
+    (line,) = doubts("c1", ad)
+    assert line.startswith("job class c1: GpuDuty = ") and "write a share from 0 to 1" in line
+
+
+def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
+    (found,) = classes(job(RequestMemory="NoSuch * 2"))
+    assert "request_memory = NoSuch * 2 is not a number" in found.invalid
+
+
+def without_gpus() -> classad2.ClassAd:
+    """A job that says nothing of GPUs, as a schedd has it."""
+    ad = job()
+    del ad["RequestGPUs"]
+    return ad
+
+
+@pytest.mark.parametrize(
+    ("ad", "counts"),
+    [
+        (job(), True),
+        (job(RequestGPUs="NoSuch"), True),
+        (job(RequestGPUs="-1"), True),
+        (job(RequestGPUs="0"), False),
+        (job(RequestGPUs="undefined"), False),
+        (without_gpus(), False),
+        (job(JobUniverse="7"), False),
+        (job(JobUniverse="12"), False),
+        (job(JobStatus="4"), False),
+        (job(JobStatus="3"), False),
+    ],
+)
+def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
+    assert (classad2.ExprTree(GPU_JOBS).eval(ad) is True) is counts
+
+
+@pytest.mark.parametrize("ad", [job(RequestGPUs="0"), job(RequestGPUs="undefined"), without_gpus()])
+def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd) -> None:
+    assert classad2.ExprTree(JOBS).eval(ad) is True
+    (found,) = classes(ad)
+    assert (found.gpu_milli, found.cpus, found.memory_mib, found.invalid) == (0, 1, 128, "")
+
+
+def test_an_operators_constraint_is_grouped_by() -> None:
+    also = referenced('Owner != "test" && TARGET.x == 1 && MY.ProjectName == "p"')
+    assert "ProjectName" in group_attributes("AcctGroup", also)
+    assert len([a for a in group_attributes("owner", ["OWNER"]) if a.lower() == "owner"]) == 1
+
+
+def test_the_age_of_a_job_is_told_by_our_clock() -> None:
+    ad = classad2.ClassAd({"QDate": 1000, "ServerTime": 5100})
+    assert Waits.of(ad, 100.0) == Waits(-4000.0, -4000.0), "the schedd is 5000 s ahead of us: its 1000 is our -4000"
+    assert Waits.of(ad, 5099.5) == Waits(1000.0, 1000.0), "rounding is no skew"
+
+
+def test_a_job_that_was_evicted_began_anew_to_wait_but_the_others_did_not() -> None:
+    evicted = classad2.ClassAd({"QDate": 1000, "EnteredCurrentStatus": 4000, "ServerTime": 5000})
+    other = classad2.ClassAd({"QDate": 2000, "EnteredCurrentStatus": 2000, "ServerTime": 5000})
+    assert Waits.of(evicted, 5000.0) == Waits(1000.0, 4000.0)
+    assert Waits.of(evicted, 5000.0).earlier(Waits.of(other, 5000.0)) == Waits(1000.0, 2000.0)
+
+
+TEXTS = st.one_of(
+    st.sampled_from(
+        [
+            "1",
+            "-1",
+            "0.5",
+            "undefined",
+            "error",
+            '"x"',
+            'real("NaN")',
+            "1e400",
+            "1/0",
+            "{1,2}",
+            "[a=1]",
+            "true",
+            "NoSuch",
+            "99999999999999999999",
+            "time()",
+            "-99999999999999999999",
+            "TARGET.Memory",
+            "RequestCpus",
+            "RequestGPUs",
+            "a&&b||c",
+            "((((a))))",
+            "Capability>=1/0",
+            "GlobalMemoryMb>=NoSuch",
+            "Capability>=-1",
+        ]
+    ),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30).map(classad2.quote),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers().map(str),
+)
+
+
+def _parses(text: str) -> bool:
+    try:
+        classad2.ExprTree(text)
+    except classad2.ClassAdException:
+        return False
+    return True
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "RequestGPUs",
+                "RequestCpus",
+                "RequestMemory",
+                "RequestDisk",
+                "RequireGPUs",
+                "Requirements",
+                "JobStatus",
+                "JobCount",
+                "JobIds",
+                "JobPrio",
+                "Owner",
+                "AcctGroup",
+                "AllowedJobDuration",
+                "MaxWallTimeMins",
+                "GPUsMinMemory",
+                "GpuMilli",
+                "GpuDuty",
+                "GpuWidth",
+            ]
+        ),
+        TEXTS.filter(_parses),
+    )
+)
+def test_no_ad_is_too_strange(attributes: dict[str, str]) -> None:
+    found = group(job(**attributes), "s1", "AcctGroup")
+    if found is None:
+        return
+    made = job_class(found.key, [found], 10**9, NO_WAITS)
+    for share in (made.duty_milli, made.width_milli):
+        assert 0 <= share <= 1000
+    for amount in (made.gpu_milli, made.cpus, made.memory_mib, made.disk_mib, made.vram_mib, made.capability):
+        assert 0 <= amount <= 10**18
+    assert made.waiting >= 0 and made.fresh >= 0 and made.walltime_s >= 0
+    for text in (made.owner, made.group, made.invalid, made.job_ids):
+        assert text.isprintable() and len(text) < 400
+    assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") in ("0", "undefined") or _zero(found)
+
+
+def _zero(found: Any) -> bool:
+    return bool(found.ad.eval("RequestGPUs") == 0)
+
+
+def test_strings_of_a_megabyte_are_cut_and_control_characters_do_not_get_through() -> None:
+    ad = job(Owner=classad2.quote("\x1b[31m" + "x" * 1_000_000), JobIds=classad2.quote("1.0 " * 300_000))
+    made = job_class("c", [grouped(ad)], 0, NO_WAITS)
+    assert len(made.owner) <= 80 and made.owner.startswith("?[31mxxx")
+    assert len(made.job_ids) <= 200

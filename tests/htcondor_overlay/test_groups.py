@@ -1,0 +1,105 @@
+"""Accounting groups out of ads as a real negotiator leaves them at the collector (HTCondor 25.0, recorded)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import classad2
+import pytest
+
+from adapters.htcondor.overlay.groups import doubts, groups
+from adapters.htcondor.overlay.settings import SlotWeight
+from provisioner.model import Group, JobClass
+
+RECORDED = """
+[ AccountingGroup = "<none>"; ConfigQuota = 0.0; EffectiveQuota = 0.0; GroupSortKey = 3.4E+38; IsAccountingGroup = true;
+  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "<none>"; Priority = 500.0; PriorityFactor = 1000.0;
+  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 2.0; SurplusPolicy = "byquota"; WeightedResourcesUsed = 0.0 ]
+[ AccountingGroup = "<none>"; ConfigQuota = 0.3; EffectiveQuota = 0.0; GroupSortKey = 3.3E+38; IsAccountingGroup = true;
+  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "group_dyn"; Priority = 500.0; PriorityFactor = 1000.0;
+  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 0.0; SurplusPolicy = "no"; WeightedResourcesUsed = 0.0 ]
+[ AccountingGroup = "<none>"; ConfigQuota = 2.0; EffectiveQuota = 2.0; GroupSortKey = 0.0; IsAccountingGroup = true;
+  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "guests"; Priority = 500.0; PriorityFactor = 1000.0;
+  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 2.0; SurplusPolicy = "byquota"; WeightedResourcesUsed = 0.0 ]
+[ AccountingGroup = "<none>"; ConfigQuota = 12.0; EffectiveQuota = 12.0; GroupSortKey = 0.0; IsAccountingGroup = true;
+  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics"; Priority = 500.06; PriorityFactor = 1000.0;
+  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 12.0; SurplusPolicy = "no"; WeightedResourcesUsed = 0.0 ]
+[ AccountingGroup = "physics"; ConfigQuota = 4.0; EffectiveQuota = 4.0; GroupSortKey = 0.5; IsAccountingGroup = true;
+  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics.atlas"; Priority = 500.06; PriorityFactor = 1000.0;
+  Requested = 6.0; ResourcesUsed = 1; SubtreeQuota = 4.0; SurplusPolicy = "no"; WeightedResourcesUsed = 2.0 ]
+[ AccountingGroup = "physics.atlas"; Ceiling = -1; Floor = 0; HierWeightedResourcesUsed = 0.0;
+  IsAccountingGroup = false; LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics.atlas.bob@own.test";
+  Priority = 500.06; PriorityFactor = 1000.0; ResourcesUsed = 1; SubmitterLimit = -2147483648.0; SubmitterShare = 1.0;
+  WeightedResourcesUsed = 2.0 ]
+"""
+"""One job of physics.atlas, of two CPUs and a GPU, runs in a pool of two CPUs; two more wait. (Attributes that say when
+and by whom an ad was sent are left out.)"""
+ADS = list(classad2.parseAds(RECORDED))
+
+ATLAS = JobClass("a", 1000, 2, 128, waiting=2, running=1, group="physics.atlas")
+
+
+def of(name: str, *classes: JobClass, weight: SlotWeight = SlotWeight.CPUS) -> Group:
+    return next(group for group in groups(ADS, classes, weight) if group.name == name)
+
+
+def ad(**changes: object) -> classad2.ClassAd:
+    made = classad2.ClassAd(dict(ADS[4]))
+    for name, value in changes.items():
+        made[name] = value
+    return made
+
+
+def test_the_root_and_the_users_are_no_groups() -> None:
+    assert len(ADS) == 6
+    assert [g.name for g in groups(ADS, [], SlotWeight.CPUS)] == ["group_dyn", "guests", "physics", "physics.atlas"]
+    assert groups([ADS[0], ADS[5]], [ATLAS], SlotWeight.CPUS) == ()
+    assert groups([], [ATLAS], SlotWeight.CPUS) == ()
+
+
+def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
+    assert of("physics.atlas", ATLAS) == Group("physics.atlas", 2000, 1000, surplus=False, priority=500.06)
+
+
+def test_a_group_has_used_what_its_sub_groups_use() -> None:
+    assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06)
+
+
+def test_a_pool_whose_slots_weigh_gpus_needs_no_conversion() -> None:
+    assert of("physics.atlas", ATLAS, weight=SlotWeight.GPUS).quota_milli == 4000
+
+
+def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not() -> None:
+    large = replace(ATLAS, id="b", cpus=6, waiting=3, running=0, group="Physics.Atlas")
+    none = replace(ATLAS, id="c", gpu_milli=0, cpus=50)
+    # three GPUs ask for 6 CPUs, three others for 18: 4 for each
+    assert of("physics.atlas", ATLAS, large, none).quota_milli == 1000
+    assert of("guests", ATLAS, large, none).quota_milli == 2000, "of a group without jobs nothing is known"
+
+
+def test_who_accepts_surplus_may_have_more() -> None:
+    assert of("guests").surplus
+    (group,) = groups([ad(SurplusPolicy="regroup")], [], SlotWeight.CPUS)
+    assert group.surplus
+
+
+def test_a_dynamic_quota_is_no_limit_and_a_doubt_if_there_is_no_surplus() -> None:
+    assert of("group_dyn", ATLAS).quota_milli is None
+    (line,) = doubts(ADS, SlotWeight.CPUS)
+    assert "group_dyn" in line
+    (all_of_it,) = groups([ad(ConfigQuota=1.0)], [], SlotWeight.CPUS)
+    assert all_of_it.quota_milli is None
+    (one_gpu,) = groups([ad(ConfigQuota=1.0)], [], SlotWeight.GPUS)
+    assert one_gpu.quota_milli == 1000
+
+
+def test_in_a_pool_without_slots_the_negotiator_works_out_no_quotas_and_they_hold_all_the_same() -> None:
+    (group,) = groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
+    assert group.quota_milli == 2000
+
+
+@pytest.mark.parametrize("broken", ["nan", "text", -5.0])
+def test_nonsense_is_a_quota_of_nothing(broken: object) -> None:
+    value = classad2.ExprTree('real("NaN")') if broken == "nan" else broken
+    (group,) = groups([ad(ConfigQuota=value)], [ATLAS], SlotWeight.CPUS)
+    assert group.quota_milli == 0

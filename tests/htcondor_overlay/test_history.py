@@ -1,0 +1,130 @@
+"""Entries of a schedd's history become completions; the ads are as 23.9.6 and 25.14.1 had them."""
+
+from __future__ import annotations
+
+import classad2
+import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
+import pytest
+
+from adapters.htcondor.overlay.history import completion, constraint, stop
+from provisioner.model import CompletedJob, DroneId
+
+DONE = {
+    "ClusterId": "204",
+    "ProcId": "7",
+    "JobStatus": "4",
+    "CompletionDate": "1500",
+    "EnteredCurrentStatus": "1500",
+    "QDate": "1000",
+    "JobCurrentStartDate": "1190",
+    "JobCurrentStartExecutingDate": "1200",
+    "LastRemoteHost": '"slot1_1@kit-a-1@node7.example.org"',
+    "Owner": '"alice"',
+    "AcctGroup": '"group_a"',
+    "RequestGPUs": "1",
+    "RequestCpus": "4",
+    "RequestMemory": "ifthenelse(MemoryUsage isnt undefined, MemoryUsage, 1)",
+    "MemoryUsage": "2048",
+    "RequestDisk": "10241",
+    "RequireGPUs": "Capability >= 7.5 && GlobalMemoryMb >= GPUsMinMemory",
+    "GPUsMinMemory": "20000",
+    "Requirements": "TARGET.HasCVMFS",
+    "AllowedExecuteDuration": "900",
+    "LeaveJobInQueue": "false",
+    "JobUniverse": "5",
+}
+
+
+def ad(**attributes: str) -> classad2.ClassAd:
+    made = classad2.ClassAd()
+    for name, text in {**DONE, **attributes}.items():
+        made[name] = classad2.ExprTree(text)
+    return made
+
+
+def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:
+    return completion(ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s)
+
+
+def holds(expression: str, **attributes: str) -> bool:
+    return ad(**attributes, Asked=expression).eval("Asked") is True
+
+
+def test_a_job_that_is_done_is_told_with_all_that_it_asked_for() -> None:
+    assert told() == CompletedJob(
+        "submit.test#204.7",
+        ended_at=1500,
+        submitted_at=1000,
+        run_s=300,
+        gpu_milli=1000,
+        cpus=4,
+        memory_mib=2048,
+        disk_mib=11,
+        vram_mib=20000,
+        capability=75,
+        owner="alice",
+        group="group_a",
+        walltime_s=900,
+        drone_id=DroneId("kit-a-1"),
+    )
+    share = told(GpuMilli="200", AcctGroup="undefined", LastRemoteHost='"slot1@their-node"')
+    assert share is not None and (share.gpu_milli, share.group, share.drone_id) == (200, "", None)
+
+
+def test_its_run_is_the_last_one() -> None:
+    again = told(JobCurrentStartDate="1400", JobCurrentStartExecutingDate="1200")  # of the run before
+    assert again is not None and again.run_s == 100
+    quick = told(JobCurrentStartDate="1500", JobCurrentStartExecutingDate="1500")
+    assert quick is not None and quick.run_s == 0
+
+
+def test_the_schedds_clock_is_not_ours() -> None:
+    found = told(ahead_s=60)
+    assert found is not None and (found.submitted_at, found.ended_at, found.run_s) == (940, 1440, 300)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"CompletionDate": "0"},
+        {"CompletionDate": "undefined"},
+        {"JobCurrentStartDate": "undefined", "JobCurrentStartExecutingDate": "undefined"},
+        {"JobCurrentStartExecutingDate": "1600"},
+        {"CompletionDate": 'real("NaN")'},
+    ],
+)
+def test_an_entry_that_tells_no_run_is_none(attributes: dict[str, str]) -> None:
+    assert told(**attributes) is None
+
+
+def test_what_anybody_may_write_into_a_job_is_bounded() -> None:
+    found = told(Owner='"a\\nb"', AcctGroup="17", RequestMemory='real("INF")', RequestCpus="-3", RequestDisk="error")
+    assert found is not None
+    assert found.owner.isprintable() and (found.group, found.memory_mib, found.cpus, found.disk_mib) == ("", 0, 0, 0)
+
+
+def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
+    asked = constraint('AcctGroup == "group_a"', 1499.7, gpus_only=True)
+    assert holds(asked)
+    for other in (
+        {"JobStatus": "3"},
+        {"CompletionDate": "1498"},
+        {"JobUniverse": "7"},
+        {"AcctGroup": '"group_b"'},
+        {"RequestGPUs": "0"},
+        {"RequestGPUs": "undefined"},
+    ):
+        assert not holds(asked, **other), other
+    assert holds(constraint("true", 1499.7, gpus_only=False), RequestGPUs="undefined")
+
+
+def test_a_history_is_read_back_to_where_it_was_read_before() -> None:
+    newest = stop("204.7", 10_000.0)
+    assert holds(newest, EnteredCurrentStatus="9900"), "the newest that was told"
+    assert not holds(newest, ProcId="8", EnteredCurrentStatus="9900")
+    assert holds(newest, ProcId="8", EnteredCurrentStatus="6000"), "long before: whatever came of the one that was told"
+    first = stop("", 10_000.0)
+    assert holds(first) and not holds(first, EnteredCurrentStatus="9900")
+    spooled = {"LeaveJobInQueue": "JobStatus == 4 && time() - CompletionDate < 864000"}
+    assert not holds(first, **spooled), "it came late, and what came before it may be new"
+    assert holds(first, LeaveJobInQueue="undefined")

@@ -1,0 +1,189 @@
+"""Tokens are read before the pool refuses them: `check` reports expiry, issuer, scopes and file mode."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor.overlay.overlay import HTCondorOverlay
+from adapters.htcondor.overlay.probe import explained, no_condor, probe
+from adapters.shared.htcondor.idtoken import IdToken, NoToken, in_words, read
+from provisioner.config import check, load, warnings
+from provisioner.config.units import Secret
+from provisioner.interfaces import AuthError
+
+
+def token(**claims: object) -> str:
+    def part(value: object) -> str:
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+    known = {"iss": "pool.test", "sub": "drone@pool.test"} | claims
+    return ".".join((part({"alg": "HS256", "kid": "POOL"}), part(known), part("signature")))
+
+
+CONTROLLER = {"sub": "provisioner@pool.test", "scope": "condor:/READ condor:/ADMINISTRATOR"}
+DRONE = {"scope": "condor:/READ condor:/ADVERTISE_STARTD condor:/ADVERTISE_MASTER"}
+FILE = """\
+controller: kit
+store: {path: provisioner.db}
+overlay:
+  adapter: htcondor
+  options:
+    collector: pool.test:9618
+    trust_domain: pool.test
+    token: {file: controller.token}
+    drone_token: {file: drone.token}
+sites: [local.yaml]
+policy: {idle_timeout: 10min, max_drones: 4}
+"""
+SITE = """\
+site: local
+adapter: local
+limits: {max_drones: 1}
+types:
+  cpu: {gpus: 0, cpus: 1, memory: 1 GiB, disk: 1 GiB}
+options: {root: drones, gpus: []}
+"""
+
+
+def written(place: Path, controller: str, drone: str, mode: int = 0o600) -> Path:
+    (place / "provisioner.yaml").write_text(FILE)
+    (place / "local.yaml").write_text(SITE)
+    for name, text in (("controller", controller), ("drone", drone)):
+        (place / f"{name}.token").write_text(text + "\n")
+        (place / f"{name}.token").chmod(mode)
+    return place / "provisioner.yaml"
+
+
+def test_sound_tokens_are_no_problem(tmp_path: Path) -> None:
+    path = written(tmp_path, token(**CONTROLLER), token(**DRONE))
+    assert check(path) == [] and warnings(path) == []
+
+
+@pytest.mark.parametrize(
+    ("controller", "drone", "words"),
+    [
+        (token(**CONTROLLER, exp=1_700_000_000), token(**DRONE), "provisioner@pool.test expired at 2023-11-14T22:13"),
+        (token(**CONTROLLER), token(**DRONE, exp=1_700_000_000), "drone@pool.test expired at 2023-11-14"),
+        ("garbage", token(**DRONE), "`token`: no IDTOKEN: not three parts joined by dots"),
+        (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
+    ],
+    ids=["expired", "drone-expired", "garbage", "no-json"],
+)
+def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
+    tmp_path: Path, controller: str, drone: str, words: str
+) -> None:
+    path = written(tmp_path, controller, drone)
+    (problem,) = check(path)
+    assert words in problem.message and problem.line in (8, 9)
+    assert load(path).controller == "kit", "it can be renewed while the controller runs"
+
+
+@pytest.mark.parametrize(
+    ("controller", "drone", "words"),
+    [
+        (token(**CONTROLLER | {"iss": "other.test"}), token(**DRONE), "issuer is other.test, not `trust_domain` pool"),
+        (token(sub="p@pool.test", scope="condor:/READ"), token(**DRONE), "not good for DAEMON or ADMINISTRATOR"),
+        (token(**CONTROLLER), token(), "drone@pool.test has no limits, and jobs may read it"),
+        (token(**CONTROLLER), token(scope=DRONE["scope"] + " condor:/WRITE"), "is also good for WRITE"),
+        (token(**CONTROLLER, exp=int(time.time()) + 3600), token(**DRONE), "expires soon"),
+    ],
+    ids=["issuer", "rights", "no-limits", "too-many-rights", "expires-soon"],  # the same in each process of a run
+)
+def test_what_is_odd_in_a_token_is_a_warning(tmp_path: Path, controller: str, drone: str, words: str) -> None:
+    path = written(tmp_path, controller, drone)
+    assert check(path) == []
+    (warning,) = warnings(path)
+    assert words in warning.message
+
+
+def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
+    path = written(tmp_path, token(**CONTROLLER), token(**DRONE), mode=0o644)
+    assert [w.message.count("mode 0644") for w in warnings(path)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a.b", "a.e30.c", token(iss=1), token(exp="soon"), token(exp=float("nan")), token(exp=True), "." * 30000],
+    ids=["empty", "two-parts", "no-json", "issuer", "exp-text", "exp-nan", "exp-bool", "long"],
+)
+def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
+    with pytest.raises(NoToken) as told:
+        read(text)
+    assert len(str(told.value)) < 80
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (token(**CONTROLLER, exp=1_700_000_000), "our token expired at 2023-11-14T22:13:20Z"),
+        (token(**CONTROLLER | {"iss": "other.test"}), "our token's issuer is other.test, not pool.test"),
+        ("garbage", "holds no IDTOKEN"),
+        (token(**CONTROLLER), "it looks right: is its key the pool's own"),
+    ],
+    ids=["expired", "issuer", "garbage", "key"],
+)
+def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
+    """HTCondor says the same of garbage, of another pool's token and of an expired one."""
+    file = tmp_path / "token"
+    file.write_text(text)
+    config = HTCondorOverlay.Config(
+        collector="pool.test:9618", trust_domain="pool.test", token=Secret(file=file), drone_token=Secret(file=file)
+    )
+    denied = AuthError("collector pool.test:9618: Failed to authenticate with any method")
+    assert words in str(explained(denied, config))
+    assert str(explained(AuthError("schedd x denied us READ"), config)) == "schedd x denied us READ"
+
+
+async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> None:
+    """`check --live` said "overlay yes", and drains were refused later."""
+    file = tmp_path / "token"
+    file.write_text(token(**CONTROLLER))
+    config = HTCondorOverlay.Config(
+        collector="127.0.0.1:1",
+        trust_domain="pool.test",
+        token=Secret(file=file),
+        drone_token=Secret(file=file),
+        drain_tool=str(tmp_path / "condor_drain"),
+    )
+    (gap,) = await probe(config, dict(os.environ))
+    assert gap.dimension == "drain" and "set `drain_tool`" in gap.message
+    for name in ("condor_drain", "condor_ping"):
+        (tmp_path / name).write_text("#!/bin/sh\necho DENIED to $PROBED; exit 1\n")
+        (tmp_path / name).chmod(0o755)
+    (gap,) = await probe(config, dict(os.environ) | {"PROBED": "anna"})
+    assert gap.dimension == "drain" and "ADMINISTRATOR" in gap.message and "DENIED to anna" in gap.message
+    (tmp_path / "condor_ping").write_text("#!/bin/sh\nexit 0\n")
+    assert await probe(config, dict(os.environ)) == []
+    file.write_text(token(**CONTROLLER | {"scope": "condor:/READ"}))
+    (gap,) = await probe(config, dict(os.environ))
+    assert "not good for ADMINISTRATOR; our token is not good for DAEMON" in gap.message
+    file.write_text(token(**CONTROLLER | {"scope": "condor:/READ condor:/DAEMON"}))
+    assert await probe(config, dict(os.environ)) == [], "order ads are enough"
+
+
+def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
+    file = Secret(file=tmp_path / "token")
+    known = {"collector": "127.0.0.1:1", "trust_domain": "pool.test", "token": file, "drone_token": file}
+    monkeypatch.setattr("adapters.htcondor.overlay.probe._MORE_PATH", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (gap,) = no_condor(HTCondorOverlay.Config(**known))
+    assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
+    (gap,) = no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path)))
+    assert f"no condor_master below {tmp_path}" in gap.message
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/condor_master").touch()
+    assert no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path))) == []
+
+
+def test_a_token_in_words() -> None:
+    known = IdToken("pool.test", "p@pool.test", frozenset({"READ"}), 1.7e9)
+    assert in_words(known, 1.8e9) == (
+        "token of p@pool.test, issuer pool.test, good for READ, expired 2023-11-14T22:13:20Z"
+    )

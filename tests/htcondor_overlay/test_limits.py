@@ -1,0 +1,86 @@
+"""Jobs that the pool would start nowhere, whatever slots came, are no demand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import classad2
+import pytest
+
+from adapters.htcondor.overlay import pool
+from adapters.htcondor.overlay.classes import NO_WAITS, group, job_class, merged
+from adapters.htcondor.overlay.schedds import LastAnswer, Schedds
+from adapters.htcondor.overlay.work import Work
+from adapters.shared.htcondor.ads import Ad
+from provisioner.model import JobClass
+from tests.htcondor_overlay.jobs import job
+
+
+class Judge(pool.Pool):
+    """The pool without its connections."""
+
+    def __init__(self) -> None:
+        self._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
+        self._schedds = Schedds(900.0)
+
+    def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
+        groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
+        queue = pool.Queue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
+        by_class = merged(groups)
+        answer = LastAnswer(0.0, tuple(groups), Work(), slack, self._refusals(queue, groups, time.time()))
+        found = pool.limits_of(by_class, {"s1": answer})
+        made = [job_class(key, parts, 0, NO_WAITS) for key, parts in sorted(by_class.items())]
+        return [pool.behind(each, *found[each.id]) if each.id in found else each for each in made]
+
+
+def refusal(reason: str, age_s: float = 30.0, limits: str = "licence") -> Ad:
+    return classad2.ClassAd(
+        {
+            "JobStatus": 1,
+            "ConcurrencyLimits": limits,
+            "LastRejMatchReason": reason,
+            "LastRejMatchTime": int(time.time() - age_s),
+        }
+    )
+
+
+LICENSED = job(ConcurrencyLimits='"licence"', JobCount="6")
+
+
+def test_jobs_behind_a_used_up_concurrency_limit_are_told_and_others_are_not_touched() -> None:
+    found = {
+        each.waiting: (each.limited, each.limit)
+        for each in Judge().classes([LICENSED, job(JobCount="4")], [refusal("concurrency limit licence reached")])
+    }
+    assert found == {6: (6, "concurrency limit licence is used up"), 4: (0, "")}
+
+
+@pytest.mark.parametrize(
+    "refusals",
+    [
+        [],
+        [refusal("no match found")],
+        [refusal("concurrency limit licence reached", age_s=5000)],
+        [refusal("concurrency limit reached", limits="other")],
+        [refusal("concurrency limit licence reached", age_s=300), refusal("no match found", age_s=10)],
+    ],
+    ids=["none", "no slot", "long ago", "another limit", "free again"],
+)
+def test_a_limit_that_is_not_used_up_now_keeps_nobody(refusals: list[Ad]) -> None:
+    assert [each.limited for each in Judge().classes([LICENSED], refusals)] == [0]
+
+
+@pytest.mark.parametrize(("slack", "limited"), [(None, 0), (0, 9), (4, 5), (9, 0)])
+def test_a_schedd_at_its_max_jobs_running_brings_no_drones(slack: int | None, limited: int) -> None:
+    classes = Judge().classes([job(JobCount="5"), job(JobCount="4", RequestCpus="2")], slack=slack)
+    assert sum(each.limited for each in classes) == limited
+    assert all("MAX_JOBS_RUNNING" in each.limit for each in classes if each.limited)
+
+
+def test_what_a_schedd_may_still_run_is_read_from_its_ad() -> None:
+    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 7})) == 3
+    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 70})) == 0
+    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10})) is None

@@ -1,0 +1,340 @@
+"""What fits a drone type, and what is told where it does not: job ads against the template of a type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import classad2
+import pytest
+
+from adapters.htcondor.overlay import matching
+from adapters.htcondor.overlay.classes import as_job
+from adapters.shared.htcondor.ads import clauses, holds, number
+from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
+from provisioner.planner.fit import jobs_in_type
+from tests.htcondor_overlay.jobs import REQUIREMENTS, job
+
+A100 = DroneType(
+    site="topas",
+    name="a100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=20480,
+    disk_mib=51200,
+    vram_mib=40960,
+    gpu_model="A100-SXM4-40GB",
+    capability=80,
+    driver=12040,
+    walltime_s=86400.0,
+    margin_s=60.0,
+)
+PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
+ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
+UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
+CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
+QUAD = replace(
+    A100,
+    name="quad",
+    gpu_milli=4000,
+    cpus=32,
+    memory_mib=81920,
+    disk_mib=204800,
+    kept_cpus=8,
+    kept_memory_mib=20480,
+    kept_disk_mib=51200,
+)
+
+QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4, cpus=32, memory_mib=81920)
+SLICES = replace(QUARTERS, name="slices", sharing=Sharing.MIG, shares=7)
+KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
+
+FITS = [
+    (job(GpuMilli="200"), QUARTERS),
+    (job(GpuMilli="250", RequestCpus="32"), QUARTERS),
+    (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10240"), QUARTERS),
+    (job(GpuMilli="142"), SLICES),
+    (job(GpuMilli="200"), A100),
+    (job(GpuMilli="333", RequestCpus="12"), KEEPS),
+    (job(), A100),
+    (job(), UNTOLD),
+    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), A100),
+    (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), A100),
+    (job(RequireGPUs="Capability >= 7.0 && Capability < 9.0"), PAIR),
+    (job(RequestGPUs="2"), PAIR),
+    (job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"), A100),
+    (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
+    (job(RequireGPUs='DeviceName =!= "none"'), UNTOLD),
+    (job(AllowedJobDuration="3600"), A100),
+    (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
+    (job(Requirements="TARGET.HasCVMFS"), ARM),
+    (
+        job(
+            RequireGPUs="true",
+            Requirements=REQUIREMENTS + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")',
+        ),
+        A100,
+    ),
+    (job(RequestGPUs="MyGPUs ?: 1"), A100),
+    (job(RequestGPUs="0", RequestCpus="16"), CPU),
+    (job(RequestGPUs="undefined", Requirements="TARGET.Cpus >= 16"), CPU),
+    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), QUAD),
+    (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
+    (job(RequestGPUs="4", RequestCpus="32", RequestMemory="81920"), QUAD),
+    # what newer submitters write
+    (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
+]
+
+REFUSED = [
+    (job(), QUARTERS, UnmetRequirement("gpus", "1", "shares of 0.25, one to a job")),
+    (job(GpuMilli="251"), QUARTERS, UnmetRequirement("gpus", "0.251", "shares of 0.25, one to a job")),
+    (job(GpuMilli="143"), SLICES, UnmetRequirement("gpus", "0.143", "shares of 0.142, one to a job")),
+    (
+        job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"),
+        QUARTERS,
+        UnmetRequirement("vram", "10241 MiB", "10240 MiB"),
+    ),
+    (
+        job(GpuMilli="333", RequestCpus="13"),
+        KEEPS,
+        UnmetRequirement(
+            "start",
+            "(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
+    (job(RequestGPUs="2"), A100, UnmetRequirement("gpus", "2", "1")),
+    (job(RequestGPUs="1000000000"), A100, UnmetRequirement("gpus", "1000000000", "1")),
+    (
+        job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"),
+        PAIR,
+        UnmetRequirement("vram", "35000 MiB", "16384 MiB"),
+    ),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, UnmetRequirement("vram", "35000 MiB", "not told")),
+    (job(RequireGPUs="Capability >= 9.5"), A100, UnmetRequirement("capability", "9.5", "8.0")),
+    (
+        job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"),
+        PAIR,
+        UnmetRequirement("vram", "30000 MiB", "16384 MiB"),
+    ),
+    (
+        job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"),
+        PAIR,
+        UnmetRequirement("driver", "CUDA 12.4", "CUDA 11.8"),
+    ),
+    (
+        job(RequireGPUs='regexp("H100", DeviceName)'),
+        A100,
+        UnmetRequirement("gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
+    ),
+    (job(RequestCpus="9"), A100, UnmetRequirement("cpus", "9", "8")),
+    (job(RequestMemory="20481"), A100, UnmetRequirement("memory", "20481 MiB", "20480 MiB")),
+    (job(RequestDisk="52428801"), A100, UnmetRequirement("disk", "52428801 KiB", "52428800 KiB")),
+    (job(), ARM, UnmetRequirement("arch", 'TARGET.Arch == "X86_64"', "aarch64")),
+    (job(AllowedJobDuration="86400"), A100, UnmetRequirement("walltime", "86400 s", "86340 s")),
+    (job(MaxWallTimeMins="2880"), A100, UnmetRequirement("walltime", "172800 s", "86340 s")),
+    (
+        job(Requirements=REQUIREMENTS.replace("MY.RequireGPUs", "true") + " && TARGET.HasCVMFS"),
+        A100,
+        UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told"),
+    ),
+    (
+        job(Requirements=f'({REQUIREMENTS.replace("MY.RequireGPUs", "true")}) && (TARGET.SiteName == "horeka")'),
+        A100,
+        UnmetRequirement("requirements", 'TARGET.SiteName == "horeka"', "SiteName=topas"),
+    ),
+    (
+        job(Requirements="TARGET.FileSystemDomain == MY.FileSystemDomain"),
+        A100,
+        UnmetRequirement(
+            "requirements", "TARGET.FileSystemDomain == MY.FileSystemDomain", "FileSystemDomain=drone.invalid"
+        ),
+    ),
+    # blocking: what a job may not take from the drone's other GPUs
+    (
+        job(RequestCpus="9"),
+        QUAD,
+        UnmetRequirement(
+            "start", "MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 * (MY.GPUs - TARGET.RequestGPUs)", "false for this job"
+        ),
+    ),
+    (
+        job(RequestMemory="20481"),
+        QUAD,
+        UnmetRequirement(
+            "start",
+            "MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
+    (
+        job(RequestGPUs="2", RequestDisk="104857601"),
+        QUAD,
+        UnmetRequirement(
+            "start",
+            "MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 * (MY.GPUs - TARGET.RequestGPUs)",
+            "false for this job",
+        ),
+    ),
+    (job(RequestGPUs="0"), A100, UnmetRequirement("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
+    (job(), CPU, UnmetRequirement("gpus", "1", "0")),
+    (job(RequestGPUs="0.5"), A100, UnmetRequirement("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
+    (
+        job(),
+        replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}),
+        UnmetRequirement("start", 'TARGET.Owner == "bob"', "false for this job"),
+    ),
+    # the GPU is told first, whatever else is wrong
+    (
+        job(RequireGPUs="Capability >= 9.5", RequestCpus="64", RequestMemory="999999", Requirements="false"),
+        A100,
+        UnmetRequirement("capability", "9.5", "8.0"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("ad", "kind"), FITS)
+def test_it_fits(ad: classad2.ClassAd, kind: DroneType) -> None:
+    assert matching.misfit(as_job(ad), matching.template(kind)) is None
+
+
+@pytest.mark.parametrize(("ad", "kind", "expected"), REFUSED)
+def test_the_first_failing_dimension_is_told(ad: classad2.ClassAd, kind: DroneType, expected: UnmetRequirement) -> None:
+    assert matching.misfit(as_job(ad), matching.template(kind)) == expected
+
+
+def test_gpus_that_each_meet_something_else_are_told_as_too_few_for_all_of_it() -> None:
+    received = matching.Received(
+        {}, ({"Capability": "9.0", "GlobalMemoryMb": "10000"}, {"Capability": "7.0", "GlobalMemoryMb": "80000"})
+    )
+    slot = matching.template(PAIR, received)
+    wanting = as_job(job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 40000"))
+    found = matching.misfit(wanting, slot)
+    assert found == UnmetRequirement(
+        "requirements",
+        "Capability >= 8.000000000000000E+00 && GlobalMemoryMb >= 40000",
+        "fewer than 1 GPUs meet all of it",
+    )
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("kept_cpus", [0, 1, 3, 10, 16])
+def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus: int) -> None:
+    """One after the other, into a drone of two GPUs: blocking counts for each share as it does for the planner."""
+    sharing = Sharing.MPS if shares > 1 else Sharing.EXCLUSIVE
+    kind = replace(PAIR, sharing=sharing, shares=shares, cpus=32, kept_cpus=kept_cpus, walltime_s=0.0)
+    slot, begins = matching.template(kind), classad2.ExprTree(matching.start(kind))
+    for cpus in (1, 2, 5, 16, 17):
+        ad = as_job(job(GpuMilli="83", RequestCpus=f"{cpus}", RequestMemory="128"))
+        slot["Cpus"], slot["GPUs"], taken = 32, 2 * shares, 0
+        while holds(begins, slot, ad) and number(slot, "GPUs") and cpus <= (number(slot, "Cpus") or 0):
+            taken += 1
+            slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
+        wants = JobClass("c", 83, cpus, 128, splits=False)
+        assert jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
+
+
+def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:
+    real = classad2.parseOne(
+        '[Name="slot1@kit-1@node"; SlotType="Partitionable"; TotalSlotCpus=32; TotalSlotMemory=81920; GPUs=4;'
+        " DroneShares=4; GPUs_GlobalMemoryMb=9000; AvailableGPUs={GPUs_GPU_aa,GPUs_GPU_aa,GPUs_GPU_aa,GPUs_GPU_aa};"
+        ' GPUs_GPU_aa=[Id="GPU-aa"; Capability=8.0; GlobalMemoryMb=9000]]'
+    )
+    got = matching.received(real)
+    assert number(matching.template(QUARTERS, got), "GPUs") == 4
+    assert matching.differences(QUARTERS, got) == (
+        "drone type topas/quarters: ordered GPUs_GlobalMemoryMb 10240 MiB, received 9000 MiB",
+    )
+    slices = {f"GPUs_MIG_{n}": f'[Id="MIG-{n}"; GlobalMemoryMb=4864]' for n in range(7)}
+    for name, text in slices.items():
+        real[name] = classad2.ExprTree(text)
+    del real["GPUs_GPU_aa"]
+    assert number(matching.template(SLICES, matching.received(real)), "GPUs") == 7, "a slice is a device"
+
+
+def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
+    real = classad2.parseOne(
+        '[Name="slot1@kit-1@node"; SlotType="Partitionable"; Cpus=0; Memory=128; GPUs=0; TotalSlotCpus=4;'
+        ' TotalSlotMemory=9000; TotalSlotDisk=1000000.0; Start=false; State="Claimed"; AvailableGPUs={};'
+        ' OpSysAndVer="Rocky9"; Microarch="x86_64-v4";'
+        ' GPUs_DeviceName="NVIDIA A100 80GB"; GPUs_GlobalMemoryMb=81000; GPUs_Capability=8.0;'
+        ' GPUs_GPU_aa=[Id="GPU-aa"; Capability=8.0; GlobalMemoryMb=81000; DeviceName="NVIDIA A100 80GB"]; JobId="3.0"]'
+    )
+    got = matching.received(real)
+    slot = matching.template(A100, got)
+    assert (number(slot, "Cpus"), number(slot, "Memory"), number(slot, "GPUs")) == (4, 9000, 1)
+    assert matching.misfit(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
+    assert matching.misfit(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot) is None
+    assert matching.misfit(as_job(job(RequestCpus="8")), slot) == UnmetRequirement("cpus", "8", "4")
+    assert "Start" not in got.ad and "JobId" not in got.ad, "what the slot does just now is not of its type"
+    assert matching.differences(A100, got) == (
+        "drone type topas/a100: ordered Cpus 8, received 4",
+        "drone type topas/a100: ordered Memory 20480 MiB, received 9000 MiB",
+        "drone type topas/a100: ordered GPU A100-SXM4-40GB, received NVIDIA A100 80GB",
+    )
+
+
+def test_a_received_ad_of_nonsense_changes_nothing_it_must_not() -> None:
+    real = classad2.parseOne(
+        "[TotalSlotCpus=-3; TotalSlotMemory=undefined; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false;"
+        " Rank=1/0]"
+    )
+    real["Blob"] = "x" * 1_000_000
+    got = matching.received(real)
+    assert "Blob" not in got.ad and "Requirements" not in got.ad and "Cpus" not in got.ad
+    assert matching.misfit(as_job(job()), matching.template(A100, got)) is None
+
+
+def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it() -> None:
+    slot = matching.template(replace(A100, ad={"HasCVMFS": "&&& oops"}))
+    assert matching.misfit(as_job(job()), slot) is None
+    found = matching.misfit(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
+    assert found is not None and found.dimension == "requirements"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", ["a"]),
+        ("a && b && (c && d)", ["a", "b", "c", "d"]),
+        ("((a)) && ((b || c))", ["a", "b || c"]),
+        ("a && b || c", ["a && b || c"]),
+        ("a ? b && c : d", ["a ? b && c : d"]),
+        ('x == "a && b" && f(y && z)', ['x == "a && b"', "f(y && z)"]),
+        ('x == "a \\" && (b" && y', ['x == "a \\" && (b"', "y"]),
+        ("(a) && (b)", ["a", "b"]),
+        ("", [""]),
+    ],
+)
+def test_clauses(text: str, expected: list[str]) -> None:
+    assert list(clauses(text)) == expected
+
+
+PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'
+
+
+def judged(drone_config: str, **attributes: str) -> UnmetRequirement | None:
+    return matching.misfit(as_job(job(**attributes)), matching.template(A100, None, drone_config))
+
+
+def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_vain() -> None:
+    refused = UnmetRequirement("start", 'TARGET.AcctGroup is "physics"', "false for this job")
+    assert judged(PHYSICS) == refused
+    assert judged(PHYSICS, AcctGroup='"physics"') is None
+    assert judged('A = 1\n  start = $(start) && \\\n   TARGET.Owner != "alice"\nB = 2') == UnmetRequirement(
+        "start", 'TARGET.Owner != "alice"', "false for this job"
+    )
+    assert judged(f"{PHYSICS}\nSTART = $(START) && True") == refused, "the lines build on each other"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["START = $(OTHER) && False", "START = MY.Licence == 1", "Licence = 0\nSTART = Licence == 1", "START = &&", "A"],
+)
+def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str) -> None:
+    assert judged(lines) is None
+
+
+def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
+    kind = replace(A100, ad={"Licence": "0"})
+    found = matching.misfit(as_job(job()), matching.template(kind, None, "START = $(START) && MY.Licence == 1"))
+    assert found is not None and found.dimension == "start"

@@ -1,0 +1,156 @@
+"""Choice between the tool and an order ad for a drain, with a script in place of the tool."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from adapters.htcondor.overlay.drain import Drainer
+from adapters.htcondor.overlay.orders import Orders, read_every_s
+from adapters.htcondor.overlay.overlay import HTCondorOverlay, client_directory
+from provisioner.model import DrainMode, DroneId, DroneType, Fault, FaultKind, OrderOutcome, StartOrder
+from tests.htcondor_overlay.test_overlay_parts import GOOD, ONE, TWO, a_tool, args, options
+
+DENIED = Fault(FaultKind.DENIED, "order ad: not allowed", 0.0)
+BOTH: Mapping[DroneId, str | None] = {**GOOD, TWO: "slot1@kit-2@node8.example.org"}
+
+
+class Board(Orders):
+    """Order ads without a collector."""
+
+    def __init__(self, readers: Mapping[DroneId, bool], fault: Fault | None = None) -> None:
+        self.known, self.fault = readers, fault
+        self.placed: list[tuple[str, DrainMode]] = []
+
+    async def readers(self, drone_ids: Collection[DroneId]) -> Mapping[DroneId, bool]:
+        return {drone_id: drains for drone_id, drains in self.known.items() if drone_id in drone_ids}
+
+    async def place(self, drone_ids: Sequence[DroneId], mode: DrainMode) -> Mapping[DroneId, Fault | None]:
+        self.placed += [(drone_id, mode) for drone_id in drone_ids]
+        return dict.fromkeys(drone_ids, self.fault)
+
+
+def drainer(tmp_path: Path, body: str, board: Board) -> Drainer:
+    made = a_tool(tmp_path, body)
+    return Drainer("condor_drain", made._env, 1.0, board)
+
+
+async def test_where_the_tool_works_no_order_is_needed(tmp_path: Path) -> None:
+    board = Board({ONE: False})
+    (receipt,) = await drainer(tmp_path, "exit 0", board).drain(GOOD, DrainMode.PEACEFUL, "out")
+    assert receipt.answer is OrderOutcome.OK and board.placed == []
+
+
+@pytest.mark.parametrize("body", ["echo 'Failed to start DRAIN_JOBS command'; exit 1", "exec sleep 60"])
+async def test_a_drone_that_the_tool_does_not_reach_gets_an_order(tmp_path: Path, body: str) -> None:
+    """A drain through CCB was refused, or hung for its 20 s, and nothing else was tried."""
+    board = Board({ONE: False})
+    both = await drainer(tmp_path, body, board).drain(BOTH, DrainMode.PEACEFUL, "out")
+    assert both[0].answer is OrderOutcome.OK
+    assert both[1].answer is not OrderOutcome.OK, "it does not read orders"
+    assert board.placed == [(ONE, DrainMode.PEACEFUL)]
+
+
+async def test_the_tool_is_left_alone_for_a_while_where_it_has_failed(tmp_path: Path) -> None:
+    board = Board({ONE: False, TWO: False})
+    both = drainer(tmp_path, "exit 1", board)
+    await both.drain({ONE: BOTH[ONE]}, DrainMode.PEACEFUL, "out")
+    ran = len(args(tmp_path))
+    receipts = await both.drain(BOTH, DrainMode.GRACEFUL, "out")
+    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 2 and len(args(tmp_path)) == ran
+
+
+async def test_a_host_without_the_tool_drains_by_orders(tmp_path: Path) -> None:
+    board = Board({ONE: False})
+    without = Drainer("no-such-tool", {"PATH": str(tmp_path)}, 1.0, board)
+    (receipt,) = await without.drain(GOOD, DrainMode.FAST, "out")
+    assert receipt.answer is OrderOutcome.OK and board.placed == [(ONE, DrainMode.FAST)]
+
+
+async def test_a_refusal_says_what_was_tried(tmp_path: Path) -> None:
+    board = Board({ONE: False}, DENIED)
+    (receipt,) = await drainer(tmp_path, "echo no luck; exit 1", board).drain(GOOD, DrainMode.PEACEFUL, "out")
+    assert receipt.answer is OrderOutcome.REJECTED and receipt.fault is not None
+    assert receipt.fault.kind is FaultKind.DENIED
+    assert "no luck" in receipt.fault.message and "order ad: not allowed" in receipt.fault.message
+
+
+async def test_a_drain_is_taken_back_in_the_way_in_which_it_was_made(tmp_path: Path) -> None:
+    by_order = Board({ONE: True})
+    (receipt,) = await drainer(tmp_path, "exit 0", by_order).drain(GOOD, DrainMode.RESUME, "back")
+    assert receipt.answer is OrderOutcome.OK and by_order.placed == [(ONE, DrainMode.RESUME)]
+    assert not (tmp_path / "args").exists()
+
+    by_tool = Board({ONE: False})
+    once = drainer(tmp_path, 'case "$1" in -cancel) echo no; exit 1 ;; esac', by_tool)
+    assert (await once.drain(GOOD, DrainMode.PEACEFUL, "out"))[0].answer is OrderOutcome.OK
+    (receipt,) = await once.drain(GOOD, DrainMode.RESUME, "back")
+    assert receipt.answer is OrderOutcome.REJECTED and by_tool.placed == [], "an order cannot take it back"
+
+
+def token_of(**claims: str) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"e30.{body}.c2lnbmF0dXJl\n"
+
+
+async def test_a_drone_is_told_whose_orders_to_obey(tmp_path: Path) -> None:
+    order = StartOrder(ONE, DroneType("lab", "a100", 1000, 1, 1, 1), 60.0, 10.0)
+    settings = options(tmp_path)
+    async with HTCondorOverlay(settings, "kit") as overlay:
+        assert "DRONE_ORDERS_FROM" not in (await overlay.bootstrap(order)).env, "the token names nobody"
+        (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
+        env = (await overlay.bootstrap(order)).env
+    assert (env["DRONE_ORDERS_FROM"], env["DRONE_ORDER_S"]) == ("boss@pool.example.org", "10")
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "not a token",
+        token_of(sub="boss@pool.example.org", iss="elsewhere"),
+        token_of(sub='x", "y@pool.example.org', iss="pool.example.org"),
+        token_of(iss="pool.example.org"),
+    ],
+)
+def test_only_an_identity_of_the_pool_itself_is_obeyed(tmp_path: Path, token: str) -> None:
+    directory = client_directory(options(tmp_path))
+    (tmp_path / "token").write_text(token)
+    assert directory.identities("pool.example.org") == ()
+    directory.close()
+
+
+def test_many_drones_ask_less_often() -> None:
+    assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [10.0, 10.0, 10.0, 100.0]
+
+
+async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
+    """Only those in the pool counted: a thousand drones started one after the other all asked every 10 s."""
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
+
+    async def asks_every(serial: int) -> str:
+        order = StartOrder(DroneId(f"kit-{serial}"), kind, 60.0, 10.0)
+        return (await overlay.bootstrap(order)).env["DRONE_ORDER_S"]
+
+    async with HTCondorOverlay(options(tmp_path), "kit") as overlay:
+        (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
+        assert {await asks_every(serial) for serial in range(200)} == {"10"}, "those of one tick are alike"
+        overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(100)})
+        assert await asks_every(200) == "20"
+        overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(201)})
+        assert (await asks_every(201), len(overlay._admitted)) == ("20", 1)
+
+
+async def test_the_same_order_keeps_its_number_and_another_gets_a_new_one(tmp_path: Path) -> None:
+    """A clock that was set back must not make a new order look like the last one."""
+    directory = client_directory(options(tmp_path))
+    orders = Orders("pool.example.org:9618", "pool.example.org", directory)
+    later = time.time_ns() // 1_000_000 + 10**9
+    orders._standing[ONE] = (later, DrainMode.PEACEFUL)
+    assert orders._order(ONE, DrainMode.PEACEFUL) == (later, DrainMode.PEACEFUL)
+    assert orders._order(ONE, DrainMode.RESUME) == (later + 1, DrainMode.RESUME)
+    directory.close()

@@ -1,0 +1,145 @@
+"""Whatever an ad says, what the adapter makes of it can be recorded: no NaN, nothing beyond 64 bits, only real text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.htcondor.overlay import matching, work
+from adapters.htcondor.overlay.classes import Waits, group, job_class
+from adapters.htcondor.overlay.slots import sightings
+from adapters.shared.printing import printable
+from provisioner import serialization
+from provisioner.model import DroneType, OverlayView
+from tests.htcondor_overlay.jobs import BASE, job
+from tests.htcondor_overlay.test_slots import REAL, ad
+from tests.htcondor_overlay.test_work import run
+
+MOST = 2**63 - 1
+EXTREMES = (
+    'real("NaN")',
+    'real("INF")',
+    '-real("INF")',
+    "1e308",
+    "-1e308",
+    "1e400",
+    str(MOST),
+    str(-MOST),
+    "9223372036854775808",
+    "99999999999999999999999",
+    "0.1 + 1e-320",
+    "undefined",
+    "error",
+    "true",
+    '"\x1b[2J\u202e\u2028\x7f"',
+    '{1e308, real("NaN"), "Claimed", undefined}',
+    '[ a = real("NaN") ]',
+)
+A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, 40536, "A100", 80, walltime_s=3600)
+OF_A_JOB = sorted({*BASE, "RequireGPUs", "QDate", "ServerTime", "AllowedJobDuration", "MaxWallTimeMins", "AcctGroup"})
+
+
+def leaves(value: object) -> Iterator[object]:
+    """All plain values in a noun."""
+    if is_dataclass(value):
+        for field in fields(value):
+            yield from leaves(getattr(value, field.name))
+    elif isinstance(value, dict):
+        yield from (leaf for item in value.items() for leaf in leaves(item))
+    elif isinstance(value, tuple | list):
+        yield from (leaf for item in value for leaf in leaves(item))
+    else:
+        yield value
+
+
+def assert_recordable(view: OverlayView) -> None:
+    for leaf in leaves(view):
+        match leaf:
+            case bool() | None:
+                pass
+            case int():
+                assert abs(leaf) <= MOST, leaf
+            case float():
+                assert math.isfinite(leaf), leaf
+            case str():
+                assert leaf.isprintable(), leaf
+                leaf.encode()
+            case _:
+                raise AssertionError(f"{leaf!r} is no plain value")
+    assert serialization.from_json(OverlayView, serialization.to_json(view)) == view
+
+
+def view_of_slot(attributes: dict[str, str], skew_s: float = -7) -> OverlayView:
+    found = sightings([ad(**attributes), ad(**attributes)], "kit", lambda theirs: theirs - skew_s)
+    return OverlayView(taken_at=1.0, slots=found.slots, notices=found.notices)
+
+
+def view_of_class(attributes: dict[str, str]) -> OverlayView:
+    made = job(**attributes)
+    found = group(made, "s1", "AcctGroup")
+    if found is None:
+        return OverlayView(taken_at=1.0)
+    waits = Waits.of(made, 1000.0)
+    refused = matching.misfit(made, matching.template(A100))
+    each = job_class(found.key, [found, found], 3, waits)
+    return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.wanted, refused.offered) if refused else ())
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_each_attribute_of_a_slot(name: str) -> None:
+    for text in EXTREMES:
+        assert_recordable(view_of_slot({name: text}))
+
+
+def test_ten_thousand_slots_under_one_id() -> None:
+    huge = ad(GPUs=str(10**12), Cpus=str(10**12), NumDynamicSlots=str(MOST))
+    found = sightings([huge] * 10_000, "kit", lambda theirs: theirs)
+    assert_recordable(OverlayView(taken_at=1.0, slots=found.slots, notices=found.notices))
+
+
+@pytest.mark.parametrize("name", OF_A_JOB)
+def test_each_attribute_of_a_job(name: str) -> None:
+    for text in EXTREMES:
+        assert_recordable(view_of_class({name: text}))
+
+
+@pytest.mark.parametrize("bound", ["1e308", str(MOST), 'real("NaN")', "-1e308"])
+@pytest.mark.parametrize("name", ["GlobalMemoryMb", "Capability", "MaxSupportedVersion"])
+def test_each_bound_on_a_gpu(name: str, bound: str) -> None:
+    assert_recordable(view_of_class({"RequireGPUs": f"{name} >= {bound}"}))
+
+
+def view_of_work(attributes: dict[str, str]) -> OverlayView:
+    slots = sightings([ad()], "kit", lambda theirs: theirs).slots
+    found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7, {})
+    return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
+
+
+@pytest.mark.parametrize("name", work.PROJECTION)
+def test_each_attribute_of_a_run(name: str) -> None:
+    for text in EXTREMES:
+        assert_recordable(view_of_work({name: text}))
+
+
+@given(st.dictionaries(st.sampled_from(work.PROJECTION), st.sampled_from(EXTREMES)))
+def test_runs_that_are_strange_in_every_way(attributes: dict[str, str]) -> None:
+    assert_recordable(view_of_work(attributes))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(REAL)), st.sampled_from(EXTREMES)), st.sampled_from([-7, 0, 10**9]))
+def test_slots_that_are_strange_in_every_way(attributes: dict[str, str], skew_s: float) -> None:
+    assert_recordable(view_of_slot(attributes, skew_s))
+
+
+@given(st.dictionaries(st.sampled_from(OF_A_JOB), st.sampled_from(EXTREMES)))
+def test_jobs_that_are_strange_in_every_way(attributes: dict[str, str]) -> None:
+    assert_recordable(view_of_class(attributes))
+
+
+def test_half_a_character_is_none() -> None:
+    assert printable("a\ud800b\udcff") == "a?b?"

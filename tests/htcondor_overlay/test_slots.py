@@ -1,0 +1,224 @@
+"""Startd ads become slots of our drones; an ad is written by whoever has a drone's token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import classad2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.htcondor.overlay.slots import DRONE_ID, Sightings, sightings
+from provisioner.model import JobClass, Sharing, Slot, SlotState
+from provisioner.planner.fit import jobs_in_slot
+from tests.planner.scenes import A100
+
+REAL = {
+    "DroneId": '"kit-a-1"',
+    "SiteName": '"topas"',
+    "DroneType": '"a100"',
+    "Name": '"slot1@kit-a-1@node7.example.org"',
+    "SlotType": '"Partitionable"',
+    "SlotID": "1",
+    "State": '"Unclaimed"',
+    "Activity": '"Idle"',
+    "ChildState": "{}",
+    "NumDynamicSlots": "0",
+    "NumDynamicSlotsTime": "940",
+    "Cpus": "8",
+    "Memory": "20480",
+    "Disk": "1048576",
+    "GPUs": "1",
+    "TotalSlotGPUs": "1",
+    "DroneShares": "1",
+    "LastHeardFrom": "1001",
+    "MyCurrentTime": "1000",
+    "JobStarts": "0",
+    "EnteredCurrentState": "900",
+    "Start": "(TARGET.RequestGPUs ?: 0) >= 1 && MY.DroneHealthy isnt false",
+    "DaemonStartTime": "890",
+    "GPUs_DeviceName": '"A100-SXM4-40GB"',
+    "GPUs_GlobalMemoryMb": "40536",
+    "GPUs_Capability": "8.0",
+    "DroneRetiresAt": "9000",
+}
+
+
+def ad(**attributes: str) -> classad2.ClassAd:
+    made = classad2.ClassAd()
+    for name, text in {**REAL, **attributes}.items():
+        made[name] = classad2.ExprTree(text)
+    return made
+
+
+def seen(*ads: classad2.ClassAd) -> Sightings:
+    return sightings(ads, "kit", lambda theirs: theirs)
+
+
+def only(**attributes: str) -> Slot:
+    found = seen(ad(**attributes))
+    assert found.notices == ()
+    return found.slots[0]
+
+
+def test_an_idle_drone() -> None:
+    slot = only()
+    assert (slot.drone_id, slot.state, slot.jobs, slot.jobs_started) == ("kit-a-1", SlotState.IDLE, 0, 0)
+    assert (slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib) == (1000, 8, 20480, 1024)
+    assert (slot.gpu_model, slot.vram_mib, slot.capability) == ("A100-SXM4-40GB", 40536, 80)
+    assert (slot.heard_at, slot.idle_since, slot.retires_at) == (1001.0, 941.0, 9000.0)
+
+
+def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from_ad_to_ad() -> None:
+    ends = {only(MyCurrentTime=str(4600 + n), DroneRetiresAt="12600").retires_at for n in range(-5, 6)}
+    assert ends == {9000.0}, "the worker node's clock is an hour ahead"
+    assert only(MyCurrentTime="1020", DroneRetiresAt="9000").retires_at == 9000.0
+
+
+def test_times_are_turned_to_our_clock_whatever_clock_the_drone_has() -> None:
+    strange = ad(MyCurrentTime="500000", NumDynamicSlotsTime="499940")
+    (slot,) = sightings([strange], "kit", lambda theirs: theirs - 100).slots
+    assert (slot.heard_at, slot.idle_since) == (901.0, 841.0)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "state", "jobs"),
+    [
+        ({"ChildState": '{"Claimed"}', "NumDynamicSlots": "1"}, SlotState.BUSY, 1),
+        ({"ChildState": '{"Claimed","Claimed"}', "Activity": '"Idle"'}, SlotState.BUSY, 2),
+        ({"ChildState": '{"Preempting"}'}, SlotState.BUSY, 1),
+        ({"SlotType": '"Static"', "State": '"Claimed"', "Activity": '"Idle"'}, SlotState.BUSY, 1),
+        ({"State": '"Drained"'}, SlotState.DRAINING, 0),
+        ({"State": '"Drained"', "Activity": '"Retiring"', "ChildState": '{"Claimed"}'}, SlotState.DRAINING, 1),
+        ({"Draining": "true"}, SlotState.DRAINING, 0),
+        ({"DroneDraining": "true"}, SlotState.DRAINING, 0),
+        ({"DroneHealthy": "false"}, SlotState.CHECKING, 0),
+        ({"DroneReady": "false"}, SlotState.CHECKING, 0),
+        ({"Start": "false"}, SlotState.CHECKING, 0),
+        ({"State": '"Owner"'}, SlotState.CHECKING, 0),
+        ({"DroneHealthy": "undefined", "DroneReady": "error"}, SlotState.IDLE, 0),
+    ],
+)
+def test_states(attributes: dict[str, str], state: SlotState, jobs: int) -> None:
+    slot = only(**attributes)
+    assert (slot.state, slot.jobs) == (state, jobs)
+    assert (slot.idle_since > 0) is (jobs == 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["x; rm -rf /", "", "Kit-1", "kit-1\n", "-kit", "kit_1", "kit-" + "x" * 60, "../kit-1", "kit-1@x", "кит-1"]
+)
+def test_what_is_no_drone_id_is_ignored_and_told(name: str) -> None:
+    found = seen(ad(DroneId=classad2.quote(name)), ad())
+    assert [slot.drone_id for slot in found.slots] == ["kit-a-1"]
+    assert len(found.notices) == 1 and found.notices[0].isprintable() and "is not a drone id" in found.notices[0]
+
+
+def test_an_id_that_is_no_string_is_ignored_too() -> None:
+    for text in ("3", "undefined", "error", "{}", 'strcat("kit-", 1/0)'):
+        assert seen(ad(DroneId=text)).slots == ()
+
+
+def test_drones_of_other_controllers_are_counted_and_left_alone() -> None:
+    found = seen(ad(DroneId='"kitchen-1"'), ad(DroneId='"desy-1"'), ad(DroneId='"kit"'))
+    assert found.slots == found.notices == () and found.remarks == ("3 slots belong to drones of other controllers",)
+
+
+def test_of_two_startds_with_one_id_the_newest_counts() -> None:
+    found = seen(ad(LastHeardFrom="2000", DaemonStartTime="1500", Cpus="3"), ad(Cpus="5"))
+    assert [slot.free_cpus for slot in found.slots] == [3]
+    assert found.notices == ("drone kit-a-1: 1 older slots under its id ignored",)
+
+
+def test_a_slot_per_gpu_makes_one_drone() -> None:
+    found = seen(
+        ad(SlotID="2", Name='"slot2@kit-a-1@n"', ChildState='{"Claimed"}', GPUs="0", Cpus="1", JobStarts="4"),
+        ad(JobStarts="4"),
+    )
+    (slot,) = found.slots
+    assert (slot.state, slot.jobs, slot.jobs_started, slot.idle_since) == (SlotState.BUSY, 1, 4, 0.0)
+    assert (slot.free_gpu_milli, slot.free_cpus) == (1000, 9)
+    assert slot.name.startswith("slot1@")
+
+
+@pytest.mark.parametrize(
+    ("there", "shares", "left", "free_milli"),
+    [
+        (1, 4, 4, 1000),
+        (1, 4, 1, 250),
+        (1, 3, 3, 1000),
+        (1, 3, 2, 667),
+        (1, 3, 0, 1),  # what rounding leaves: no share
+        (2, 7, 10, 1432),
+        (2, 1, 1, 1000),
+    ],
+)
+def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_milli: int) -> None:
+    attributes = {"GPUs": f"{left}", "TotalSlotGPUs": f"{there * shares}", "DroneShares": f"{shares}"}
+    assert only(**attributes).free_gpu_milli == free_milli
+    kind = replace(A100, gpu_milli=there * 1000, sharing=Sharing.MPS, shares=shares, cpus=1000, memory_mib=1 << 30)
+    slot = replace(only(**attributes, Cpus="1000", Memory="1000000"), free_disk_mib=0)
+    assert jobs_in_slot(JobClass("c", 1, 1, 1, splits=False), slot, kind) == left if shares > 1 else 1
+
+
+def test_shares_of_nonsense_are_none() -> None:
+    for shares in ("0", "-3", "true", '"x"', "1e300"):
+        assert 0 <= only(DroneShares=shares).free_gpu_milli <= 1000
+    assert seen(ad(DroneShares="4", TotalSlotGPUs="4", GPUs="4")).device_milli == {"kit-a-1": 250}
+    assert seen(ad()).device_milli == {"kit-a-1": 1000}
+
+
+def test_nonsense_numbers_are_zero() -> None:
+    slot = only(
+        Cpus='real("NaN")',
+        Memory="-5",
+        Disk="undefined",
+        GPUs="1e400",
+        LastHeardFrom='"now"',
+        JobStarts="-1",
+        MyCurrentTime="error",
+        NumDynamicSlotsTime="{}",
+        GPUs_Capability='real("INF")',
+        DroneRetiresAt='"never"',
+        GPUs_GlobalMemoryMb="99999999999999999",
+        ChildState='{1, undefined, error, "Claimed"}',
+    )
+    assert (slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib, slot.free_gpu_milli) == (0, 0, 0, 0)
+    assert (slot.heard_at, slot.idle_since, slot.retires_at, slot.jobs_started) == (0.0, 0.0, 0.0, 0)
+    assert (slot.capability, slot.vram_mib, slot.jobs) == (0, 0, 1)
+
+
+def test_strings_of_a_megabyte_are_cut() -> None:
+    blob = classad2.quote("\x07" * 1_000_000)
+    slot = only(Name=blob, GPUs_DeviceName=blob, SiteName=blob, State=blob)
+    assert len(slot.name) <= 200 and slot.name.isprintable() and len(slot.gpu_model) <= 80
+    found = seen(*[ad(DroneId=blob, Name=blob)] * 1000)
+    assert len(found.notices) == 20 and "and 981 more oddities" in found.notices[-1]
+    assert all(len(line) < 300 for line in found.notices)
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        ["undefined", "error", 'real("NaN")', "1e400", "-1", "{}", "[a=1]", "true", "1/0", "time()", "Cpus"]
+    ),
+    st.integers().map(str),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20).map(classad2.quote),
+    st.lists(st.sampled_from(['"Claimed"', "1", "undefined"]), max_size=4).map(lambda each: "{" + ",".join(each) + "}"),
+)
+
+
+def _parses(text: str) -> bool:
+    try:
+        classad2.ExprTree(text)
+    except classad2.ClassAdException:
+        return False
+    return True
+
+
+@given(st.dictionaries(st.sampled_from(sorted(REAL)), VALUES.filter(_parses)))
+def test_no_slot_ad_is_too_strange(attributes: dict[str, str]) -> None:
+    for slot in seen(ad(**attributes)).slots:
+        assert DRONE_ID.fullmatch(slot.drone_id) and slot.drone_id.startswith("kit-")
+        amounts = (slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib, slot.jobs)
+        assert all(amount >= 0 for amount in (*amounts, slot.jobs_started, slot.idle_since, slot.heard_at))

@@ -1,0 +1,146 @@
+"""Tokens of drones: what the controller signs is what the pool's own tool makes, and a token is good for one drone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import classad2
+import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
+import pytest
+from pydantic import ValidationError
+
+from adapters.htcondor.overlay.overlay import HTCondorOverlay, drone_identities
+from adapters.htcondor.overlay.settings import HTCondorConfig
+from adapters.htcondor.overlay.slots import ours, sightings
+from adapters.htcondor.overlay.tokens import Signer
+from provisioner.config.units import SecretUnreadable
+from provisioner.interfaces import AuthError
+from provisioner.model import DroneId, DroneType, StartOrder
+from tests.htcondor_overlay.test_slots import ad
+
+ONE = DroneId("kit-a1b2-1")
+
+
+def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
+    return HTCondorConfig.model_validate(
+        {
+            "collector": "pool.example.org:9618",
+            "trust_domain": "pool.example.org",
+            "token": {"file": str(tmp_path / "token")},
+            "drone_token_mode": "signing-key",
+            "drone_signing_key": str(tmp_path / "POOL"),
+            **more,
+        },
+        context={"root": tmp_path},
+    )
+
+
+def claims(token: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("walltime_s", "wanted_s"),
+    [(3600.0, 200_000 + 3600 + 10 + 3600), (0.0, 200_000 + 10 + 7 * 86400)],
+    ids=["walltime", "none"],
+)
+async def test_a_token_outlasts_the_queue_of_the_drones_site(
+    tmp_path: Path, walltime_s: float, wanted_s: float
+) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=walltime_s)
+    order = StartOrder(ONE, kind, 60.0, 10.0, comes_within_s=200_000.0)
+    async with HTCondorOverlay(config(tmp_path), "kit") as overlay:
+        began = time.time()
+        signed = claims((await overlay.bootstrap(order)).files["token"].decode())
+        ended = time.time()
+    assert int(began + wanted_s) <= signed["exp"] <= ended + wanted_s
+
+
+async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=3600.0)
+    async with HTCondorOverlay(config(tmp_path, drone_token_margin="1h"), "kit") as overlay:
+        admissions = [await overlay.bootstrap(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0)) for n in (1, 2)]
+        (tmp_path / "POOL").unlink()
+        with pytest.raises(AuthError, match=r"token for drones: signing key .*POOL cannot be read"):
+            await overlay.bootstrap(StartOrder(ONE, kind, 60.0, 10.0))
+    one, two = (claims(each.files["token"].decode()) for each in admissions)
+    assert [each["sub"] for each in (one, two)] == ["drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org"]
+    assert [each.env["DRONE_IDENTITY"] for each in admissions] == [one["sub"], two["sub"]]
+    assert one["jti"] != two["jti"]
+    assert one["iss"] == "pool.example.org"
+    assert one["scope"] == "condor:/READ condor:/ADVERTISE_STARTD condor:/ADVERTISE_MASTER"
+    assert 7200 <= one["exp"] - one["iat"] <= 7300
+
+
+async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
+    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
+    async with HTCondorOverlay(config(tmp_path, drone_user="drone"), "kit") as overlay:
+        bootstrap = await overlay.bootstrap(StartOrder(ONE, kind, 60.0, 10.0))
+    assert claims(bootstrap.files["token"].decode())["sub"] == "drone@pool.example.org"
+    assert "DRONE_IDENTITY" not in bootstrap.env
+
+
+def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "POOL").touch()
+    with pytest.raises(SecretUnreadable, match="is empty"):
+        Signer(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
+
+
+def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
+        config(tmp_path, drone_signing_key=None)
+    with pytest.raises(ValidationError, match="`drone_token` is wanted"):
+        config(tmp_path, drone_token_mode="static")
+    assert drone_identities(config(tmp_path)) == "drone-{drone}@pool.example.org"
+    assert not drone_identities(config(tmp_path, drone_user="drone"))
+    assert not drone_identities(config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}))
+
+
+def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:
+    identities = "drone-{drone}@pool.example.org"
+    own, forged, static = (
+        ad(DroneId=f'"{ONE}"', AuthenticatedIdentity=f'"{sender}@pool.example.org"')
+        for sender in (f"drone-{ONE}", "drone-kit-a1b2-2", "drone")
+    )
+    for sent, slots in ((own, 1), (forged, 0), (static, 1)):
+        found = sightings([sent], "kit", lambda theirs: theirs, identities)
+        assert len(found.slots) == slots, found
+        assert bool(found.notices) is not bool(slots)
+    assert (
+        "drone kit-a1b2-2 sent it, not kit-a1b2-1"
+        in sightings([forged], "kit", lambda theirs: theirs, identities).notices[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sender", "more", "asked_for"),
+    [
+        (f"drone-{ONE}", {}, True),
+        ("drone-kit-a1b2-2", {}, False),
+        ("drone", {}, True),
+        ("drone-kit-a1b2-2", {"DroneId": '"kit-a1b2-2"'}, True),
+        (f"drone-{ONE}", {"GPUs_DeviceName": f'"{"x" * 2000}"'}, False),
+        (f"drone-{ONE}", {"GPUs_DeviceName": "7", "State": "undefined"}, True),
+        (f"drone-{ONE}", {"SlotType": '"Dynamic"'}, False),
+    ],
+)
+def test_ads_of_stolen_tokens_and_huge_ones_stay_in_the_collector(
+    sender: str, more: dict[str, str], asked_for: bool
+) -> None:
+    """Forged ads of a megabyte each, of which each look read all, took the pool out of the controller's view."""
+    sent = ad(**{"DroneId": f'"{ONE}"', "AuthenticatedIdentity": f'"{sender}@pool.example.org"', **more})
+    constraint = classad2.ExprTree(ours("drone-{drone}@pool.example.org"))
+    assert constraint.eval(sent) is asked_for
+    if sender == "drone":
+        assert classad2.ExprTree(ours()).eval(sent) is True

@@ -1,0 +1,126 @@
+"""Verdicts are made once, shared, and spread over looks when there are too many."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import classad2
+import pytest
+
+from adapters.htcondor.overlay import matching, pool
+from adapters.htcondor.overlay.classes import NO_WAITS, Group, Waits, group, job_class, representative
+from adapters.htcondor.overlay.schedds import Schedds
+from adapters.shared.htcondor.ads import Ad, number
+from provisioner.model import DroneType, JobClass, UnmetRequirement
+from tests.htcondor_overlay.jobs import job
+from tests.htcondor_overlay.test_matching import A100
+
+
+class Judge(pool.Pool):
+    """The pool without its connections."""
+
+    def __init__(self) -> None:
+        self._verdicts, self._templates, self._received, self._types = {}, {}, {}, {}
+        self._waits, self._passing = {}, {}
+        self._drone_config = ""
+
+    def judged(self, one: Group, types: list[DroneType], until: float) -> JobClass:
+        self._forget({one.key: [one]}, types)
+        return self._judged(job_class(one.key, [one], 0, NO_WAITS), [one], types, until)
+
+
+def a_group() -> Group:
+    found = group(job(Requirements="TARGET.HasCVMFS"), "s1", "AcctGroup")
+    assert found is not None
+    return found
+
+
+def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, one = Judge(), a_group()
+    made: list[UnmetRequirement | None] = []
+    real = matching.misfit
+
+    def counted(own: Ad, slot: Ad) -> UnmetRequirement | None:
+        made.append(real(own, slot))
+        return made[-1]
+
+    monkeypatch.setattr(matching, "misfit", counted)
+    later = time.monotonic() + 60
+    refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told")}
+    assert judge.judged(one, [A100], later).refuses == refused
+    assert judge.judged(one, [A100], later).refuses == refused and len(made) == 1
+    assert judge.judged(one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {} and len(made) == 2
+
+
+def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
+    judge, one = Judge(), a_group()
+    kind = replace(A100, ad={"HasCVMFS": "true"})
+    (refusal,) = judge.judged(one, [kind], time.monotonic() - 1).refuses.values()
+    assert refusal.wanted == "judged at one of the next looks"
+    assert judge.judged(one, [kind], time.monotonic() + 60).refuses == {}
+    assert judge.judged(one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
+
+
+RELAXED = '(TARGET.GPUs_DeviceName == "NVIDIA H100") || (time() - QDate > 3600)'
+
+
+@pytest.mark.parametrize("wish", [RELAXED, RELAXED.replace("time()", "CurrentTime")])
+def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = time.time() - 3590
+    one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", "AcctGroup")
+    assert one is not None
+    judge, later = Judge(), time.monotonic() + 600
+    assert set(judge.judged(one, [A100], later).refuses) == {A100.key}
+    relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", "AcctGroup")
+    assert relaxed is not None and relaxed.shape == one.shape
+    monkeypatch.setattr(pool, "_REJUDGED_S", -1.0)
+    assert judge.judged(relaxed, [A100], time.monotonic() - 1).refuses, "no time is left: the old verdict holds"
+    assert judge.judged(relaxed, [A100], later).refuses == {}
+    judge._forget({}, [A100])
+    assert judge._passing == {}
+
+
+def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -> None:
+    groups = [group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)]
+    assert len({each.key for each in groups if each}) == 1
+    assert number(representative([each for each in groups if each]), "QDate") == 100
+
+
+def test_types_that_the_plain_numbers_rule_out_are_not_judged() -> None:
+    assert Judge().judged(a_group(), [replace(A100, cpus=0)], time.monotonic() - 1).refuses == {}
+
+
+class Schedd:
+    """Answers for one job as a schedd does, and counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self, constraint: str, **_: object) -> list[Ad]:
+        self.asked += 1
+        cluster = int(constraint.split()[2])
+        return [classad2.ClassAd({"QDate": 1000 + cluster, "EnteredCurrentStatus": 1000 + cluster})]
+
+
+def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
+    judge, schedd = Judge(), Schedd()
+    judge._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
+    judge._schedds = Schedds(900.0)
+    queue = pool.Queue("s1", schedd, 0.0)  # type: ignore[arg-type]
+    now = time.time()
+
+    def poll(number: int) -> dict[str, Waits]:
+        ads = [job(Cluster=str(n), JobIds=f'"{n}.0 {1000 * number + n}.0"') for n in range(1, 151)]
+        groups = [group(ad, "s1", "AcctGroup") for ad in ads]
+        by_class = {str(n): [each] for n, each in enumerate(groups, 1) if each is not None}
+        judge._forget(by_class, [])
+        return judge._waits_of(by_class, [queue], now)
+
+    assert sum(waits.oldest_at < now for waits in poll(1).values()) == 100
+    assert schedd.asked == 100
+    submitted = {str(n): 1000.0 + n for n in range(1, 151)}
+    for turn in (2, 3):
+        assert {key: waits.oldest_at for key, waits in poll(turn).items()} == submitted

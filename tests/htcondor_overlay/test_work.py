@@ -1,0 +1,244 @@
+"""Jobs of a schedd become work at stake in our drones and evictions; the ads are as 23.9.6 and 25.14.1 had them."""
+
+from __future__ import annotations
+
+import classad2
+import pytest
+
+from adapters.htcondor.overlay import work
+from provisioner.model import DroneId, Eviction, Slot, SlotState
+
+RUNS = {
+    "ClusterId": "7",
+    "ProcId": "3",
+    "JobStatus": "2",
+    "LastJobStatus": "1",
+    "RemoteHost": '"slot1_1@kit-a-1@node7.example.org"',
+    "JobCurrentStartDate": "1000",
+    "JobCurrentStartExecutingDate": "1010",
+    "RequestGPUs": "2",
+    "GPUsProvisioned": "2",
+    "RequestCpus": "4",
+    "CpusProvisioned": "4",
+}
+LEFT = {
+    **{name: text for name, text in RUNS.items() if name != "RemoteHost"},
+    "JobStatus": "1",
+    "LastJobStatus": "2",
+    "LastRemoteHost": RUNS["RemoteHost"],
+    "LastVacateTime": "1100",
+    "LastJobLeaseRenewal": "1100",
+}
+AGAIN = {
+    **LEFT,
+    "JobStatus": "2",
+    "LastJobStatus": "1",
+    "JobLastStartDate": "1000",
+    "JobCurrentStartDate": "1130",
+    "JobCurrentStartExecutingDate": "1140",
+    "RemoteHost": '"slot1_1@kit-a-2@node8.example.org"',
+    "LastJobLeaseRenewal": "1190",
+}
+A_1, A_2 = DroneId("kit-a-1"), DroneId("kit-a-2")
+
+
+def ad(attributes: dict[str, str]) -> classad2.ClassAd:
+    made = classad2.ClassAd()
+    for name, text in attributes.items():
+        made[name] = classad2.ExprTree(text)
+    return made
+
+
+def run(**attributes: str) -> classad2.ClassAd:
+    """A job that runs again in one of our drones after it was evicted from another."""
+    return ad({**AGAIN, **attributes})
+
+
+def seen(*jobs: dict[str, str], now: float = 1200.0, **device_milli: int) -> work.Work:
+    """What jobs tell; ``a_1=250``: drone A_1 gives out quarters."""
+    known = {{"a_1": A_1, "a_2": A_2}[name]: milli for name, milli in device_milli.items()}
+    return work.work([ad(each) for each in jobs], "kit", now, lambda theirs: theirs, known)
+
+
+def since(**attributes: str) -> float:
+    (found,) = seen({**RUNS, **attributes}).runs
+    return found.since
+
+
+def lost(**attributes: str) -> float:
+    (found,) = seen({**LEFT, **attributes}).evictions
+    return found.lost_s
+
+
+# ---------------------------------------------------------------------------------------------------- work at stake
+
+
+def test_a_slot_tells_what_its_jobs_would_lose() -> None:
+    one = {**RUNS, "JobCurrentStartExecutingDate": "1060", "GPUsProvisioned": "1"}
+    slots = (Slot(A_1, SlotState.BUSY, 1200.0), Slot(A_2, SlotState.IDLE, 1200.0))
+    busy, idle = seen(RUNS, one).on(slots)
+    assert (busy.work_gpu_milli, busy.work_at) == (3000, pytest.approx((2 * 1010 + 1060) / 3))
+    assert idle == slots[1]
+    at_stake = busy.work_gpu_milli / 1000 * (1200 - busy.work_at)
+    assert at_stake == pytest.approx(2 * 190 + 140), "in GPU-seconds, both jobs together"
+
+
+def test_a_job_that_uses_no_gpu_counts_by_its_cpus() -> None:
+    (found,) = seen({**RUNS, "RequestGPUs": "undefined", "GPUsProvisioned": "undefined"}).runs
+    assert found.gpu_milli == 4000
+
+
+def test_a_job_counts_by_what_it_holds_of_a_gpu() -> None:
+    fifth = {"GPUsProvisioned": "1", "GpuMilli": "200"}
+    (share,) = seen({**RUNS, **fifth}, a_1=250).runs
+    (whole,) = seen({**RUNS, **fifth}, a_1=1000).runs
+    assert (share.gpu_milli, whole.gpu_milli) == (250, 1000), "its drone's share of a GPU, or all of an exclusive one"
+    (evicted,) = seen({**LEFT, **fifth}, a_1=250).evictions
+    assert evicted.gpu_milli == 250
+
+
+def test_in_a_drone_that_is_not_known_a_job_holds_what_it_asked_for() -> None:
+    (found,) = seen({**RUNS, "GPUsProvisioned": "1", "GpuMilli": "200"}).runs
+    assert found.gpu_milli == 200
+    for other in ({"GpuMilli": "0"}, {"GpuMilli": "5000"}, {"GpuMilli": '"x"'}):
+        (found,) = seen({**RUNS, "GPUsProvisioned": "1", **other}).runs
+        assert found.gpu_milli == 1000
+
+
+def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:
+    size = {"RequestCpus": "3", "RequestMemory": "2048", "RequestGPUs": "1"}
+    ann = {**RUNS, **size, "Owner": '"ann"', "LastCkptTime": "1100"}
+    ben = {**RUNS, "Owner": '"ben"', "JobCurrentStartExecutingDate": "1060"}
+    slot = Slot(A_1, SlotState.BUSY, 1200.0)
+    (hers,) = seen(ann, ann).on([slot])
+    assert (hers.owner, hers.begun_at, hers.work_at) == ("ann", 1010, 1100)
+    (theirs,) = seen(ben, ann).on([slot])
+    assert (theirs.owner, theirs.begun_at, theirs.job_cpus) == ("", 1010, 0), "of several it is nobody's"
+    (alone,) = seen(ann).on([slot])
+    assert (alone.job_gpu_milli, alone.job_cpus, alone.job_memory_mib) == (1000, 3, 2048), "as its class asks"
+
+
+def test_what_was_given_counts_and_not_what_was_asked_for() -> None:
+    (found,) = seen({**RUNS, "GPUsProvisioned": "1"}).runs
+    assert found.gpu_milli == 1000
+    (found,) = seen({name: text for name, text in RUNS.items() if not name.endswith("Provisioned")}).runs
+    assert found.gpu_milli == 2000, "where the schedd does not tell yet"
+
+
+def test_work_begins_with_the_program_and_not_with_the_transfer_of_its_input() -> None:
+    assert since() == 1010
+    assert since(JobCurrentStartExecutingDate="undefined") == 1200, "nothing yet"
+    assert since(JobCurrentStartExecutingDate="900") == 1200, "of the run before"
+
+
+def test_a_checkpoint_saves_what_was_done_before_it() -> None:
+    assert since(LastCkptTime="1100") == 1100
+    assert since(TransferOutStarted="1100", TransferOutFinished="1105") == 1100, "by the job itself"
+    assert since(TransferOutStarted="1150", TransferOutFinished="1105") == 1105, "the next one is still under way"
+    assert since(TransferOutStarted="1150") == 1010, "and this one is the first"
+    assert since(LastCkptTime="950", TransferOutStarted="960", TransferOutFinished="961") == 1010, "of the run before"
+    assert since(TransferOutStarted="1300", TransferOutFinished="1301") == 1200, "not in the time to come"
+
+
+def test_the_schedds_clock_is_not_ours() -> None:
+    found = work.work([ad(RUNS), ad(LEFT)], "kit", 1200.0, lambda theirs: theirs - 50, {})
+    assert [each.since for each in found.runs] == [960]
+    assert [(each.at, each.lost_s) for each in found.evictions] == [(1050, 90)]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        '"slot1@node7.example.org"',
+        '"slot1_1@desy-1@n"',
+        '"slot1_1@kitchen-1@n"',
+        '"kit-a-1"',
+        '"slot1_1@kit-a_1@n"',
+        '"slot1_1@Kit-a-1@n"',
+        "undefined",
+        "error",
+        "3",
+        '""',
+        '"a@kit-a-1@\\n"',
+    ],
+)
+def test_only_drones_of_this_controller(host: str) -> None:
+    expected = [A_1] if host.startswith('"a@') else []
+    assert [each.drone_id for each in seen({**RUNS, "RemoteHost": host}).runs] == expected
+    assert [each.drone_id for each in seen({**LEFT, "LastRemoteHost": host}).evictions] == expected
+
+
+def test_waiting_held_and_removed_jobs_put_nothing_at_stake() -> None:
+    for status in ("1", "3", "4", "5", "error"):
+        assert seen({**RUNS, "JobStatus": status}).runs == ()
+
+
+# -------------------------------------------------------------------------------------------------------- evictions
+
+
+def test_an_evicted_job_has_lost_what_it_did_since_its_start() -> None:
+    (found,) = seen(LEFT).evictions
+    assert found == Eviction(A_1, "7.3", at=1100, gpu_milli=2000, lost_s=90)
+
+
+def test_or_since_its_last_checkpoint() -> None:
+    assert lost(TransferOutStarted="1080", TransferOutFinished="1082") == 20, "one of its own"
+    assert lost(TransferOutStarted="1100", TransferOutFinished="1100") == 0, "its files went home when it left"
+    assert lost(TransferOutStarted="1098", TransferOutFinished="undefined") == 90, "they set out and did not arrive"
+    assert lost(LastCkptTime="1060") == 40
+    assert lost(LastCkptTime="900") == 90
+
+
+def test_it_is_told_the_same_in_every_look_until_it_leaves_another_drone() -> None:
+    (waits,) = seen(LEFT).evictions
+    (runs,) = seen(AGAIN).evictions
+    assert (runs.drone_id, runs.job_id, runs.at) == (waits.drone_id, waits.job_id, waits.at)
+    assert runs.lost_s == 100, "when its program began is forgotten by then"
+    (just,) = seen({**AGAIN, "JobCurrentStartExecutingDate": "1010"}).evictions
+    assert just.lost_s == 90, "or not yet"
+    assert [each.drone_id for each in seen(AGAIN).runs] == [A_2]
+
+
+def test_a_job_that_had_not_begun_has_lost_nothing() -> None:
+    assert lost(JobCurrentStartExecutingDate="undefined") == 0
+    assert lost(JobCurrentStartExecutingDate="500") == 0, "of the run before"
+
+
+def test_a_drone_that_vanished_cost_no_more_than_until_then() -> None:
+    """The schedd waits for it until the job's lease is over."""
+    gone = {"JobDisconnectedDate": "1050", "LastJobLeaseRenewal": "1048", "LastVacateTime": "3450"}
+    assert lost(**gone) == 40
+    assert lost(**{**gone, "LastJobLeaseRenewal": "3440"}) == 3450 - 1010, "it came back and worked on"
+    assert lost(**{**gone, "JobDisconnectedDate": "700"}) == 3450 - 1010, "of a run before"
+    again = {"JobCurrentStartDate": "3460", "JobCurrentStartExecutingDate": "3470", "LastJobLeaseRenewal": "3500"}
+    (found,) = seen({**AGAIN, **gone, **again}).evictions
+    assert (found.at, found.lost_s) == (3450, 50)
+
+
+@pytest.mark.parametrize(
+    ("why", "attributes"),
+    [
+        ("removed", {**LEFT, "JobStatus": "3"}),
+        ("held", {**LEFT, "JobStatus": "5", "HoldReasonCode": "1"}),
+        ("held and released", {**LEFT, "LastJobStatus": "5", "LastHoldReasonCode": "1"}),
+        ("held, released and running", {**AGAIN, "LastHoldReasonCode": "1"}),
+        ("done", {**LEFT, "JobStatus": "4", "LastVacateTime": "undefined"}),
+        ("running for the first time", RUNS),
+        ("never ran", {"JobStatus": "1"}),
+    ],
+)
+def test_what_is_no_eviction(why: str, attributes: dict[str, str]) -> None:
+    assert seen(attributes).evictions == (), why
+
+
+def test_the_schedd_is_asked_for_few_jobs() -> None:
+    tree = classad2.ExprTree(work.constraint("kit", 1090.5))
+    assert tree.eval(ad(RUNS)) is True and tree.eval(ad(LEFT)) is True and tree.eval(ad(AGAIN)) is True
+    for other in (
+        {**LEFT, "LastVacateTime": "1089"},
+        {**LEFT, "JobStatus": "5"},
+        {**LEFT, "LastRemoteHost": '"slot1_1@kitchen-1@n"'},
+        {**RUNS, "RemoteHost": '"slot1_1@desy-1@n"'},
+        {"JobStatus": "1"},
+    ):
+        assert tree.eval(ad(other)) is not True

@@ -1,0 +1,281 @@
+"""Where a cloud is and who we are there, as operators' clouds.yamls say it; and what they get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.openstack import clouds
+from adapters.openstack.clouds import Access, ApplicationCredential, Domain, Named, NoAccess, Password
+from adapters.openstack.settings import CloudAccess
+from provisioner.model import FaultKind
+
+APPLICATION = """\
+clouds:
+  gridka:
+    auth_type: v3applicationcredential
+    auth:
+      auth_url: https://keystone.gridka.de:5000
+      application_credential_id: abc
+      application_credential_secret: s3cret
+    region_name: KA
+    interface: internalURL
+    verify: false
+"""
+PASSWORD = """\
+clouds:
+  gridka:
+    auth:
+      auth_url: https://keystone.gridka.de/identity/v2.0/
+      username: drone
+      password: 0123
+      project-name: grid
+      user_domain_name: Default
+      project_domain_id: default
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def wanted(file: Path | None = None, **more: Any) -> CloudAccess:
+    where = {"clouds_file": str(file)} if file else {}
+    return CloudAccess.model_validate({"cloud": "gridka", **where, **more})
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def read(tmp_path: Path, text: str, **more: Any) -> Access:
+    return clouds.access(wanted(written(tmp_path / "clouds.yaml", text), **more))
+
+
+def refused(tmp_path: Path, text: str, **more: Any) -> str:
+    settings = wanted(written(tmp_path / "clouds.yaml", text), **more)
+    with pytest.raises(NoAccess) as told:
+        clouds.access(settings)
+    assert told.value.kind is FaultKind.CONFIG
+    assert "s3cret" not in str(told.value)
+    [(path, message)] = clouds.doubts(settings)
+    assert (path, message) == (("clouds_file",), str(told.value))
+    return message
+
+
+# --------------------------------------------------------------------------------------------------------- what it says
+
+
+def test_an_application_credential(tmp_path: Path) -> None:
+    assert read(tmp_path, APPLICATION) == Access(
+        auth_url="https://keystone.gridka.de:5000/v3",
+        who=ApplicationCredential("s3cret", id="abc"),
+        source=f"{tmp_path}/clouds.yaml:2: cloud `gridka`",
+        region="KA",
+        interface="internal",
+        verify=False,
+    )
+    assert clouds.trust(read(tmp_path, APPLICATION)) is False
+
+
+def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
+    found = read(tmp_path, PASSWORD)
+    drone, grid = Named(name="drone", domain=Domain(name="Default")), Named(name="grid", domain=Domain("default"))
+    assert found.who == Password("0123", drone, grid)
+    assert (found.auth_url, found.region) == ("https://keystone.gridka.de/identity/v3", "")
+    assert (found.interface, found.verify) == ("public", True)
+    assert clouds.trust(found) is True
+
+
+def test_a_domain_for_both_and_names_of_old(tmp_path: Path) -> None:
+    text = PASSWORD.replace("user_domain_name: Default", "domain_name: Default").replace("project-name", "tenant_name")
+    found = read(tmp_path, text.replace("      project_domain_id: default\n", ""))
+    assert isinstance(found.who, Password)
+    assert found.who.project == Named(name="grid", domain=Domain(name="Default"))
+    assert found.who.user.domain == Domain(name="Default")
+
+
+def test_an_application_credential_by_name_is_within_its_user(tmp_path: Path) -> None:
+    text = APPLICATION.replace(
+        "application_credential_id: abc", "application_credential_name: drones\n      user_id: u7"
+    )
+    assert read(tmp_path, text).who == ApplicationCredential("s3cret", name="drones", user=Named(id="u7"))
+
+
+def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:
+    merged = PASSWORD.replace("clouds:\n  gridka:", "x: &all\n    interface: admin\nclouds:\n  gridka:\n    <<: *all")
+    assert read(tmp_path, merged).interface == "admin"
+    entry = {"auth": {"auth_url": "http://k", "application_credential_id": "a", "application_credential_secret": "b"}}
+    file = written(tmp_path / "clouds.json", json.dumps({"clouds": {"gridka": {**entry, "verify": False}}}))
+    found = clouds.access(wanted(file))
+    assert (found.who, found.verify) == (ApplicationCredential("b", id="a"), False)
+
+
+def test_a_region_may_have_keys_of_its_own(tmp_path: Path) -> None:
+    more = "    regions:\n    - name: KA\n      values: {auth: {auth_url: 'https://ka'}}\n    - HD\n"
+    text = APPLICATION.replace("    region_name: KA\n", more)
+    assert (read(tmp_path, text).region, read(tmp_path, text).auth_url) == ("KA", "https://ka/v3")
+    there = read(tmp_path, text, region="HD")
+    assert (there.region, there.auth_url) == ("HD", "https://keystone.gridka.de:5000/v3")
+    assert "under `regions` there is no `HE`: known here: KA, HD" in refused(tmp_path, text, region="HE")
+
+
+def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
+    ca = written(tmp_path / "ca.pem", "")
+    found = read(tmp_path, APPLICATION, region="HD", interface="public", ca=str(ca))
+    assert (found.region, found.interface) == ("HD", "public")
+    assert (found.verify, found.ca) == (True, ca), "who names authorities wants them believed"
+
+
+def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = {
+        "url": "https://k.example.org/identity/",
+        "application_credential_id": "abc",
+        "application_credential_secret": {"env": "CLOUD_SECRET"},
+    }
+    settings = CloudAccess.model_validate({"auth": auth, "region": "KA"})
+    monkeypatch.setenv("CLOUD_SECRET", "one")
+    found = clouds.access(settings)
+    assert (found.auth_url, found.region) == ("https://k.example.org/identity/v3", "KA")
+    assert found.who == ApplicationCredential("one", id="abc")
+    monkeypatch.setenv("CLOUD_SECRET", "two")
+    assert clouds.access(settings).who.secret == "two"
+    monkeypatch.delenv("CLOUD_SECRET")
+    with pytest.raises(NoAccess, match="environment variable CLOUD_SECRET is empty or not set"):
+        clouds.access(settings)
+    assert list(clouds.doubts(settings)) == [], "the site file's own secrets are looked at by who reads it"
+
+
+def test_secrets_are_not_part_of_what_is_printed(tmp_path: Path) -> None:
+    assert "s3cret" not in repr(read(tmp_path, APPLICATION))
+    assert "0123" not in repr(read(tmp_path, PASSWORD))
+    assert str(read(tmp_path, APPLICATION).who) == "application credential abc"
+
+
+# --------------------------------------------------------------------------------------------------------- where it is
+
+
+def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def region(place: str, name: str) -> Path:
+        return written(home / place, APPLICATION.replace("KA", name))
+
+    region(".config/openstack/clouds.yaml", "home")
+    assert clouds.access(wanted()).region == "home"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
+    region("xdg/openstack/clouds.yml", "xdg")
+    assert clouds.access(wanted()).region == "xdg"
+    region("work/clouds.yaml", "here")
+    assert clouds.access(wanted()).region == "here"
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(region("other.yaml", "told")))
+    assert clouds.access(wanted()).region == "told"
+    assert clouds.access(wanted(region("own.yaml", "own"))).region == "own"
+
+
+def test_no_file_at_all_is_told_with_where_it_was_looked_for(home: Path) -> None:
+    with pytest.raises(NoAccess, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc/openstack"):
+        clouds.access(wanted())
+    [(path, _)] = clouds.doubts(wanted())
+    assert path == ("cloud",)
+
+
+def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(home / "work/clouds.yaml", APPLICATION)
+    with pytest.raises(NoAccess, match=r"/none\.yaml: it cannot be read: No such file"):
+        clouds.access(wanted(home / "none.yaml"))
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(home / "none.yaml"))
+    with pytest.raises(NoAccess, match=r"/none\.yaml: it cannot be read: No such file"):
+        clouds.access(wanted())
+
+
+def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(home / "clouds.yaml", APPLICATION.replace("      application_credential_secret: s3cret\n", ""))
+    with pytest.raises(NoAccess, match=r"`application_credential_secret` is missing: .* in a secure\.yaml beside"):
+        clouds.access(wanted(file))
+    secure = "clouds: {gridka: {auth: {application-credential-secret: SECRET}}, other: {}}"
+    written(home / "secure.yaml", secure)
+    assert clouds.access(wanted(file)).who == ApplicationCredential("SECRET", id="abc")
+
+    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(file))
+    monkeypatch.setenv("OS_CLIENT_SECURE_FILE", str(written(home / "else.yaml", secure.replace("SECRET", "else"))))
+    assert clouds.access(wanted()).who.secret == "else"
+
+
+# --------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("gridka:", "gridkaa:"), "/clouds.yaml: there is no cloud `gridka` under `clouds`: did you mean `gridkaa`?"),
+        (("clouds:", "cloud:"), "/clouds.yaml: it has no `clouds`: write `clouds: {NAME: {auth: ...}}`"),
+        (("auth_url", "auth_uri"), "/clouds.yaml:2: cloud `gridka`: `auth_url` is missing: write it under `auth`"),
+        (("https://keystone", "keystone"), ":2: cloud `gridka`: `auth_url` is no address: write `https://"),
+        (("https://keystone", "https://me:s3cret@keystone"), "`auth_url` is no address"),
+        (("credential_id: abc", "credential_id: [abc]"), "`application_credential_id`: a text on one line is wanted"),
+        (("credential_id: abc", "credential_ids: abc"), "`application_credential_id` is missing"),
+        (("v3applicationcredential", "v3token"), "`auth_type` is `v3token`: only v3applicationcredential and password"),
+        (("    verify: false", "    profile: vexxhost"), "`profile`: vendor profiles are not supported: write the"),
+        (("    verify: false", "    cert: /x.pem"), "`cert`: client certificates are not supported"),
+        (("    verify: false", "    verify: perhaps"), "`verify`: write `true` or `false`"),
+        (("    verify: false", "    identity_api_version: 2.0"), "`identity_api_version`: Keystone's API v3 is spoken"),
+        (("    verify: false", "    compute_endpoint_override: http://x"), "`compute_endpoint_override` is not"),
+        (("internalURL", "pubic"), "`interface`: no `pubic`: did you mean `public`?"),
+        (("s3cret", "*s3cret"), "/clouds.yaml:7: it is no YAML here"),
+        (("s3cret", "'s3cret"), "it is no YAML here"),
+        (("s3cret", "!s3cret x"), "/clouds.yaml:7: it is no YAML here"),
+        (("s3cret", "s3cret: x: y"), "/clouds.yaml:7: it is no YAML here"),
+        (("s3cret", "s3cret\x07"), "it is no YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_its_repair(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    assert change[0] in APPLICATION
+    assert told in refused(tmp_path, APPLICATION.replace(*change))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("username: drone", "`username` is missing: write it under `auth` (the user's name; or `user_id`)"),
+        ("password: 0123", "`password` is missing: write it under `auth`, or in a secure.yaml beside"),
+        ("project-name: grid", "`project_name` is missing"),
+        ("user_domain_name: Default", "`user_domain_name` is missing: write it under `auth` (its domain, often"),
+        ("project_domain_id: default", "`project_domain_name` is missing"),
+    ],
+)
+def test_what_is_missing_beside_a_password(tmp_path: Path, line: str, told: str) -> None:
+    assert line in PASSWORD
+    assert told in refused(tmp_path, PASSWORD.replace(f"      {line}\n", ""))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "clouds: []", "clouds:\n  gridka:\n", "x" * 2_000_000, "[" * 2000])
+def test_what_is_no_clouds_yaml_at_all(tmp_path: Path, text: str) -> None:
+    refused(tmp_path, text)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "clouds.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(NoAccess, match="not UTF-8"):
+        clouds.access(wanted(tmp_path / "clouds.yaml"))
+
+
+def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
+    text = APPLICATION.replace("verify: false", f"cacert: {tmp_path}/none.pem")
+    with pytest.raises(NoAccess, match=rf"the authorities of {tmp_path}/none\.pem cannot be read: No such file"):
+        clouds.trust(read(tmp_path, text))
+    [(path, message)] = clouds.doubts(wanted(tmp_path / "clouds.yaml"))
+    assert path == ("cloud",)
+    assert "none.pem" in message
+    ca = written(tmp_path / "ca.pem", "no certificate")
+    [(path, _)] = clouds.doubts(wanted(tmp_path / "clouds.yaml", ca=str(ca)))
+    assert path == ("ca",)

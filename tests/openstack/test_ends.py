@@ -1,0 +1,222 @@
+"""How drones ended: whom the cloud's records name, what the console said, and which of it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from adapters.openstack.ends import Ends, end_of, is_deleted
+from adapters.openstack.records import Server, ServerAction, ServerFault
+from adapters.openstack.verdict import Verdict
+from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd
+
+NOW = 1_800_000_000.0
+US, THEM = "3440e6de", "c0ffee"
+SEVEN = DroneId("kit-a1b2-7")
+OFF = Server("s1", SEVEN, "SHUTOFF", power=4, created_at=NOW - 900, updated_at=NOW - 20, launched_at=NOW - 600)
+DELETED = replace(OFF, status="DELETED", power=1, terminated_at=NOW - 10)
+IDLE = Verdict(0, "idle: no claim for 600 s")
+VACATED = Verdict(0, "vacated: SIGTERM")
+
+
+def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
+    """What was done in this order, as the API tells it: newest first."""
+    said = [("create", US), *actions]
+    return [ServerAction(what, who, "p", NOW - 100 + n) for n, (what, who) in enumerate(said)][::-1]
+
+
+def ended(
+    server: Server,
+    actions: Sequence[ServerAction] | None,
+    verdict: Verdict | None = None,
+    *,
+    asked: bool = False,
+    output: str = "",
+) -> RemoteEnd:
+    return end_of(server, asked, verdict, actions, US, NOW, output=output)
+
+
+# --------------------------------------------------------------------------------------------------------- by whom
+
+
+def test_a_drone_that_left_by_itself_is_stopped_by_nova() -> None:
+    found = ended(OFF, did(("stop", "")), IDLE, output="boot\n")
+    assert found == RemoteEnd(EndKind.EXITED, NOW - 99, 0, IDLE.words)
+    assert ended(OFF, did(("stop", "")), Verdict(73, "gpu-check")).exit_code == 73
+
+
+def test_a_drone_that_left_by_itself_is_then_deleted_by_us() -> None:
+    assert ended(DELETED, did(("stop", ""), ("delete", US)), IDLE, asked=True).kind is EndKind.EXITED
+
+
+def test_our_own_stop_makes_it_say_its_last_word_too() -> None:
+    found = ended(OFF, did(("stop", US)), VACATED, asked=True)
+    assert (found.kind, found.exit_code, found.message) == (
+        EndKind.STOPPED,
+        None,
+        "stopped on our request: vacated: SIGTERM",
+    )
+
+
+def test_one_that_never_ran_is_told_with_what_kept_it_from_it() -> None:
+    never = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid host was found."))
+    found = ended(never, did(("delete", US)), asked=True)
+    assert (found.kind, found.message) == (EndKind.STOPPED, "stopped on our request: No valid host was found.")
+    assert ended(DELETED, did(("delete", US))).kind is EndKind.STOPPED  # asked by the controller before this one
+
+
+def test_an_operators_stop_makes_it_say_its_last_word_too() -> None:
+    found = ended(OFF, did(("stop", THEM)), VACATED)
+    assert (found.kind, found.exit_code) == (EndKind.PREEMPTED, None)
+    assert found.message == "somebody at the cloud stopped it: stop by user c0ffee"
+
+
+@pytest.mark.parametrize("action", ["stop", "delete", "suspend", "shelve", "reboot", "rebuild", "resize", "migrate"])
+def test_whatever_another_does_that_ends_it_is_a_preemption(action: str) -> None:
+    found = ended(DELETED, did((action, THEM)))
+    assert (found.kind, found.fault) == (EndKind.PREEMPTED, None)
+    assert found.message.endswith(f": {action} by user {THEM}")
+
+
+def test_who_was_first_counts() -> None:
+    assert ended(DELETED, did(("stop", US), ("delete", THEM)), asked=True).kind is EndKind.STOPPED
+    assert ended(DELETED, did(("suspend", THEM), ("delete", US)), asked=True).kind is EndKind.PREEMPTED
+    assert ended(DELETED, did(("reboot", THEM), ("stop", ""), ("delete", US)), IDLE).kind is EndKind.PREEMPTED
+
+
+def test_what_was_taken_back_has_ended_nothing() -> None:
+    assert ended(OFF, did(("suspend", THEM), ("resume", THEM), ("stop", "")), IDLE).kind is EndKind.EXITED
+    assert ended(OFF, did(("pause", THEM), ("unpause", THEM), ("stop", "")), IDLE).kind is EndKind.EXITED
+    assert ended(OFF, did(("stop", THEM), ("start", THEM), ("stop", "")), IDLE).kind is EndKind.PREEMPTED
+
+
+def test_actions_that_end_nothing_are_passed_over() -> None:
+    done = did(("attach_volume", THEM), ("live-migration", THEM), ("lock", THEM), ("createImage", THEM), ("stop", ""))
+    assert ended(OFF, done, IDLE).kind is EndKind.EXITED
+
+
+def test_an_evacuation_is_its_hosts_end() -> None:
+    found = ended(DELETED, did(("evacuate", THEM), ("delete", US)))
+    assert (found.kind, found.fault) == (EndKind.FAULT, FaultKind.NODE)
+
+
+def test_nobody_is_not_us_before_we_know_who_we_are() -> None:
+    assert end_of(OFF, False, IDLE, did(("stop", "")), "", NOW).kind is EndKind.EXITED
+
+
+# ------------------------------------------------------------------------------------------------- nobody is named
+
+
+def test_without_records_our_own_request_is_believed() -> None:
+    assert ended(DELETED, None, asked=True).kind is EndKind.STOPPED
+    assert ended(DELETED, [], VACATED, asked=True).kind is EndKind.STOPPED
+
+
+@pytest.mark.parametrize("status", ["SUSPENDED", "SHELVED", "SHELVED_OFFLOADED"])
+def test_a_state_in_which_only_others_put_it_is_a_preemption(status: str) -> None:
+    found = ended(replace(OFF, status=status, power=0), None, VACATED)
+    assert (found.kind, found.message.startswith("it was s")) == (EndKind.PREEMPTED, True)
+
+
+def test_its_last_word_is_believed_before_what_its_server_became() -> None:
+    failed = replace(OFF, status="ERROR", fault=ServerFault(500, "libvirt has gone"))
+    assert ended(failed, None, IDLE).exit_code == 0
+    found = ended(failed, did())
+    assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.NODE, "libvirt has gone")
+
+
+@pytest.mark.parametrize("actions", [None, did(("stop", ""))])
+def test_a_guest_that_went_off_without_a_word(actions: Sequence[ServerAction] | None) -> None:
+    found = ended(OFF, actions, output="[   12.0] Kernel panic\n")
+    assert (found.kind, found.fault) == (EndKind.FAULT, FaultKind.NODE)
+
+
+def test_a_console_that_nobody_can_read_accuses_nobody() -> None:
+    found = ended(OFF, did(("stop", "")))
+    assert (found.kind, found.exit_code, found.fault) == (EndKind.EXITED, None, None)
+
+
+def test_a_guest_that_crashed() -> None:
+    for server in (replace(OFF, power=6), replace(OFF, status="ACTIVE", power=6)):
+        found = ended(server, did(("stop", "")) if server.status == "SHUTOFF" else did())
+        assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.NODE, "its guest has crashed")
+
+
+def test_one_that_is_gone_and_nobody_says_why() -> None:
+    found = ended(DELETED, None)
+    assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.UNKNOWN, "deleted by somebody")
+    by_itself = ended(DELETED, did(("delete", "")))
+    assert (by_itself.kind, by_itself.message) == (EndKind.FAULT, "its cloud itself deleted it")
+
+
+def test_when_it_ended() -> None:
+    assert ended(DELETED, did(("delete", US))).at == NOW - 99
+    assert ended(DELETED, None).at == NOW - 10
+    assert ended(OFF, None).at == NOW - 20
+    assert ended(replace(OFF, updated_at=NOW + 900), None).at == NOW  # its clock is ahead
+    assert ended(replace(OFF, updated_at=0.0), None).at == NOW
+
+
+def test_what_is_told_is_one_printable_line() -> None:
+    found = ended(OFF, did(("stop", "\x1b[2J" * 100)), Verdict(1, "x\n" * 500))
+    assert found.message.isprintable() and len(found.message) <= 300
+
+
+# ------------------------------------------------------------------------------------------------------ remembering
+
+
+def test_who_is_gone_is_told_by_the_record_or_by_our_own_request() -> None:
+    assert is_deleted(DELETED, [], False)
+    assert is_deleted(replace(OFF, status="ACTIVE"), did(("delete", THEM)), False)
+    assert not is_deleted(replace(OFF, status="ACTIVE"), did(), True)
+    built = replace(OFF, status="BUILD", launched_at=0.0)
+    assert is_deleted(built, [], True)
+    assert not is_deleted(built, [], False)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_end_once_made_out_stands() -> None:
+    ends = Ends(600.0)
+    first = ends.make_out(SEVEN, OFF, IDLE, did(("stop", "")), US, NOW)
+    ends.ask([SEVEN])
+    assert ends.make_out(SEVEN, DELETED, None, None, US, NOW + 60) is first
+    assert (ends.known, list(ends.asked)) == ({SEVEN: first}, [])
+
+
+def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
+    ends = Ends(600.0)
+    ends.ask([SEVEN])
+    assert ends.make_out(SEVEN, DELETED, None, None, US, NOW).kind is EndKind.STOPPED
+    other = DroneId("kit-a1b2-8")
+    ends.ask([other])
+    ends.unasked([other])
+    assert ends.make_out(other, DELETED, None, None, US, NOW).kind is EndKind.FAULT
+
+
+def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> None:
+    clock = Clock()
+    ends = Ends(600.0, clock)
+    ends.ask([SEVEN, DroneId("kit-a1b2-9")])
+    ends.make_out(SEVEN, OFF, IDLE, did(), US, NOW)
+    for _ in range(5):
+        clock.now += 500
+        ends.forget([SEVEN])
+    assert SEVEN in ends.known
+    clock.now += 500
+    ends.forget([])
+    assert SEVEN in ends.known
+    clock.now += 101
+    ends.forget([])
+    assert ends.known == {}
+    assert len(ends.asked) == 2
+    clock.now += 86400
+    ends.forget([SEVEN])
+    assert list(ends.asked) == [SEVEN]

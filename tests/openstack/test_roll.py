@@ -1,0 +1,376 @@
+"""The roll of a project's servers: what is listed when, what becomes of what is not, and clocks that differ.
+
+The cloud here lists as Nova does: by its own clock, what has changed with deleted ones and without what is deleted with
+them, servers of a cell that is down only where nothing is filtered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from adapters.openstack.names import metadata, tags
+from adapters.openstack.records import Server
+from adapters.openstack.roll import MARGIN_S, Muster, Roll
+from provisioner.interfaces import UnavailableError
+from provisioner.model import DroneId
+
+FULL_S, KEEP_S = 600.0, 900.0
+SEVEN = DroneId("kit-a1b2-7")
+
+
+@dataclass
+class Nova:
+    """Its listings, and what people and hosts do there."""
+
+    now: float = 1_800_000_000.0
+    """By its clock."""
+    rows: dict[str, Server] = field(default_factory=dict)
+    cells: dict[str, str] = field(default_factory=dict)
+    down: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    async def servers(self, *, tag: str = "", name: str = "", since: float = 0.0) -> Sequence[Server]:
+        if self.broken:
+            raise UnavailableError("no answer within 15 s")
+        self.asked.append(f"since {self.now - since:g} s ago" if since else "all")
+        found = []
+        for row in self.rows.values():
+            gone = row.status in ("DELETED", "SOFT_DELETED")
+            if self.cells.get(row.id) in self.down:
+                if not (tag or name or since or gone):
+                    found.append(Server(row.id, "", "UNKNOWN", created_at=row.created_at, project=row.project))
+            elif (
+                (not gone or since)
+                and (not tag or tag in row.tags)
+                and (not name or re.search(name, row.name))
+                and row.updated_at >= since
+            ):
+                found.append(replace(row, tags=frozenset(), metadata={}) if row.status == "DELETED" else row)
+        return found
+
+    def boot(
+        self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit", **more: Any
+    ) -> None:
+        drone_id = DroneId(name)
+        self.rows[server_id] = Server(
+            server_id,
+            name,
+            "ACTIVE",
+            power=1,
+            created_at=self.now,
+            updated_at=self.now,
+            launched_at=self.now,
+            host_id="ab" * 28,
+            project="p",
+            tags=frozenset(tags(drone_id, controller, site)),
+            metadata=metadata(drone_id, "a100", controller, site),
+            **more,
+        )
+
+    def change(self, server_id: str, **what: Any) -> None:
+        self.rows[server_id] = replace(self.rows[server_id], updated_at=self.now, **what)
+
+
+@dataclass
+class Watch:
+    """Our clocks."""
+
+    steady: float = 50.0
+    skew: float = 0.0
+
+
+class Looks:
+    """A roll that looks every 15 s."""
+
+    def __init__(self, nova: Nova, skew: float = 0.0) -> None:
+        self.nova, self.watch = nova, Watch(skew=skew)
+        self.roll = self.fresh()
+
+    def fresh(self) -> Roll:
+        return Roll(
+            "kit",
+            "cloud",
+            full_s=FULL_S,
+            keep_s=KEEP_S,
+            clock=lambda: self.watch.steady,
+            wall_clock=lambda: self.nova.now + self.watch.skew,
+        )
+
+    def passes(self, seconds: float) -> None:
+        self.watch.steady += seconds
+        self.nova.now += seconds
+
+    async def after(self, seconds: float = 15.0) -> Muster:
+        self.passes(seconds)
+        self.nova.asked.clear()
+        return await self.roll.poll(self.nova)  # type: ignore[arg-type]  # it lists, and is asked for nothing else
+
+
+@pytest.fixture
+def nova() -> Nova:
+    return Nova()
+
+
+@pytest.fixture
+def looks(nova: Nova) -> Looks:
+    return Looks(nova)
+
+
+def statuses(muster: Muster) -> dict[str, str]:
+    return {server.id: server.status for server in muster.servers}
+
+
+# ------------------------------------------------------------------------------------------------------ what is asked
+
+
+async def test_all_are_listed_at_first_and_then_what_has_changed(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    assert statuses(await looks.after(0)) == {"s1": "ACTIVE"}
+    assert nova.asked == ["all", f"since {KEEP_S + MARGIN_S:g} s ago"]
+    nova.boot("s2", "kit-a1b2-8")
+    looks.passes(5)
+    nova.change("s1", status="SHUTOFF", power=4)
+    assert statuses(await looks.after(10)) == {"s1": "SHUTOFF", "s2": "ACTIVE"}
+    assert nova.asked == [f"since {MARGIN_S + 15:g} s ago"]
+    await looks.after(FULL_S)
+    assert nova.asked[0] == "all"
+
+
+async def test_an_empty_project_tells_no_time_to_ask_by(nova: Nova, looks: Looks) -> None:
+    assert await looks.after() == Muster()
+    assert nova.asked == ["all"]
+    nova.boot("s1")
+    assert statuses(await looks.after()) == {"s1": "ACTIVE"}
+    await looks.after()
+    assert nova.asked != ["all"]
+
+
+async def test_nothing_is_merged_of_a_look_that_failed_and_the_next_one_is_full(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    await looks.after(0)
+    nova.broken = True
+    with pytest.raises(UnavailableError):
+        await looks.after()
+    nova.broken = False
+    nova.change("s1", status="SHUTOFF")
+    assert statuses(await looks.after()) == {"s1": "SHUTOFF"}
+    assert nova.asked[0] == "all"
+    await looks.after()
+    assert len(nova.asked) == 1
+
+
+async def test_half_a_full_look_is_none(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    await looks.after(0)
+    nova.change("s1", status="DELETED")
+    listed = nova.servers
+
+    async def cut(**how: Any) -> Sequence[Server]:
+        if how.get("since"):
+            raise UnavailableError("page 2 is missing")
+        return await listed(**how)
+
+    nova.servers = cut  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await looks.after(FULL_S)
+    nova.servers = listed  # type: ignore[method-assign]
+    found = await looks.after()
+    assert (statuses(found), found.gone["s1"].status) == ({}, "DELETED")
+
+
+async def test_what_nova_does_not_tell_as_a_change_is_found_by_a_full_look(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    looks.passes(MARGIN_S + 1)
+    nova.change("s2")
+    await looks.after()
+    nova.rows["s1"] = replace(nova.rows["s1"], status="SHUTOFF")  # and no time with it
+    assert statuses(await looks.after())["s1"] == "ACTIVE"
+    assert statuses(await looks.after(FULL_S))["s1"] == "SHUTOFF"
+
+
+async def test_one_that_was_deleted_before_it_had_a_host_leaves_no_trace(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    del nova.rows["s1"]
+    assert "s1" in statuses(await looks.after())
+    looks.roll.distrust()
+    found = await looks.after()
+    assert statuses(found) == {"s2": "ACTIVE"}
+    assert found.gone["s1"].status == "ACTIVE"  # nobody has said that it was deleted
+
+
+# ------------------------------------------------------------------------------------------------------------- clocks
+
+
+@pytest.mark.parametrize("skew", [0.0, 7200.0, -7200.0, 30 * 86400.0, -30 * 86400.0])
+async def test_our_clock_may_be_wrong_by_any_time(nova: Nova, skew: float) -> None:
+    looks = Looks(nova, skew)
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    looks.passes(40)
+    nova.change("s1", status="SHUTOFF")
+    assert statuses(await looks.after()) == {"s1": "SHUTOFF", "s2": "ACTIVE"}
+    nova.change("s2", status="DELETED")
+    found = await looks.after()
+    assert (statuses(found), found.gone["s2"].status) == ({"s1": "SHUTOFF"}, "DELETED")
+    assert len(nova.asked) == 1
+
+
+async def test_hosts_of_the_cloud_whose_clocks_differ(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    nova.now += 250
+    nova.change("s2", power=1)  # by one whose clock is ahead
+    nova.now -= 250
+    await looks.after(0)
+    nova.change("s1", status="SHUTOFF")
+    assert statuses(await looks.after())["s1"] == "SHUTOFF"
+    assert len(nova.asked) == 1
+
+
+async def test_a_change_of_next_year_does_not_end_all_news(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    nova.rows["s2"] = replace(nova.rows["s2"], updated_at=nova.now + 365 * 86400)
+    await looks.after(0)
+    nova.change("s1", status="SHUTOFF")
+    assert statuses(await looks.after())["s1"] == "SHUTOFF"
+    assert len(nova.asked) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ what has gone
+
+
+async def test_a_deleted_one_is_remembered_with_what_was_known_of_it(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    await looks.after(0)
+    before = nova.rows["s1"]
+    nova.change("s1", status="DELETED", power=0, terminated_at=nova.now + 9)
+    found = await looks.after()
+    gone = found.gone["s1"]
+    assert found.servers == ()
+    assert (gone.status, gone.metadata, gone.host_id, gone.power) == ("DELETED", before.metadata, before.host_id, 1)
+    assert gone.terminated_at
+    for _ in range(3):
+        assert (await looks.after(FULL_S / 2)).gone.get("s1", gone) == gone
+    assert (await looks.after(KEEP_S)).gone == {}
+
+
+async def test_a_restarted_controller_learns_who_was_deleted_meanwhile(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    nova.boot("s3", "another-a1b2-8", controller="another")
+    nova.boot("s4", "kitchen")
+    nova.boot("s5", "kit-a1b2-5")
+    nova.change("s5", status="DELETED")
+    looks.passes(2 * KEEP_S)
+    for server_id in ("s2", "s3", "s4"):
+        nova.change(server_id, status="DELETED")
+    looks.passes(10)
+    nova.change("s1", power=1)
+    found = await looks.after()
+    assert (statuses(found), set(found.gone)) == ({"s1": "ACTIVE"}, {"s2"})
+    assert found.gone["s2"].name == "kit-a1b2-8"
+
+
+async def test_what_is_deleted_does_not_come_back(nova: Nova, looks: Looks) -> None:
+    """An old copy of Nova's tables shows it once more, and the next look is a full one."""
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    was = nova.rows["s1"]
+    nova.change("s1", status="DELETED")
+    await looks.after()
+    now, nova.rows["s1"] = nova.rows["s1"], was
+    assert statuses(await looks.after()) == {"s2": "ACTIVE"}
+    nova.rows["s1"] = now
+    await looks.after()
+    assert nova.asked[0] == "all"
+
+
+async def test_a_soft_deleted_one_may_be_restored(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    await looks.after(0)
+    nova.change("s1", status="SOFT_DELETED")
+    found = await looks.after()
+    assert (found.servers, found.gone["s1"].status) == ((), "SOFT_DELETED")
+    nova.change("s1", status="ACTIVE")
+    found = await looks.after()
+    assert (statuses(found), found.gone) == ({"s1": "ACTIVE"}, {})
+
+
+# ----------------------------------------------------------------------------------------------------- cells, strangers
+
+
+async def test_servers_of_a_cell_that_is_down_are_alive(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    nova.cells = {"s1": "cell1", "s2": "cell2"}
+    await looks.after(0)
+    known = nova.rows["s1"]
+    nova.down = {"cell1"}
+    assert statuses(await looks.after()) == {"s1": "ACTIVE", "s2": "ACTIVE"}  # by what has changed nobody knows it
+    found = await looks.after(FULL_S)
+    assert statuses(found) == {"s1": "UNKNOWN", "s2": "ACTIVE"}
+    [unknown] = [server for server in found.servers if server.id == "s1"]
+    assert unknown == replace(known, status="UNKNOWN", power=0)
+    nova.down = set()
+    assert statuses(await looks.after(FULL_S)) == {"s1": "ACTIVE", "s2": "ACTIVE"}
+
+
+async def test_one_that_was_not_listed_for_a_while_is_there_again(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    kept = nova.rows.pop("s1")
+    found = await looks.after(FULL_S)
+    assert (statuses(found), found.gone["s1"].status) == ({"s2": "ACTIVE"}, "ACTIVE")
+    nova.rows["s1"] = kept
+    found = await looks.after(FULL_S)
+    assert (set(statuses(found)), found.gone) == ({"s1", "s2"}, {})
+
+
+async def test_an_unknown_server_may_be_ours_and_then_the_listing_is_partial(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.cells, nova.down = {"s1": "cell1"}, {"cell1"}
+    nova.boot("s2", "kit-a1b2-8")
+    with pytest.raises(UnavailableError, match="1 servers in it may be ours"):
+        await looks.after(0)
+    nova.down = set()
+    assert set(statuses(await looks.after())) == {"s1", "s2"}
+
+
+async def test_a_neighbours_server_of_a_cell_that_is_down_is_known_to_be_his(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("theirs", "web-1", controller="else")
+    nova.cells = {"theirs": "cell1"}
+    before = await looks.after(0)
+    nova.down = {"cell1"}
+    found = await looks.after(FULL_S)
+    assert statuses(found) == {"s1": "ACTIVE"}
+    assert found.others == before.others
+    assert [server.id for server in found.others] == ["theirs"]
+
+
+async def test_ours_are_told_by_their_metadata(nova: Nova, looks: Looks) -> None:
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8", site="another-cloud")
+    nova.boot("s3", "kit-two-a1b2-8", controller="kit-two")
+    nova.boot("s4", "kit-a1b2-9")
+    nova.rows["s4"] = replace(nova.rows["s4"], metadata={})
+    found = await looks.after(0)
+    assert statuses(found) == {"s1": "ACTIVE"}
+    assert {server.id for server in found.others} == {"s2", "s3", "s4"}
+    for server_id in ("s2", "s3", "s4"):
+        nova.change(server_id, status="SHUTOFF")
+    assert statuses(await looks.after()) == {"s1": "ACTIVE"}

@@ -1,0 +1,319 @@
+"""What an operator writes about an OpenStack site: what passes, what it comes to, how the rest is told, at its line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from adapters.openstack.creation import Resolved, request
+from adapters.openstack.hosts import nodes
+from adapters.openstack.settings import OpenStackSiteConfig
+from provisioner.config import ConfigErrors, SiteSpec, check, load
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+
+H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=1000)
+LEAST = {"cloud": "gridka", "image": "drone", "types": {"h100": {"flavor": "gpu.h100.1"}}}
+HOST = {"names": ["gk-gpu-01"], "gpus": 4, "cpus": 128, "memory": "1 TiB", "disk": "6 TB"}
+AUTH = {
+    "url": "https://keystone.example.org:5000",
+    "application_credential_id": "0123abcd",
+    "application_credential_secret": {"env": "OS_SECRET"},
+}
+
+
+def config(**options: object) -> OpenStackSiteConfig:
+    return OpenStackSiteConfig.model_validate({**LEAST, **options})
+
+
+def refused(**options: object) -> str:
+    with pytest.raises(ValidationError) as found:
+        config(**options)
+    [error] = found.value.errors()
+    return str(error["msg"])
+
+
+# --------------------------------------------------------------------------------------------------- what servers have
+
+
+def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> None:
+    settings = config(
+        networks=["drones"],
+        security_groups=["out"],
+        availability_zone="ka",
+        metadata={"cost_centre": "wlcg", "who": "etp"},
+        types={
+            "h100": {"flavor": "gpu.h100.1"},
+            "mig": {"flavor": "gpu.mig", "image": "mig", "networks": [], "metadata": {"who": "all"}},
+            "disk": {"flavor": "gpu.nodisk", "boot_volume": {"size": "60 GiB"}, "availability_zone": ""},
+        },
+    )
+    general, special, disk = settings.server("h100"), settings.server("mig"), settings.server("disk")
+    assert (general.flavor, general.image, general.networks) == ("gpu.h100.1", "drone", ["drones"])
+    assert (special.flavor, special.image, special.networks) == ("gpu.mig", "mig", [])
+    assert general.security_groups == special.security_groups == ["out"]
+    assert (general.availability_zone, disk.availability_zone) == ("ka", "")
+    assert special.metadata == {"cost_centre": "wlcg", "who": "all"}
+    assert general.boot_volume is None
+    assert disk.boot_volume is not None and disk.boot_volume.size == 60 * 1024
+
+
+def test_what_is_set_is_what_nova_is_asked_for() -> None:
+    settings = config(
+        key_pair="etp",
+        config_drive=True,
+        server_group="0" * 8 + "-1111-2222-3333-" + "4" * 12,
+        types={"h100": {"flavor": "f", "boot_volume": {"size": "60.5 GiB", "type": "ssd"}, "availability_zone": "ka"}},
+    )
+    order = StartOrder(DroneId("kit-a1b2-7"), H100, 600.0, 40.0)
+    server, hints = request(order, settings, Resolved("flavor-id", "image-id", ("net-id",), ("sg-id",)), b"#!/bin/sh\n")
+    [volume] = server["block_device_mapping_v2"]
+    assert (volume["uuid"], volume["volume_size"], volume["volume_type"]) == ("image-id", 61, "ssd")
+    assert volume["delete_on_termination"] is True and "imageRef" not in server
+    assert (server["key_name"], server["config_drive"], server["availability_zone"]) == ("etp", True, "ka")
+    assert hints == {"group": "00000000-1111-2222-3333-444444444444"}
+
+
+# --------------------------------------------------------------------------------------------------------- which cloud
+
+
+def test_a_cloud_is_an_entry_of_a_file_or_said_here() -> None:
+    assert config().cloud == "gridka"
+    said = config(cloud="", auth=AUTH)
+    assert said.auth is not None and said.auth.application_credential_id == "0123abcd"
+    assert "one of `cloud`" in refused(cloud="")
+    assert "one of `cloud`" in refused(auth=AUTH)
+    assert "goes with `cloud`" in refused(cloud="", auth=AUTH, clouds_file="clouds.yaml")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "keystone.example.org:5000",
+        "ftp://keystone.example.org",
+        "https://who:secret@keystone.example.org",
+        "https://a b",
+    ],
+)
+def test_an_address_of_a_keystone_is_one(url: str) -> None:
+    assert refused(cloud="", auth={**AUTH, "url": url})
+
+
+def test_an_owner_is_a_cloud_of_his_own_and_wants_hosts() -> None:
+    assert "`hosts` is wanted with `owner`" in refused(owner={"cloud": "owner"})
+    assert "one of `cloud`" in refused(hosts=[HOST], owner={"names": "^etp-"})
+    assert "no regular expression" in refused(hosts=[HOST], owner={"cloud": "owner", "names": "etp-("})
+    owner = config(hosts=[HOST], owner={"cloud": "owner", "names": "^etp-", "wait": "2h"}).owner
+    assert owner is not None and (owner.names, owner.wait) == ("^etp-", 7200.0)
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PROVISIONER_X", "drone_id", "_CONDOR_X", "CONDOR_CONFIG", "CONDOR_PREFIX_", "CUDA_VISIBLE_DEVICES", "A B", "1A"],
+)
+def test_variables_that_are_ours_or_none_are_refused(name: str) -> None:
+    assert refused(env={name: "1"})
+
+
+def test_where_htcondor_is_and_who_runs_it_the_image_decides() -> None:
+    env = {"CONDOR_PREFIX": "/opt/condor", "DRONE_USER": "drone", "http_proxy": "http://proxy:3128"}
+    assert config(env=env).env == env
+    assert refused(env={"X": "two\nlines"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("provisioner_drone", "kit-a1b2-7"), ("a key", "x"), ("key", "x" * 256), ("key", "a\nb")]
+)
+def test_metadata_that_are_ours_or_none_are_refused(key: str, value: str) -> None:
+    assert f"`{key}`" in refused(metadata={key: value})
+
+
+def test_a_server_takes_only_so_many_metadata() -> None:
+    assert "128" in refused(metadata={f"k{number}": "v" for number in range(101)})
+    assert len(config(metadata={f"k{number}": "v" for number in range(100)}).metadata) == 100
+
+
+@pytest.mark.parametrize("key", ["image", "key_pair", "availability_zone"])
+@pytest.mark.parametrize("value", ["a/b", " a", "a\nb", "x" * 256])
+def test_a_name_leads_to_one_thing(key: str, value: str) -> None:
+    assert refused(**{key: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scratch": "var/tmp"},
+        {"scratch": "/var/$(id)"},
+        {"interface": "outside"},
+        {"server_group": "my group"},
+        {"types": {}},
+        {"types": {"h100": {}}},
+        {"boot_volume": {"size": "60"}},
+        {"hosts": [{**HOST, "names": []}]},
+        {"hosts": [{**HOST, "gpus": 0}]},
+        {"hosts": [{**HOST, "names": ["gk-gpu-[01-08]"]}]},
+        {"keep_ended": "10s"},
+        {"console_lines": -1},
+        {"parallel": 0},
+        {"flavour": "gpu"},
+    ],
+    ids=str,
+)
+def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
+    assert refused(**options)
+
+
+# ------------------------------------------------------------------------------------------- with the types of its site
+
+
+def test_types_that_do_not_fit_are_told_with_the_repair() -> None:
+    settings = config(
+        image="",
+        types={"h100": {"flavor": "f", "image": "drone"}, "h10": {"flavor": "f"}, "share": {"flavor": "g"}},
+        hosts=[{**HOST, "types": ["h100", "h200"]}],
+    )
+    share, other = replace(H100, name="share", gpu_milli=500), replace(H100, name="other")
+    found = {tuple(map(str, path)): message for path, message in settings.misfits([H100, share, other])}
+    assert found.keys() == {
+        ("types", "share", "gpus"),
+        ("options", "types", "share"),
+        ("options", "types"),
+        ("options", "types", "h10"),
+        ("options", "hosts", "0", "types"),
+    }
+    assert "write `gpus: 1`" in found["types", "share", "gpus"]
+    assert "has no image" in found["options", "types", "share"]
+    assert "`types: {other: {flavor: NAME}}`" in found["options", "types"]
+    assert "`h100`" in found["options", "types", "h10"]
+    assert "`h200`" in found["options", "hosts", "0", "types"]
+    assert list(config().misfits([H100])) == []
+
+
+CONTROLLER = """
+controller: kit
+store: {path: provisioner.db}
+overlay: {adapter: embedded, options: {path: queue.db}}
+sites: [SITE]
+"""
+GOOD = """\
+site: gridka
+adapter: openstack
+types:
+  h100: {gpus: 1, cpus: 16, memory: 120 GiB, disk: 100 GiB}
+options:
+  cloud: gridka
+  image: drone
+  types:
+    h100: {flavor: gpu.h100.1}
+  hosts:
+    - {names: [gk-gpu-01], types: [h100], gpus: 4, cpus: 128, memory: 1 TiB, disk: 6 TB}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("image: drone", "imgae: drone", {"7:3": "did you mean `image`"}),
+        ("cloud: gridka", "region: KA", {"6:3": "write `cloud: NAME`"}),
+        ("gpus: 1,", "gpus: 0.5,", {"4:10": "write `gpus: 1`"}),
+        ("h100: {flavor", "h10: {flavor", {"8:3": "`h100` has no flavour", "9:5": "there is no drone type `h10`"}),
+        ("types: [h100]", "types: [h200]", {"11:28": "there is no drone type `h200`"}),
+        ("gpus: 4,", "gpus: many,", {"11:49": "whole number"}),
+        ("image: drone", "setup: setup.sh", {"9:5": "has no image: write `image: NAME`"}),
+        ("image: drone", "image: drone\n  metadata: {provisioner_site: x}", {"8:32": "is set by the provisioner"}),
+        ("image: drone", "image: drone\n  env: {DRONE_ID: x}", {"8:19": "is set by the site itself"}),
+        ("image: drone", "image: drone\n  parallel: 0", {"8:13": "1"}),
+        ("image: drone", "image: drone\n  owner: {cloud: o, names: '('}", {"8:28": "no regular expression"}),
+    ],
+)
+def test_mistakes_are_told_where_they_stand(tmp_path: Path, right: str, wrong: str, told: dict[str, str]) -> None:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", "gridka.yaml"))
+    site = tmp_path / "gridka.yaml"
+    site.write_text(GOOD)
+    assert check(tmp_path / "provisioner.yaml") == []
+    assert right in GOOD
+    site.write_text(GOOD.replace(right, wrong, 1))
+    found = {f"{p.line}:{p.col}": p for p in check(tmp_path / "provisioner.yaml")}
+    assert found.keys() == told.keys(), [*map(str, found.values())]
+    assert all(words in found[spot].message and found[spot].file == str(site) for spot, words in told.items()), found
+    with pytest.raises(ConfigErrors):
+        load(tmp_path / "provisioner.yaml")
+
+
+def test_a_secret_is_never_written_down(tmp_path: Path) -> None:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", "gridka.yaml"))
+    auth = "auth: {url: 'https://k.example.org', application_credential_id: a1, application_credential_secret: hunter2}"
+    (tmp_path / "gridka.yaml").write_text(GOOD.replace("cloud: gridka", auth))
+    [problem] = check(tmp_path / "provisioner.yaml")
+    assert problem.line == 6 and "`{file: path}` or `{env: NAME}`" in problem.message
+    assert "hunter2" not in str(problem)
+
+
+def test_a_secret_that_cannot_be_read_here_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", "gridka.yaml"))
+    auth = "auth: {url: 'https://k.example.org', application_credential_id: a1, "
+    auth += "application_credential_secret: {file: /nowhere/secret}}"
+    (tmp_path / "gridka.yaml").write_text(GOOD.replace("cloud: gridka", auth))
+    warnings = map(str, load(tmp_path / "provisioner.yaml").warnings)
+    [told] = [each for each in warnings if "placeholder" not in each]
+    assert re.search(r"gridka\.yaml:6:\d+: warning: `application_credential_secret`: .*/nowhere/secret", told)
+
+
+def test_a_cloud_that_is_not_known_here_is_a_warning_for_us_and_for_the_owner(tmp_path: Path) -> None:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", "gridka.yaml"))
+    owner = "owner: {cloud: etp, clouds_file: nowhere.yaml}"
+    text = GOOD.replace("cloud: gridka", f"cloud: gridkA\n  clouds_file: clouds.yaml\n  {owner}")
+    (tmp_path / "gridka.yaml").write_text(text)
+    (tmp_path / "clouds.yaml").write_text("clouds:\n  gridka:\n    auth: {}\n")
+    ours, theirs = map(str, load(tmp_path / "provisioner.yaml").warnings)
+    assert re.search(r"gridka\.yaml:7:\d+: warning: .*there is no cloud `gridkA`.*did you mean `gridka`", ours)
+    assert re.search(r"gridka\.yaml:8:\d+: warning: .*nowhere\.yaml: it cannot be read", theirs)
+
+
+# --------------------------------------------------------------------------------------------- the file that is shipped
+
+FILE = Path(__file__).parents[2] / "site_configs" / "gridka-cloud.yaml"
+
+
+@pytest.fixture
+def gridka(tmp_path: Path) -> SiteSpec:
+    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", str(FILE)))
+    [site] = load(tmp_path / "provisioner.yaml").sites
+    return site
+
+
+def test_gridkas_file_fits_gridkas_hosts(gridka: SiteSpec) -> None:
+    found = nodes(gridka.options, gridka.types, (), (), {}).nodes
+    assert {(node.name, node.types, node.free_gpu_milli) for node in found} == {
+        ("gk-gpu-01", ("v100s",), 4000),
+        ("gk-gpu-02", ("v100s",), 4000),
+        ("gk-gpu-11", ("a100-10g",), 12000),
+    }
+    assert sum(node.gpu_milli for node in found) == gridka.policy.max_gpu_milli == 20_000
+    assert sum(kind.max_drones or 0 for kind in gridka.types) == gridka.policy.max_drones == 20
+
+
+def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteSpec) -> None:
+    """As many drones as it has GPUs fit, and the reserve asks for no more than one of them has."""
+    [kept] = gridka.policy.blocking
+    for node in nodes(gridka.options, gridka.types, (), (), {}).nodes:
+        [kind] = [each for each in gridka.types if each.name in node.types]
+        count = node.gpu_milli // WHOLE_GPU
+        assert count * kind.cpus <= node.cpus
+        assert count * kind.memory_mib <= node.memory_mib
+        assert count * kind.disk_mib <= node.disk_mib
+        assert kept.cpus <= kind.cpus and kept.memory_mib <= kind.memory_mib
+
+
+def test_gridkas_times_go_with_how_nova_works(gridka: SiteSpec) -> None:
+    assert gridka.policy.grace_s < 60, "Nova's shutdown_timeout, unless the image says otherwise"
+    assert gridka.policy.settle_s > 300, "a create without an answer may still get through"
+    assert gridka.policy.act_deadline_s >= gridka.options.create_deadline + gridka.options.deadline
+    assert gridka.policy.look_deadline_s >= 3 * gridka.options.deadline
+    assert gridka.options.owner is not None and gridka.options.hosts

@@ -1,0 +1,210 @@
+"""Words to tell stories with: small snapshots, built from what the story is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from provisioner.model import (
+    Breaker,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Eviction,
+    Fault,
+    FaultKind,
+    JobClass,
+    Node,
+    OperatorRequest,
+    OverlayView,
+    OwnerDemand,
+    Plan,
+    Policy,
+    PolledOverlay,
+    PolledSite,
+    RemoteDrone,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
+    SlotState,
+    Snapshot,
+    TypeKey,
+)
+from provisioner.planner import decide
+from provisioner.planner.check import check
+
+NOW = 1_000_000.0
+
+A100 = DroneType("topas", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, price=2.0)
+V100 = DroneType("topas", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=1.0)
+QUAD = DroneType("horeka", "quad", 4000, 64, 262144, 0, vram_mib=40960, capability=80, price=2.0)
+
+SMALL = JobClass("small", 1000, 8, 20480, waiting=1, oldest_at=NOW - 100)
+
+
+def jobs(job: JobClass = SMALL, waiting: int = 1, **more: object) -> JobClass:
+    return replace(job, waiting=waiting, **more)  # type: ignore[arg-type]
+
+
+def drone(
+    name: str, state: DroneState = DroneState.IDLE, kind: DroneType = A100, age_s: float = 60.0, **more: object
+) -> Drone:
+    """A recorded drone that has been in its state for ``age_s``."""
+    at = NOW - age_s
+    made = Drone(DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli)
+    if state is not DroneState.REQUESTED:
+        made = replace(made, submitted_at=at, remote_id=f"r-{name}")
+    if state in (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
+        made = replace(made, started_at=at)
+    if state in (DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
+        made = replace(made, joined_at=at)
+    if state is DroneState.IDLE:
+        made = replace(made, idle_at=at)
+    if state is DroneState.BUSY:
+        made = replace(made, busy_at=at, jobs=1, jobs_started=1)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def slot_of(drone: Drone, kind: DroneType = A100, **more: object) -> Slot:
+    """The slot that the overlay would show for a recorded drone in its state."""
+    busy = drone.state is DroneState.BUSY
+    made = Slot(
+        drone.id,
+        SlotState.BUSY if busy else SlotState.IDLE,
+        heard_at=NOW - 1,
+        free_gpu_milli=0 if busy else kind.gpu_milli,
+        free_cpus=0 if busy else kind.cpus,
+        free_memory_mib=0 if busy else kind.memory_mib,
+        jobs=1 if busy else 0,
+        jobs_started=drone.jobs_started,
+        idle_since=drone.idle_at,
+    )
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def remote_of(drone: Drone) -> RemoteDrone:
+    """What a site would list for a recorded drone in its state."""
+    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+    return RemoteDrone(
+        drone.id,
+        RemoteState.PENDING if waits else RemoteState.RUNNING,
+        remote_id=drone.remote_id or f"r-{drone.id}",
+        started_at=drone.started_at,
+        node=drone.node,
+        notice_at=drone.notice_at,
+    )
+
+
+def node(
+    name: str, gpus: int, cpus: int = 192, memory_gib: int = 1024, *, kinds: tuple[str, ...] = ("a100",), **free: int
+) -> Node:
+    """A node of so much; ``free``: ``gpus``, ``cpus``, ``memory_gib`` that nobody holds (default: all)."""
+    return Node(
+        name,
+        kinds,
+        gpus * 1000,
+        cpus,
+        memory_gib * 1024,
+        0,
+        free.get("free_gpus", gpus) * 1000,
+        free.get("free_cpus", cpus),
+        free.get("free_gib", memory_gib) * 1024,
+        0,
+    )
+
+
+def snapshot(
+    *,
+    classes: Iterable[JobClass] = (),
+    drones: Iterable[Drone] = (),
+    types: Iterable[DroneType] = (A100,),
+    slots: Iterable[Slot] | None = None,
+    remotes: Iterable[RemoteDrone] | None = None,
+    free: Mapping[str, int] | None = None,
+    quota: Mapping[str, int] | None = None,
+    nodes: Iterable[Node] = (),
+    claims: Iterable[OwnerDemand] = (),
+    evictions: tuple[Eviction, ...] | None = None,
+    gpu_wanted_at: float = NOW,
+    policy: Policy | None = None,
+    limits: Mapping[str, object] | None = None,
+    breakers: Iterable[Breaker] = (),
+    requests: Iterable[OperatorRequest] = (),
+    site_fault: Fault | None = None,
+    overlay_fault: Fault | None = None,
+    overlay_age_s: float = 1.0,
+    site_age_s: float = 1.0,
+    view: bool = True,
+) -> Snapshot:
+    """A snapshot in which views agree with the record, unless the story says otherwise."""
+    drones, types = list(drones), tuple(types)
+    by_key = {t.key: t for t in types}
+    sites = sorted({t.site for t in types} | {d.site for d in drones})
+    policy = policy or Policy()
+    limit_of = {s: SitePolicy(s, **(limits or {})) for s in sites}  # type: ignore[arg-type]
+    policy = replace(policy, sites=limit_of)
+    if slots is None:
+        joined = (DroneState.IDLE, DroneState.BUSY)
+        slots = [slot_of(d, by_key.get(d.type, A100)) for d in drones if d.state in joined]
+    if remotes is None:
+        remotes = [remote_of(d) for d in drones if d.state is not DroneState.REQUESTED]
+    listed = list(remotes)
+    readings = {
+        s: PolledSite(
+            s,
+            SiteView(
+                s,
+                NOW - site_age_s,
+                {r.drone_id: r for r in listed if _site(r, drones, s)},
+                free,
+                nodes=tuple(nodes) if s == types[0].site else (),
+                claims=tuple(claims) if s == types[0].site else (),
+                quota=quota,
+            ),
+            site_fault,
+        )
+        for s in sites
+    }
+    return Snapshot(
+        now=NOW,
+        tick=7,
+        id_prefix="kit-ab12",
+        next_serial=42,
+        policy=policy,
+        types=types,
+        overlay=PolledOverlay(
+            OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions) if view else None,
+            overlay_fault,
+        ),
+        sites=readings,
+        drones={d.id: d for d in drones},
+        breakers={b.scope: b for b in breakers},
+        requests=tuple(requests),
+        gpu_wanted_at=gpu_wanted_at,
+    )
+
+
+def _site(remote: RemoteDrone, drones: list[Drone], site: str) -> bool:
+    owner = next((d.site for d in drones if d.id == remote.drone_id), None)
+    return owner in (None, site)
+
+
+def plan_of(snap: Snapshot) -> Plan:
+    """The plan, judged by the independent checker as in production."""
+    plan = decide(snap)
+    assert check(snap, plan) == ()
+    assert decide(snap) == plan, "same snapshot, same plan"
+    return plan
+
+
+def started(plan: Plan) -> list[TypeKey]:
+    return [s.drone.type for s in plan.starts]
+
+
+def why(plan: Plan, subject: str) -> list[object]:
+    return [r.reason for r in plan.refusals if r.subject == subject]
+
+
+DOWN = Fault(FaultKind.DOWN, "connection refused", NOW - 1)

@@ -1,0 +1,234 @@
+"""Drones and nodes in which jobs fail one after the other, and users whose jobs fail everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    CompletedJob,
+    Drain,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobFailure,
+    Plan,
+    Slot,
+    Snapshot,
+    Stop,
+)
+from provisioner.planner import decide
+from provisioner.planner.check import check
+from provisioner.planner.eaters import QUIET_S
+from provisioner.reasons import BlackHoleDrone, BlackHoleNode
+from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot
+
+S = DroneState
+BAD, GOOD = "bad", "good"
+
+
+def failed(name: str, owner: str, count: int = 3, first: int = 0) -> list[JobFailure]:
+    return [
+        JobFailure(DroneId(name), f"{owner}.{name}.{n}", NOW - 300 + n, owner, "held with code 12")
+        for n in range(first, first + count)
+    ]
+
+
+def done(name: str, owner: str, count: int = 1) -> list[CompletedJob]:
+    return [
+        CompletedJob(
+            f"done.{owner}.{name}.{n}", NOW - 100, NOW - 900, 200.0, 1000, 1, 100, owner=owner, drone_id=DroneId(name)
+        )
+        for n in range(count)
+    ]
+
+
+def pool(*drones: Drone, mishaps: list[JobFailure], completions: list[CompletedJob] = (), **more: object) -> Snapshot:  # type: ignore[assignment]
+    """Slots that have started many jobs, unless the story brings its own."""
+    slots = more.pop("slots", [slot_of(d, jobs_started=50) for d in drones if d.joined_at])
+    made = snapshot(drones=drones, slots=slots, **more)  # type: ignore[arg-type]
+    assert made.overlay.view is not None
+    view = replace(made.overlay.view, mishaps=tuple(mishaps), completions=tuple(completions))
+    return replace(made, overlay=replace(made.overlay, view=view))
+
+
+def idle(name: str, node: str = "n1", **more: object) -> Drone:
+    return drone(name, S.IDLE, age_s=10, node=node, **more)
+
+
+def leavers(plan: Plan) -> dict[str, object]:
+    return {a.drone.id: a.reason for a in plan.leaves if isinstance(a.reason, BlackHoleDrone | BlackHoleNode)}
+
+
+def test_a_drone_in_which_jobs_of_two_users_fail_is_drained() -> None:
+    plan = plan_of(pool(idle(BAD), idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
+    assert leavers(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
+    (drain,) = plan.drains
+    assert (drain.mode, drain.drone.leaving) == (DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"
+
+
+def test_a_drone_that_fails_jobs_of_one_user_whose_others_go_well_elsewhere_is_drained() -> None:
+    plan = plan_of(pool(idle(BAD), idle(GOOD), mishaps=failed(BAD, "ann"), completions=done(GOOD, "ann")))
+    assert isinstance(leavers(plan)[BAD], BlackHoleDrone)
+
+
+def test_a_job_that_has_run_for_long_elsewhere_goes_well_there() -> None:
+    good = drone(GOOD, S.BUSY)
+    runs = slot_of(good, jobs_started=1, owner="ann", begun_at=NOW - 1000)
+    bad = slot_of(idle(BAD), jobs_started=5)
+    assert BAD in leavers(plan_of(pool(idle(BAD), good, mishaps=failed(BAD, "ann"), slots=[bad, runs])))
+
+
+def test_a_drone_with_a_job_ends_it_first() -> None:
+    busy = drone(BAD, S.BUSY, node="n1")
+    (drain,) = plan_of(pool(busy, mishaps=[*failed(BAD, "ann"), *failed(BAD, "bob")])).drains
+    assert (drain.mode, drain.was) == (DrainMode.PEACEFUL, S.BUSY)
+
+
+@pytest.mark.parametrize(
+    ("mishaps", "completions"),
+    [
+        pytest.param(failed(BAD, "ann", 50), [], id="one user, nothing known of them elsewhere"),
+        pytest.param(failed(BAD, "ann", 50) + failed(GOOD, "ann", 50), done(GOOD, "bob", 9), id="fails everywhere"),
+        pytest.param(
+            failed(BAD, "ann", 50) + failed(GOOD, "ann", 5), done(GOOD, "ann", 5), id="fails elsewhere as often"
+        ),
+        pytest.param(failed(BAD, "ann", 1) + failed(BAD, "bob", 1), [], id="too few"),
+        pytest.param(
+            failed(BAD, "ann", 3) + failed(BAD, "bob", 3), done(BAD, "eve", 2), id="two jobs of others went well in it"
+        ),
+        pytest.param(
+            [replace(each, job_id="1.0") for each in failed(BAD, "ann", 8)], done(GOOD, "ann"), id="one job again"
+        ),
+        pytest.param(failed("no-such", "ann") + failed("no-such", "bob"), [], id="a drone that is not ours"),
+    ],
+)
+def test_failed_jobs_that_say_nothing_of_the_drone_drain_none(
+    mishaps: list[JobFailure], completions: list[CompletedJob]
+) -> None:
+    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=mishaps, completions=completions))) == {}
+
+
+def test_a_job_that_goes_back_to_the_same_drone_again_and_again_tells_of_it_until_it_fails_elsewhere() -> None:
+    (job,) = failed(BAD, "ann", 1)
+    again = [replace(job, at=job.at + n) for n in range(12)]
+    well = done(GOOD, "ann", 5)
+    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again[:8], completions=well))) == {}
+    (why,) = leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again, completions=well))).values()
+    assert isinstance(why, BlackHoleDrone) and why.failed == 12
+    other = [replace(job, drone_id=DroneId("third"))]
+    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again + other, completions=well))) == {}
+
+
+def test_no_more_failures_are_believed_than_jobs_were_started() -> None:
+    told = [*failed(BAD, "ann", 20), *failed(BAD, "bob", 20)]
+    for started, leaves in ((0, False), (2, False), (3, True)):
+        plan = plan_of(pool(idle(BAD), mishaps=told, slots=[slot_of(idle(BAD), jobs_started=started)]))
+        assert bool(leavers(plan)) is leaves, started
+
+
+def test_a_completion_that_failed_within_seconds_does_not_count_as_one_that_went_well() -> None:
+    bad = [*failed(BAD, "ann"), *failed(BAD, "bob")]
+    ended = [replace(done(BAD, m.owner)[0], job_id=m.job_id) for m in bad]
+    assert leavers(plan_of(pool(idle(BAD), mishaps=bad, completions=ended)))[BAD] == BlackHoleDrone(
+        6, 0, 2, "n1", "job bob.bad.2 held with code 12"
+    )
+
+
+def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
+    drones = [idle(f"d-{n}", f"n{n}") for n in range(12)]
+    lies = [mishap for each in drones for owner in ("ann", "bob") for mishap in failed(each.id, owner)]
+    went_well = [*done("d-0", "ann", 99), *done("d-1", "ann", 99), *done("d-0", "bob", 99), *done("d-1", "bob", 99)]
+    first = plan_of(pool(*drones, mishaps=lies, completions=went_well))
+    assert len(leavers(first)) == 3
+    going = {d.drone.id: d.drone for d in first.drains}
+    then = plan_of(pool(*(going.get(d.id, d) for d in drones), mishaps=lies, completions=went_well))
+    assert leavers(then) == {}, "those that drain count"
+
+
+# -------------------------------------------------------------------------------------------------------------- nodes
+
+
+def node_after(*names: str, breaker: Breaker | None = None, node: str = "n1") -> Breaker:
+    told = [mishap for name in names for owner in ("ann", "bob") for mishap in failed(name, owner)]
+    others = [idle(f"other-{n}", "n2") for n in range(4 * len(names))]
+    plan = plan_of(
+        pool(
+            *(idle(name, node) for name in names),
+            *others,
+            mishaps=told,
+            completions=[*done("other-1", "ann", 20), *done("other-2", "bob", 20)],
+            breakers=[breaker] if breaker else [],
+        )
+    )
+    assert len(leavers(plan)) == len(names)
+    (found,) = plan.breakers
+    return found
+
+
+def test_a_node_backs_off_after_its_second_drone_and_longer_after_each_further_one() -> None:
+    first = node_after("d-1")
+    assert (first.scope, first.node, first.state, first.failures) == ("topas@n1", "n1", BreakerState.DEGRADED, 1)
+    second = node_after("d-2", breaker=first)
+    assert (second.state, second.failures, second.until) == (BreakerState.BANNED, 2, NOW + 1800)
+    assert node_after("d-1", "d-2") == replace(second, fault=node_after("d-1", "d-2").fault), "two at once, too"
+    probed = replace(second, state=BreakerState.PROBING, since=NOW - 60, until=NOW - 60)
+    third = node_after("d-3", breaker=probed)
+    assert (third.state, third.until) == (BreakerState.BANNED, NOW + 3600)
+    assert node_after("d-4", breaker=replace(third, failures=50)).until == NOW + 21600
+
+
+def test_a_node_is_forgotten_after_a_quiet_hour() -> None:
+    old = Breaker("topas@n1", BreakerState.DEGRADED, since=NOW - QUIET_S - 1, failures=1)
+    (after,) = decide(pool(idle("d-1"), mishaps=[], breakers=[old])).breakers
+    assert after.state is BreakerState.ACTIVE and after.forgotten
+    assert node_after("d-1", breaker=old).failures == 1, "the second drone came too late"
+
+
+def test_a_node_with_an_odd_name_gets_no_breaker() -> None:
+    told = [*failed(BAD, "ann"), *failed(BAD, "bob")]
+    for node in ("", "a/b", "a#b", "x" * 200, "ü"):
+        plan = plan_of(pool(idle(BAD, node), mishaps=told))
+        assert leavers(plan) and plan.breakers == ()
+
+
+BANNED = Breaker(
+    "topas@n1",
+    BreakerState.BANNED,
+    since=NOW,
+    failures=2,
+    until=NOW + 900,
+    fault=Fault(FaultKind.BLACK_HOLE, "why", NOW),
+)
+
+
+def test_drones_without_a_job_leave_a_node_that_is_avoided() -> None:
+    booting = drone("boots", S.BOOTING, node="n1")
+    plan = plan_of(pool(booting, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
+    (stop,) = plan.leaves
+    assert isinstance(stop, Stop) and stop.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+    free = idle("free")
+    plan = plan_of(pool(free, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
+    (drain,) = plan.leaves
+    assert isinstance(drain, Drain) and drain.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+
+
+def slots_of(*drones: Drone, **more: object) -> list[Slot]:
+    return [slot_of(each, **more) for each in drones]
+
+
+def test_who_has_a_job_stays_and_so_do_all_where_there_is_no_other_node() -> None:
+    other = idle("other", "n2")
+    busy = drone("busy", S.BUSY, node="n1", idle_at=0.0)
+    assert leavers(plan_of(pool(busy, other, mishaps=[], breakers=[BANNED]))) == {}
+    late = pool(idle("d-1"), other, mishaps=[], breakers=[BANNED], slots=slots_of(idle("d-1"), other, jobs=1))
+    assert leavers(decide(late)) == {} and check(late, decide(late)) == (), "it has just got one"
+    assert leavers(plan_of(pool(idle("d-1"), idle("d-2"), mishaps=[], breakers=[BANNED]))) == {}
+    past = replace(BANNED, until=NOW - 1)
+    assert leavers(plan_of(pool(idle("d-1"), other, mishaps=[], breakers=[past]))) == {}, "the back-off is over"

@@ -1,0 +1,433 @@
+"""What views and receipts make of a drone."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.model import (
+    ENDS,
+    Drone,
+    DroneId,
+    DroneState,
+    EndKind,
+    Eviction,
+    Fault,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
+    SlotState,
+    StateChange,
+)
+from provisioner.planner.life import LIFE, end_state, observe, on_clock, settle_drain, settle_start, settle_stop
+from provisioner.reasons import (
+    Accepted,
+    Disappeared,
+    DrainRefused,
+    EndedAtSite,
+    NeverArrived,
+    OrderRefused,
+    OutcomeUnknown,
+    Preempted,
+    PreemptionNotice,
+    SeenAtSite,
+)
+from tests.planner.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
+
+S = DroneState
+LIMITS = SitePolicy("topas")
+
+
+def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> None:
+    assert set(LIFE) == set(S) - ENDS
+    for state, stage in LIFE.items():
+        assert stage.meaning and state not in stage.next
+        assert stage.next & ENDS, f"{state} has no end"
+        assert stage.ends_as in ENDS
+
+
+def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> None:
+    young, old = drone("kit-ab12-1", S.REQUESTED, age_s=100), drone("kit-ab12-1", S.REQUESTED, age_s=121)
+    assert plan_of(snapshot(drones=[young])).moves == ()
+    (move,) = plan_of(snapshot(drones=[old])).moves
+    assert (move.drone.state, move.reason) == (S.FAILED, NeverArrived(121, 120))
+
+
+def test_missing_once_is_not_gone() -> None:
+    there = drone("kit-ab12-1", S.BOOTING)
+    (first,) = plan_of(snapshot(drones=[there], remotes=[])).moves
+    assert first.drone.missing_at == NOW - 1
+    assert first.drone.state is S.BOOTING
+    others = [remote_of(drone("kit-ab12-2", S.BOOTING))]
+    (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=others)).moves
+    assert (gone.drone.state, gone.reason) == (S.LOST, Disappeared(59, 30))
+
+
+def test_a_drone_that_comes_back_was_never_gone() -> None:
+    there = drone("kit-ab12-1", S.BOOTING, missing_at=NOW - 60)
+    (move,) = plan_of(snapshot(drones=[there])).moves
+    assert (move.drone.state, move.drone.missing_at) == (S.BOOTING, 0.0)
+
+
+def test_a_listing_without_it_is_wrong_if_the_pool_hears_from_it() -> None:
+    there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 400, heard_at=NOW - 31)
+    assert plan_of(snapshot(drones=[there], remotes=[])).moves == ()
+
+
+def test_an_empty_listing_of_many_is_not_believed() -> None:
+    there = [drone(f"kit-ab12-{i}", S.BUSY, missing_at=NOW - 60) for i in range(4)]
+    plan = plan_of(snapshot(drones=there, remotes=[], slots=[]))
+    assert not any(m.drone.state.ended for m in plan.moves)
+
+
+def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
+    new = drone("kit-ab12-1", S.SUBMITTED, age_s=10)
+    plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[new], remotes=[], site_age_s=20))
+    assert plan.moves == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "remote", "becomes"),
+    [
+        (S.REQUESTED, RemoteState.PENDING, S.QUEUED),
+        (S.REQUESTED, RemoteState.RUNNING, S.BOOTING),
+        (S.REQUESTED, RemoteState.UNKNOWN, S.SUBMITTED),
+        (S.SUBMITTED, RemoteState.PENDING, S.QUEUED),
+        (S.QUEUED, RemoteState.RUNNING, S.BOOTING),
+        (S.QUEUED, RemoteState.UNKNOWN, S.QUEUED),
+        (S.BOOTING, RemoteState.UNKNOWN, S.BOOTING),
+        (S.STOPPING, RemoteState.RUNNING, S.STOPPING),
+    ],
+)
+def test_listings_move_a_drone_on_and_an_unknown_state_is_alive(state: S, remote: RemoteState, becomes: S) -> None:
+    before = drone("kit-ab12-1", state)
+    listed = replace(remote_of(before), state=remote)
+    move = observe(
+        before,
+        SiteView("topas", NOW - 1, {before.id: listed}),
+        None,
+        pool_fresh=True,
+        policy=LIMITS,
+        doubted=False,
+        now=NOW,
+    )
+    assert (move.drone.state if move else before.state) is becomes
+
+
+@pytest.mark.parametrize(
+    ("slot_state", "becomes"),
+    [
+        (SlotState.CHECKING, S.JOINED),
+        (SlotState.IDLE, S.IDLE),
+        (SlotState.BUSY, S.BUSY),
+        (SlotState.DRAINING, S.DRAINING),
+    ],
+)
+def test_a_slot_makes_a_booting_drone_join(slot_state: SlotState, becomes: S) -> None:
+    booting = drone("kit-ab12-1", S.BOOTING)
+    jobs = 1 if slot_state is SlotState.BUSY else 0
+    slot = replace(slot_of(booting), state=slot_state, jobs=jobs, jobs_started=jobs)
+    (move,) = plan_of(snapshot(drones=[booting], slots=[slot])).moves
+    assert move.drone.state is becomes
+    assert move.drone.joined_at == NOW
+
+
+def test_a_slot_not_heard_from_is_not_alive() -> None:
+    booting = drone("kit-ab12-1", S.BOOTING)
+    assert plan_of(snapshot(drones=[booting], slots=[slot_of(booting, heard_at=NOW - 901)])).moves == ()
+
+
+ENDINGS = [
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 0), S.UNUSED),
+    ({"busy_at": NOW - 50, "jobs_started": 1}, RemoteEnd(EndKind.EXITED, NOW, 0), S.DONE),
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 71, "gpu check failed"), S.FAILED),
+    ({}, RemoteEnd(EndKind.EXITED, NOW, 73), S.JOIN_TIMEOUT),
+    ({"leaving": S.JOIN_TIMEOUT}, RemoteEnd(EndKind.STOPPED, NOW), S.JOIN_TIMEOUT),
+    ({"leaving": S.CANCELLED}, RemoteEnd(EndKind.EXITED, NOW, 143), S.CANCELLED),
+    ({"leaving": S.DONE}, RemoteEnd(EndKind.PREEMPTED, NOW), S.PREEMPTED),
+    ({}, RemoteEnd(EndKind.FAULT, NOW, None, "node fault"), S.FAILED),
+    ({}, RemoteEnd(EndKind.STOPPED, NOW), S.CANCELLED),
+]
+
+
+@pytest.mark.parametrize(("more", "how", "becomes"), ENDINGS)
+def test_each_kind_of_end(more: dict[str, object], how: RemoteEnd, becomes: S) -> None:
+    assert end_state(drone("kit-ab12-1", S.BOOTING, **more), how) is becomes
+
+
+def test_an_end_of_which_the_site_tells_nothing_is_an_end() -> None:
+    there = drone("kit-ab12-1", S.BOOTING)
+    plan = plan_of(snapshot(drones=[there], remotes=[replace(remote_of(there), state=RemoteState.ENDED)]))
+    (move,) = plan.moves
+    assert move.drone.state is S.FAILED
+    assert move.drone.site_reason == "its site does not say how"
+
+
+def test_the_end_is_recorded_with_what_the_site_said() -> None:
+    there = drone("kit-ab12-1", S.BOOTING, age_s=2)
+    remote = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"))
+    plan = plan_of(snapshot(drones=[there], remotes=[remote]))
+    (move,) = plan.moves
+    assert move.reason == EndedAtSite("exited", 71, "no GPU", 2.0, 0)
+    assert move.drone.ended_at == NOW
+    assert [b.scope for b in plan.breakers if b.fault] == ["topas/a100"], "a type whose drones die young is slowed"
+
+
+def test_a_drone_that_found_work_after_all_did_not_match_nothing() -> None:
+    late = drone("kit-ab12-1", S.DRAINING, leaving=S.UNUSED, busy_at=NOW - 5)
+    remote = replace(remote_of(late), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 0))
+    (move,) = plan_of(snapshot(drones=[late], remotes=[remote])).moves
+    assert move.drone.state is S.DONE
+
+
+def test_receipts_of_a_start() -> None:
+    asked = drone("kit-ab12-1", S.REQUESTED)
+    fault = Fault(FaultKind.QUOTA, "quota of 4 exceeded", NOW)
+    accepted = settle_start(asked, OrderResult(asked.id, OrderOutcome.OK, "4711"), NOW)
+    refused = settle_start(asked, OrderResult(asked.id, OrderOutcome.REJECTED, fault=fault), NOW)
+    unsure = settle_start(asked, OrderResult(asked.id, OrderOutcome.UNKNOWN, fault=fault), NOW)
+    assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
+    assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
+    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
+    assert settle_stop(asked, OrderResult(asked.id, OrderOutcome.OK)) is None
+
+
+def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
+    """A refused drain left no trace: the site's next listing overwrote the words."""
+    there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
+    fault = Fault(FaultKind.DENIED, "condor_drain: exit 1: not authorized", NOW)
+    move = settle_drain(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
+    assert move is not None and move.reason == DrainRefused("denied", fault.message)
+    assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
+    busy = slot_of(move.drone, state=SlotState.BUSY, jobs=1)
+    seen = plan_of(snapshot(drones=[move.drone], slots=[busy], remotes=[replace(remote_of(there), reason="running")]))
+    assert [m.drone.drain_refusal for m in seen.moves] == [fault.message], "neither view makes it forgotten"
+    drains = slot_of(move.drone, state=SlotState.DRAINING, jobs=1)
+    obeyed = plan_of(snapshot(drones=[move.drone], slots=[drains]))
+    assert [m.drone.drain_refusal for m in obeyed.moves] == [""], "it drains after all"
+
+
+def test_an_unanswered_drain_is_told_and_the_answer_of_a_later_one_is_not_told_twice() -> None:
+    there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
+    receipt = OrderResult(there.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.DOWN, "no answer within 20 s", NOW))
+    unsure = settle_drain(there, receipt)
+    assert unsure is not None and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure.drone.drain_refusal == "no answer within 20 s"
+    assert settle_drain(unsure.drone, receipt) is None
+
+
+states = st.sampled_from([s for s in S if s not in ENDS])
+remotes = st.sampled_from([None, *RemoteState])
+slots = st.sampled_from([None, *SlotState])
+
+
+@given(states, remotes, slots, st.booleans(), st.booleans(), st.floats(0, 1e5))
+def test_no_view_whatever_makes_a_step_that_the_table_does_not_know(
+    state: S, remote: RemoteState | None, slot: SlotState | None, pool: bool, listed: bool, age_s: float
+) -> None:
+    before = drone("kit-ab12-1", state, age_s=age_s, leaving=S.DONE if state in (S.DRAINING, S.STOPPING) else None)
+    end = RemoteEnd(EndKind.EXITED, NOW, 0) if remote is RemoteState.ENDED else None
+    view = SiteView("topas", NOW - 1, {before.id: RemoteDrone(before.id, remote, end=end)} if remote else {})
+    seen = Slot(before.id, slot, NOW - 1, jobs=int(slot is SlotState.BUSY)) if slot else None
+    move = observe(before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW)
+    if move is not None and move.drone.state is not state:
+        assert move.drone.state in LIFE[state].next
+        assert move.drone.since == NOW
+
+
+def test_the_table_lets_nothing_live_for_ever() -> None:
+    """From every live state an end is within reach even if only time passes."""
+    for state in LIFE:
+        reach, frontier = {state}, [state]
+        while frontier:
+            for nxt in LIFE[frontier.pop()].next - reach:
+                reach.add(nxt)
+                if nxt in LIFE:
+                    frontier.append(nxt)
+        assert reach & ENDS
+    assert all(stage.limit for stage in itertools.chain(LIFE.values()))
+
+
+def seen(
+    before: Drone, remote: RemoteDrone | None = None, slot: Slot | None = None, at: float = NOW
+) -> StateChange | None:
+    """Return the drone after a listing with (or without) it and a slot."""
+    view = SiteView("topas", at - 1, {before.id: remote} if remote else {DroneId("kit-ab12-9"): remote_of(before)})
+    return observe(before, view, slot, pool_fresh=True, policy=LIMITS, doubted=False, now=at)
+
+
+TOLD = RemoteDrone(
+    DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", started_at=NOW - 9, reason="up", node="n1", slot="s1"
+)
+
+
+@pytest.mark.parametrize("state", [S.REQUESTED, S.SUBMITTED, S.QUEUED])
+def test_all_that_a_listing_tells_goes_on_record_and_what_it_does_not_tell_stays(state: S) -> None:
+    before = drone("kit-ab12-1", state, missing_at=NOW - 5)
+    move = seen(before, TOLD)
+    assert move is not None
+    assert move.drone == replace(
+        before,
+        state=S.BOOTING,
+        since=NOW,
+        remote_id="4711",
+        submitted_at=before.submitted_at or NOW,
+        started_at=NOW - 9,
+        missing_at=0.0,
+        site_reason="up",
+        node="n1",
+        site_slot="s1",
+    )
+    assert move.reason == SeenAtSite("running", "up")
+    assert seen(move.drone, TOLD) is None, "told once"
+    silent = seen(move.drone, RemoteDrone(before.id, RemoteState.RUNNING, reason="still up"), at=NOW + 15)
+    assert silent is not None and silent.drone == replace(move.drone, site_reason="still up")
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"remote_id": "4712"}, {"reason": "a"}, {"reason": "z"}, {"node": "n0"}, {"node": "n2"}, {"slot": "s2"}],
+    ids=str,
+)
+def test_each_piece_of_news_in_a_listing_goes_on_record(news: dict[str, str]) -> None:
+    before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
+    move = seen(before, replace(TOLD, **news))  # type: ignore[arg-type]
+    names = {"reason": "site_reason", "slot": "site_slot"}
+    assert move is not None
+    assert move.drone == replace(before, **{names.get(name, name): value for name, value in news.items()})  # type: ignore[arg-type]
+
+
+def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() -> None:
+    before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
+    noticed = replace(TOLD, notice_at=NOW - 3, reason="preempted")
+    first = seen(before, noticed)
+    assert first is not None and (first.drone.notice_at, first.reason) == (NOW - 3, PreemptionNotice("preempted"))
+    assert seen(first.drone, replace(noticed, notice_at=NOW - 1)) is None
+    taken_back = seen(first.drone, replace(noticed, notice_at=0.0))
+    assert taken_back is not None and taken_back.drone.notice_at == 0.0
+    asked = replace(before, state=S.STOPPING, notice_at=NOW - 20, leaving=S.CANCELLED)
+    ours = seen(asked, replace(noticed, notice_at=0.0))
+    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, SeenAtSite)
+
+
+@pytest.mark.parametrize("state", [S.BUSY, S.STOPPING])
+def test_a_machine_that_is_over_counts_as_asked_to_stop(state: S) -> None:
+    before = drone("kit-ab12-1", state, missing_at=NOW - 5, remote_id="", submitted_at=0.0, asked_at=NOW - 40, asked=2)
+    over = replace(TOLD, state=RemoteState.STOPPED, reason="shut off", notice_at=NOW - 2)
+    move = seen(before, over)
+    asked = {} if state is S.STOPPING else {"since": NOW, "asked_at": NOW, "asked": 1}
+    assert move is not None
+    assert move.drone == replace(
+        before,
+        state=S.STOPPING,
+        **asked,
+        started_at=before.started_at or NOW - 9,
+        submitted_at=NOW,
+        remote_id="4711",
+        missing_at=0.0,
+        site_reason="shut off",
+        node="n1",
+        notice_at=NOW - 2,
+    )  # type: ignore[arg-type]
+    assert move.reason == SeenAtSite("over", "shut off")
+    assert seen(move.drone, over) is None
+    silent = seen(move.drone, replace(over, remote_id="", node="", started_at=0.0))
+    assert silent is None, "what it no longer tells stays"
+
+
+@pytest.mark.parametrize(
+    ("more", "taken_s", "becomes"),
+    [
+        ({"missing_at": NOW - 31}, 1, S.LOST),
+        ({"missing_at": NOW - 30}, 1, None),
+        ({"missing_at": NOW - 31, "busy_at": NOW - 900, "leaving": S.DONE}, 1, S.DONE),
+        ({"missing_at": NOW - 31, "leaving": S.CANCELLED}, 1, S.CANCELLED),
+        ({"missing_at": NOW - 31, "heard_at": NOW - 31}, 1, S.LOST),
+        ({"submitted_at": NOW - 1}, 1, None),
+        ({"submitted_at": 0.0, "requested_at": NOW - 1}, 1, None),
+        ({"submitted_at": 0.0, "requested_at": NOW - 2}, 1, S.BOOTING),
+    ],
+)
+def test_a_drone_is_gone_when_listings_have_lacked_it_for_so_long(
+    more: dict[str, object], taken_s: float, becomes: S | None
+) -> None:
+    move = seen(replace(drone("kit-ab12-1", S.BOOTING), **more))  # type: ignore[arg-type]
+    assert (move.drone.state if move else None) is becomes
+
+
+def test_evictions_count_from_the_notice_on_with_half_a_minute_for_two_clocks() -> None:
+    there = drone("kit-ab12-1", S.BUSY, notice_at=NOW - 100, work_gpu_milli=1000, work_at=NOW - 500)
+    over = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.PREEMPTED, NOW, None, "owner"))
+    at_limit = Eviction(there.id, "1.0", NOW - 130, 500, 60.0)
+    for evictions, lost, jobs_lost in (
+        ((at_limit,), 30.0, 1),
+        ((at_limit, replace(at_limit, at=NOW - 1, lost_s=100.0)), 80.0, 2),
+        ((replace(at_limit, at=NOW - 131),), 0.0, 0),  # earlier in its life, and its queue tells of no other
+        (None, 500.0, 1),
+    ):
+        (move,) = plan_of(snapshot(drones=[there], remotes=[over], evictions=evictions)).moves
+        assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (lost, jobs_lost)
+        assert move.reason == Preempted("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
+
+
+def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
+    there = drone("kit-ab12-1", S.STOPPING)
+    fault = Fault(FaultKind.DENIED, "not yours", NOW)
+    refused = settle_stop(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
+    unsure = settle_stop(there, OrderResult(there.id, OrderOutcome.UNKNOWN, fault=fault))
+    assert refused == StateChange(
+        replace(there, site_reason="not yours"), S.STOPPING, OrderRefused("denied", "not yours")
+    )
+    assert unsure == StateChange(replace(there, site_reason="not yours"), S.STOPPING, OutcomeUnknown("not yours"))
+    silent = settle_stop(there, OrderResult(there.id, OrderOutcome.REJECTED))
+    assert silent is not None and silent.reason == OrderRefused("unknown", "")
+
+
+def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
+    asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
+    move = settle_start(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
+    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", Accepted("4711"))
+    assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
+
+
+def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
+    names = (
+        "since",
+        "requested_at",
+        "submitted_at",
+        "started_at",
+        "joined_at",
+        "busy_at",
+        "idle_at",
+        "heard_at",
+        "missing_at",
+        "unslotted_at",
+        "asked_at",
+        "notice_at",
+        "work_at",
+    )
+    there = replace(drone("kit-ab12-1", S.BUSY), **{name: NOW - 100 - i for i, name in enumerate(names)})  # type: ignore[arg-type]
+    earlier = on_clock(there, -7200.5, NOW)
+    assert [getattr(earlier, name) for name in names] == [NOW - 7300.5 - i for i in range(len(names))]
+    later = on_clock(there, 105.0, NOW)
+    assert [getattr(later, name) for name in names] == [min(NOW, NOW + 5 - i) for i in range(len(names))]
+    assert on_clock(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
+
+
+def test_only_a_refused_drain_of_one_that_drains_counts_as_asked_again() -> None:
+    refused = OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED)
+    for state, asked in ((S.DRAINING, 3), (S.BUSY, 2)):
+        move = settle_drain(drone("kit-ab12-1", state, asked=2), refused)
+        assert move is not None and move.reason == DrainRefused("unknown", "")
+        assert (move.drone.asked, move.drone.drain_refusal) == (asked, "no reason given")
+    assert settle_drain(drone("kit-ab12-1", S.STOPPING), refused) is None

@@ -1,0 +1,472 @@
+"""The owner comes first: room for his waiting jobs, node by node, at the least loss; and what is kept for GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.model import (
+    Drone,
+    DroneState,
+    DroneType,
+    EndKind,
+    Eviction,
+    Node,
+    OwnerClaimBackoff,
+    OwnerDemand,
+    Plan,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    Reserve,
+    ReserveWhen,
+)
+from provisioner.planner.space import Space, times
+from provisioner.reasons import (
+    EndedAtSite,
+    NothingFits,
+    OwnerWaits,
+    Preempted,
+    PreemptedForOwner,
+    PreemptionNotice,
+    ReserveKept,
+    ReserveReclaimed,
+    SiteFull,
+)
+from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_of, remote_of, slot_of, snapshot, started, why
+
+S = DroneState
+CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
+KEEP = Reserve(cpus=8, memory_mib=20480)
+CPU_JOB = replace(jobs(waiting=1), id="cpu-work", gpu_milli=0, cpus=4, memory_mib=4096)
+
+
+def on(name: str, where: str, state: DroneState = S.BUSY, *, worked_s: float = 100.0, **more: object) -> Drone:
+    """A drone on a node whose job has worked so long."""
+    made = drone(name, state, age_s=5000.0, node=where)
+    if state is S.BUSY:
+        made = replace(made, work_gpu_milli=1000, work_at=NOW - worked_s)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def slots(drones: list[Drone]) -> list[object]:
+    return [slot_of(d, work_gpu_milli=d.work_gpu_milli, work_at=d.work_at) for d in drones if d.joined_at]
+
+
+def claim(count: int = 1, gpus: int = 1, cpus: int = 8, memory_gib: int = 20, **more: object) -> OwnerDemand:
+    return OwnerDemand(count, gpus * 1000, cpus, memory_gib * 1024, NOW - 30, **more)  # type: ignore[arg-type]
+
+
+def told(drones: list[Drone], **more: object) -> Plan:
+    return plan_of(snapshot(drones=drones, slots=slots(drones), **more))  # type: ignore[arg-type]
+
+
+def leavers(plan: Plan) -> list[str]:
+    return sorted(s.drone.id for s in plan.stops)
+
+
+FULL_1 = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
+FULL_2 = node("n2", 8, free_gpus=0, free_cpus=128, free_gib=800)
+
+
+def two_full_nodes() -> list[Drone]:
+    """16 drones; those of n1 have worked longer, but for three of them."""
+    first = [on(f"kit-ab12-{i}", "n1", worked_s=5 if i < 3 else 900) for i in range(8)]
+    second = [on(f"kit-ab12-{i}", "n2", worked_s=300) for i in range(8, 16)]
+    return first + second
+
+
+def test_three_small_owner_jobs_cost_the_three_drones_with_the_least_work() -> None:
+    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)])
+    assert leavers(plan) == ["kit-ab12-0", "kit-ab12-1", "kit-ab12-2"]
+    stop = plan.stops[0]
+    assert stop.reason == PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
+    assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
+
+
+def test_a_large_owner_job_gets_its_room_on_one_node() -> None:
+    """Six GPUs and 200 GB: the six cheapest drones of all lie on both nodes, and would help nobody."""
+    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, gpus=6, cpus=48, memory_gib=200)])
+    assert len(plan.stops) == 6
+    assert {s.drone.node for s in plan.stops} == {"n2"}, "6 times 300 s; on n1 3 times 5 s and 3 times 900 s"
+
+
+def test_drones_without_work_go_first() -> None:
+    drones = [
+        on("kit-ab12-1", "n1", worked_s=2),
+        on("kit-ab12-2", "n1", S.IDLE),
+        on("kit-ab12-3", "n1", S.BOOTING),
+    ]
+    full = node("n1", 3, free_gpus=0, free_cpus=8, free_gib=20)
+    assert leavers(told(drones, nodes=[full], claims=[claim(1)])) == ["kit-ab12-3"]
+    assert leavers(told(drones, nodes=[full], claims=[claim(2)])) == ["kit-ab12-2", "kit-ab12-3"]
+
+
+def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:
+    free = node("n1", 8, free_gpus=3, free_cpus=100, free_gib=500)
+    drones = [on(f"kit-ab12-{i}", "n1") for i in range(5)]
+    plan = told(drones, nodes=[free], claims=[claim(2)], classes=[jobs(waiting=3)])
+    assert leavers(plan) == []
+    assert len(started(plan)) == 1, "three were free, two are the owner's"
+
+
+def test_drones_that_leave_already_are_not_counted_twice() -> None:
+    """Whoever told them to: we at the last tick, or the site itself."""
+    drones = two_full_nodes()
+    drones[0] = replace(drones[0], state=S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3)
+    drones[9] = replace(drones[9], notice_at=NOW - 2)
+    plan = told(drones, nodes=[FULL_1, FULL_2], claims=[claim(3)])
+    assert leavers(plan) == ["kit-ab12-1"]
+
+
+def test_one_that_was_told_long_ago_and_stays_is_no_room_to_come() -> None:
+    stuck = on("kit-ab12-1", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 500, asked=1)
+    drones = [stuck, on("kit-ab12-2", "n1")]
+    full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
+    plan = told(drones, nodes=[full], claims=[claim(1)])
+    assert "kit-ab12-2" in leavers(plan)
+
+
+def test_nobody_leaves_for_a_job_that_would_not_fit_all_the_same() -> None:
+    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, gpus=9)])
+    assert leavers(plan) == []
+
+
+def test_a_claim_counts_on_its_own_nodes_only() -> None:
+    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, nodes=("n2",))])
+    assert [s.drone.node for s in plan.stops] == ["n2"]
+
+
+def test_the_operator_may_leave_it_to_the_site_or_grant_a_minimum_run_time() -> None:
+    young = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 20)
+    drones = [young, on("kit-ab12-2", "n1", worked_s=400, busy_at=NOW - 400)]
+    full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
+
+    def asked(**limits: object) -> list[str]:
+        return leavers(told(drones, nodes=[full], claims=[claim(1)], limits=limits))
+
+    assert asked() == ["kit-ab12-1"]
+    assert asked(min_run_s=60.0) == ["kit-ab12-2"]
+    assert asked(min_run_s=600.0) == []
+    assert asked(ask_for_owner=False) == []
+
+
+def test_a_minimum_run_time_counts_from_the_first_job_not_from_the_last_checkpoint() -> None:
+    saves = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
+    full = node("n1", 1, free_gpus=0, free_cpus=8, free_gib=20)
+    assert len(told([saves], nodes=[full], claims=[claim(1)], limits={"min_run_s": 600.0}).stops) == 1
+
+
+def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> None:
+    drones = [*two_full_nodes(), drone("kit-ab12-20", S.QUEUED, age_s=5)]
+    free = node("n3", 8, free_gpus=2, free_cpus=16, free_gib=40)
+    plan = told(
+        drones,
+        nodes=[FULL_1, FULL_2, free],
+        claims=[claim(1, gpus=6, cpus=48, memory_gib=200)],
+        classes=[jobs(waiting=5)],
+    )
+    assert started(plan) == []
+    assert OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
+    assert "kit-ab12-20" in leavers(plan)
+
+
+def test_claims_are_met_even_while_the_pool_cannot_be_seen() -> None:
+    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1)], view=False)
+    assert len(plan.stops) == 1
+
+
+# ------------------------------------------------------------------------------------------------------ free room
+
+
+def test_nothing_is_asked_for_where_nothing_is_free() -> None:
+    """8 free GPUs, 12 jobs: 8 drones; what waits at the site counts as there."""
+    plan = plan_of(snapshot(classes=[jobs(waiting=12)], nodes=[node("n1", 8)]))
+    assert len(started(plan)) == 8
+    assert why(plan, "class:small") == [SiteFull("topas/a100")]
+    waiting = [drone(f"kit-ab12-{i}", S.SUBMITTED, age_s=2) for i in range(5)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=12)], drones=waiting, nodes=[node("n1", 8)]))
+    assert len(started(plan)) == 3
+
+
+def test_a_node_without_cpus_has_no_place_for_a_drone_whatever_gpus_are_free() -> None:
+    blocked = node("n1", 8, free_cpus=20)
+    assert len(started(plan_of(snapshot(classes=[jobs(waiting=12)], nodes=[blocked])))) == 2
+    queues = snapshot(classes=[jobs(waiting=3)], nodes=[blocked], limits={"queue_when_full": True})
+    assert len(started(plan_of(queues))) == 3
+
+
+# ------------------------------------------------------------------------------------------------------- blocking
+
+
+def cpu_plan(**more: object) -> Plan:
+    both = node("n1", 8, kinds=("a100", "cpu"))
+    settings: dict[str, object] = {
+        "types": (A100, CPU),
+        "nodes": [both],
+        "classes": [replace(CPU_JOB, waiting=90)],
+        "limits": {"blocking": (KEEP,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100},
+    }
+    return plan_of(snapshot(**(settings | more)))  # type: ignore[arg-type]
+
+
+def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
+    """192 CPUs less 8 for each of 8 free GPUs: 128, so 16 CPU drones of 8."""
+    plan = cpu_plan()
+    assert started(plan) == [CPU.key] * 16
+    assert why(plan, "class:cpu-work") == [ReserveKept("topas/cpu", 8.0)]
+    assert not any(s.uses_reserve for s in plan.starts)
+
+
+def test_without_blocking_they_take_all_and_then_no_gpu_drone_starts() -> None:
+    plan = cpu_plan(limits={"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100})
+    assert len(started(plan)) == 24
+
+
+def test_gpu_and_cpu_drones_side_by_side() -> None:
+    plan = cpu_plan(classes=[replace(CPU_JOB, waiting=90), jobs(waiting=8)])
+    assert sorted(started(plan)) == [A100.key] * 8 + [CPU.key] * 16
+
+
+def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marked() -> None:
+    gentle = replace(KEEP, when=ReserveWhen.GPU_DEMAND, release_after_s=600.0)
+    limits = {"blocking": (gentle,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
+    assert len(started(cpu_plan(limits=limits, gpu_wanted_at=NOW - 599))) == 16
+    released = cpu_plan(limits=limits, gpu_wanted_at=NOW - 600)
+    assert len(released.starts) == 24
+    assert all(s.uses_reserve for s in released.starts)
+
+
+@pytest.mark.parametrize(("most", "gone"), [(100, ["kit-ab12-1", "kit-ab12-2"]), (24, [])])
+def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
+    gentle = replace(KEEP, when=ReserveWhen.GPU_DEMAND)
+    cpus = [
+        replace(drone(f"kit-ab12-{i}", S.BUSY, CPU, age_s=1000), node="n1", work_gpu_milli=8000, work_at=NOW - 10 * i)
+        for i in range(1, 25)
+    ]
+    eaten = node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)
+    plan = plan_of(
+        snapshot(
+            types=(A100, CPU),
+            drones=cpus,
+            slots=[slot_of(d, CPU, work_gpu_milli=8000, work_at=d.work_at) for d in cpus],
+            nodes=[eaten],
+            classes=[jobs(waiting=2)],
+            limits={"blocking": (gentle,), "max_drones": most},
+        )
+    )
+    assert leavers(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
+    assert {s.reason for s in plan.stops} <= {ReserveReclaimed("n1")}
+
+
+def test_a_cpu_job_is_never_given_a_gpu_drone_nor_the_other_way_round() -> None:
+    assert started(plan_of(snapshot(classes=[CPU_JOB], nodes=[node("n1", 8)]))) == []
+    assert started(plan_of(snapshot(classes=[jobs()], types=(CPU,), nodes=[node("n1", 8, kinds=("cpu",))]))) == []
+
+
+# ----------------------------------------------------------------------------------------- what a preemption was
+
+
+def preempted(here: Drone, evictions: tuple[Eviction, ...] | None, *, at: float = NOW - 1, slot: bool = False) -> Plan:
+    end = RemoteEnd(EndKind.PREEMPTED, at, None, "evicted")
+    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+    seen = slots([here]) if slot else []
+    return plan_of(snapshot(drones=[here], slots=seen, remotes=[remote], evictions=evictions))  # type: ignore[arg-type]
+
+
+def test_a_preemption_tells_notice_grace_and_the_work_that_was_lost() -> None:
+    here = on("kit-ab12-1", "n1", worked_s=300, notice_at=NOW - 9)
+    (move,) = preempted(here, (Eviction(here.id, "7.0", NOW - 1.5, 1000, 298.5),)).moves
+    assert move.drone.state is S.PREEMPTED
+    assert move.reason == Preempted("evicted", 8.0, 30.0, 298.5, 1)
+    assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (298.5, 1)
+
+
+def test_a_job_that_came_to_its_end_within_the_grace_has_lost_nothing() -> None:
+    (move,) = preempted(on("kit-ab12-1", "n1", worked_s=300), ()).moves
+    assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (0.0, 0)
+
+
+def test_where_the_queue_tells_nothing_or_still_believes_the_job_to_run_its_work_up_to_the_end_is_lost() -> None:
+    here = on("kit-ab12-1", "n1", worked_s=300)
+    for plan in (preempted(here, None), preempted(here, (), slot=True)):
+        (move,) = plan.moves
+        assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (299.0, 1)
+
+
+def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_for_done() -> None:
+    here = on("kit-ab12-1", "n1", worked_s=300)
+    end = RemoteEnd(EndKind.PREEMPTED, NOW - 1, None, "evicted")
+    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+    whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
+    assert whole.overlay.view is not None
+    partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+    found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
+    assert found == [0.0, 299.0]
+
+
+def test_the_sites_own_notice_is_news_once_and_such_a_drone_is_no_supply() -> None:
+    here = on("kit-ab12-1", "n1", S.IDLE)
+    listed = replace(remote_of(here), notice_at=NOW - 4, node="n1")
+    plan = plan_of(snapshot(drones=[here], remotes=[listed], classes=[jobs()], nodes=[node("n2", 8)]))
+    (move,) = plan.moves
+    assert (move.reason, move.drone.notice_at) == (PreemptionNotice(""), NOW - 4)
+    assert len(started(plan)) == 1, "the idle drone will not take the job"
+    again = plan_of(snapshot(drones=[move.drone], remotes=[listed]))
+    assert again.moves == ()
+
+
+def test_what_the_site_blames_backs_off_as_such() -> None:
+    from provisioner.model import FaultKind
+
+    here = drone("kit-ab12-1", S.QUEUED)
+    end = RemoteEnd(EndKind.FAULT, NOW - 1, None, "no such file: drone.sh", FaultKind.CONFIG)
+    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+    plan = plan_of(snapshot(drones=[here], remotes=[remote]))
+    (move,) = plan.moves
+    assert isinstance(move.reason, EndedAtSite) and move.reason.fault == "config"
+    (breaker,) = plan.breakers
+    assert breaker.scope == "topas/a100" and breaker.fault is not None and breaker.fault.kind is FaultKind.CONFIG
+
+
+# ---------------------------------------------------------------------------------------------- room that nobody takes
+
+
+def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> None:
+    """A queue that waits for something else (a quota, a limit) must not keep a site empty for ever."""
+    free, owners = node("n1", 8), claim(1000)
+
+    def tick(known: OwnerClaimBackoff | None) -> Plan:
+        return plan_of(
+            replace(
+                snapshot(classes=[jobs(waiting=8)], nodes=[free], claims=[owners]),
+                patience={"topas": known} if known else {},
+            )
+        )
+
+    first = tick(None)
+    assert started(first) == [] and first.patience == (OwnerClaimBackoff("topas", NOW, 8),)
+    assert started(tick(OwnerClaimBackoff("topas", NOW - 600, 8))) == []
+    late = tick(OwnerClaimBackoff("topas", NOW - 601, 8))
+    assert late.patience == (OwnerClaimBackoff("topas", NOW - 601, 2, offer=2),)
+    assert len(started(tick(late.patience[0]))) == 6, "all but what two of the owner's jobs would take"
+    taken = tick(OwnerClaimBackoff("topas", NOW - 601, 9))
+    assert taken.patience[0].since == NOW, "he has begun to take it"
+
+
+def test_once_the_little_is_taken_twice_as_much_is_offered() -> None:
+    full = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
+    drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
+    snap = snapshot(drones=drones, slots=slots(drones), nodes=[full], claims=[claim(1000)])  # type: ignore[arg-type]
+    plan = plan_of(replace(snap, patience={"topas": OwnerClaimBackoff("topas", 0.0, 0, offer=2)}))
+    assert len(plan.stops) == 2, "what is offered at once, and not all eight"
+    assert plan.patience == (OwnerClaimBackoff("topas", 0.0, 0, offer=2),), "it is being made"
+    nothing_to_offer = snapshot(nodes=[full], claims=[claim(1000)])
+    plan = plan_of(replace(nothing_to_offer, patience={"topas": OwnerClaimBackoff("topas", 5.0, 2, offer=2)}))
+    assert plan.patience == (OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
+    nobody_waits = replace(snapshot(nodes=[full]), patience={"topas": OwnerClaimBackoff("topas", 5.0, 2, offer=2)})
+    assert plan_of(nobody_waits).patience == ()
+
+
+def test_a_great_queue_on_many_nodes_is_a_matter_of_a_moment() -> None:
+    """10,000 waiting jobs and 200 nodes: what fits a node is promised at once, not job by job."""
+    nodes = [node(f"n{i}", 8, free_cpus=64) for i in range(200)]
+    plan = plan_of(snapshot(nodes=nodes, claims=[claim(10_000, gpus=0, cpus=1, memory_gib=1)]))
+    assert plan.patience[0].standing == 10_000
+
+
+# -------------------------------------------------------------------------------------- what the checker must let pass
+
+
+def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None:
+    """The checker once counted neither disk nor what freed GPUs keep, and stopped all plans of all sites."""
+    wide = replace(A100, disk_mib=51200)
+    drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
+    full = replace(node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800), disk_mib=409600)
+    wants = claim(1, cpus=4, memory_gib=16, disk_mib=102400)
+    plan = plan_of(snapshot(types=(wide,), drones=drones, slots=slots(drones), nodes=[full], claims=[wants]))  # type: ignore[arg-type]
+    assert len(plan.stops) == 2
+    tight = node("n1", 8, free_gpus=0, free_cpus=0, free_gib=800)
+    small = {"blocking": (Reserve(cpus=6),)}
+    plan = told(drones, nodes=[tight], claims=[claim(1, gpus=1, cpus=12, memory_gib=4)], limits=small)
+    assert 2 <= len(plan.stops) <= 3
+
+
+def test_a_reserve_of_memory_alone_is_one_too() -> None:
+    quad = replace(A100, gpu_milli=4000, cpus=32, memory_mib=81920, kept_memory_mib=20480)
+    greedy = replace(jobs(), gpu_milli=1000, cpus=2, memory_mib=61440)
+    assert started(plan_of(snapshot(types=(quad,), classes=[greedy], nodes=[node("n1", 8)]))) == []
+    (reason,) = why(plan_of(snapshot(types=(quad,), classes=[greedy], nodes=[node("n1", 8)])), "class:small")
+    assert isinstance(reason, NothingFits) and reason.dimension == "memory"
+
+
+# -------------------------------------------------------------------------------------------------- whatever it be
+
+
+@st.composite
+def _sites(draw: st.DrawFn) -> tuple[list[Node], list[Drone], list[OwnerDemand]]:
+    """Nodes with drones on them, some leaving, and owner's jobs of all sizes."""
+    nodes, drones = [], []
+    for n in range(draw(st.integers(1, 4))):
+        gpus = draw(st.sampled_from([1, 2, 4, 8]))
+        held = draw(st.integers(0, gpus))
+        free_gpus = draw(st.integers(0, gpus - held))
+        free_cpus = draw(st.integers(0, 100))
+        nodes.append(
+            node(f"n{n}", gpus, kinds=("a100", "cpu"), free_gpus=free_gpus, free_cpus=free_cpus, free_gib=free_cpus * 4)
+        )
+        for _ in range(held):
+            state = draw(st.sampled_from([S.BUSY, S.BUSY, S.IDLE, S.BOOTING, S.STOPPING]))
+            here = on(f"kit-ab12-{len(drones)}", f"n{n}", state, worked_s=float(draw(st.integers(0, 5000))))
+            if state is S.STOPPING:
+                here = replace(here, leaving=S.PREEMPTED, asked_at=NOW - draw(st.sampled_from([1.0, 500.0])))
+            elif draw(st.integers(0, 9)) == 0:
+                here = replace(here, notice_at=NOW - 3)
+            drones.append(here)
+    shape = st.builds(claim, st.integers(1, 5), st.integers(0, 8), st.integers(1, 64), st.integers(1, 400))
+    return nodes, drones, draw(st.lists(shape, max_size=3))
+
+
+@given(_sites(), st.integers(0, 40), st.booleans(), st.booleans())
+def test_every_plan_is_sound_and_nobody_leaves_in_vain(
+    site: tuple[list[Node], list[Drone], list[OwnerDemand]], waiting: int, blocks: bool, cpu_work: bool
+) -> None:
+    nodes, drones, claims = site
+    classes = [jobs(waiting=waiting)] if waiting else []
+    if cpu_work:
+        classes.append(replace(CPU_JOB, waiting=30))
+    limits: dict[str, object] = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
+    if blocks:
+        limits["blocking"] = (KEEP,)
+    snap = snapshot(
+        types=(A100, CPU),
+        drones=drones,
+        slots=slots(drones),  # type: ignore[arg-type]
+        nodes=nodes,
+        claims=claims,
+        classes=classes,
+        limits=limits,
+    )
+    plan = plan_of(snap)  # judged by the independent checker
+    gone = {s.drone.id for s in plan.stops if isinstance(s.reason, PreemptedForOwner)}
+    if len(claims) == 1:  # then how many jobs fit at best is a plain sum
+        fitting = _fitting(nodes, drones, claims[0], gone, blocks)
+        for one in gone:
+            assert _fitting(nodes, drones, claims[0], gone - {one}, blocks) < fitting, f"{one} leaves in vain"
+
+
+def _fitting(nodes: list[Node], drones: list[Drone], wants: OwnerDemand, gone: set[str], blocks: bool) -> int:
+    """How many of the claim's jobs fit once these, and those who leave anyway, have gone."""
+    total = 0
+    for each in nodes:
+        here = [d for d in drones if d.node == each.name]
+        soon = [d for d in here if d.notice_at or (d.state is S.STOPPING and d.asked_at > NOW - 90)]
+        leaving = [d for d in here if d.id in gone or d in soon]
+        free = Space(each.free_gpu_milli, each.free_cpus, each.free_memory_mib)
+        room = free.plus(Space(1000, 8, 20480), len(leaving))
+        kept = Space(0, 8, 20480) if blocks else Space()
+        total += times(Space(wants.gpu_milli, wants.cpus, wants.memory_mib), room, kept)
+    return min(total, wants.count)

@@ -1,0 +1,408 @@
+"""Owners who come back, dear starts and short jobs: what has been learned keeps drones from being started in vain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    FaultKind,
+    OwnerLoad,
+    Plan,
+    Policy,
+    RemoteDrone,
+    RemoteState,
+    Slot,
+    SlotState,
+    Snapshot,
+)
+from provisioner.planner.exposed import TOO_MUCH
+from provisioner.planner.idle import idle_limit
+from provisioner.planner.risk import accepted, lost, lost_at_rate
+from provisioner.reasons import AwaitingCheaperType, DrainAtRisk, ExistingDronesSuffice, OwnerRisk
+from tests.planner.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
+
+HOUR_S = 3600.0
+CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
+"""An owner who never takes more."""
+BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 40, 80, 160, 320, 640)))
+"""Within a quarter of an hour up to one GPU more, within sixteen hours up to 64."""
+
+
+@given(
+    runs=st.lists(st.floats(1.0, 2e5), min_size=1, max_size=20),
+    rows=st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=30), min_size=7, max_size=7),
+    head=st.integers(-5000, 60000),
+)
+def test_work_is_lost_if_and_only_if_places_are_taken(runs: list[float], rows: list[list[int]], head: int) -> None:
+    chances = OwnerGrowth(tuple(tuple(sorted(row)) for row in rows)).chances(head)
+    assert [chance > 0 for chance in chances] == [max(row) > head for row in rows]
+    reached = [c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s]
+    assert (lost(tuple(sorted(runs)), chances) > 0) is any(reached)
+
+
+def test_what_is_lost_by_hand() -> None:
+    assert lost((HOUR_S,), (0.0,) * 7) == 0.0
+    # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of 3,600 s.
+    assert lost((HOUR_S,), (0.5,) * 7) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
+    assert lost((HOUR_S,), (1.0,) * 7) == math.inf
+
+
+def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
+    once_an_hour = 1 / HOUR_S
+    assert lost_at_rate((60.0,), once_an_hour) == pytest.approx(0.0083, rel=0.05)
+    assert lost_at_rate((HOUR_S,), once_an_hour) == pytest.approx(math.e - 2)
+
+
+TOPAS = replace(A100, price=1.0)
+HPC = replace(A100, site="horeka", price=2.0)
+LIMITS = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
+
+
+def world(estimates: Estimates, *, free: int, waited_s: float = 60.0, waiting: int = 10, safe: bool = True) -> Snapshot:
+    """Jobs wait; TOpAS has free GPUs and an owner; HoreKa, dearer, takes us at any time."""
+    types = (TOPAS, HPC) if safe else (TOPAS,)
+    made = snapshot(
+        classes=[jobs(waiting=waiting, oldest_at=NOW - waited_s)], types=types, free={"a100": 100}, limits=LIMITS
+    )
+    topas = made.sites["topas"]
+    assert topas.view is not None
+    view = replace(topas.view, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
+    return replace(made, sites={**made.sites, "topas": replace(topas, view=view)}, estimates=estimates)
+
+
+def at(site: str, plan: Plan) -> int:
+    return sum(start.drone.site == site for start in plan.starts)
+
+
+def test_at_an_owner_who_never_comes_back_all_that_is_free_is_taken() -> None:
+    assert at("topas", plan_of(world(Estimates(rises={"topas": CALM}), free=10))) == 10
+
+
+def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_rest_goes_elsewhere() -> None:
+    plan = plan_of(world(Estimates(rises={"topas": BUSY}), free=10))
+    assert at("topas", plan) < 10
+    assert len(plan.starts) == 10
+    roomy = plan_of(world(Estimates(rises={"topas": BUSY}), free=100))
+    assert at("topas", roomy) > at("topas", plan)
+
+
+def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    estimates = Estimates(rises={"topas": BUSY}, runs={mine: (4 * HOUR_S,)})
+    soon, late, very_late = (
+        at("topas", plan_of(world(estimates, free=30, waited_s=waited_s, waiting=30)))
+        for waited_s in (0.0, 12 * HOUR_S, 120 * HOUR_S)
+    )
+    assert soon < late < very_late
+
+
+def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
+    hour, four, quarter = (accepted(0.0, (run_s,)) for run_s in (HOUR_S, 4 * HOUR_S, HOUR_S / 4))
+    assert (hour, four, quarter) == (0.02, 0.01, 0.04)
+    assert accepted(HOUR_S, (HOUR_S,)) == 0.04
+    assert accepted(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
+
+
+def test_long_jobs_take_less_risk_than_short_ones() -> None:
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    short, long = (
+        at("topas", plan_of(world(Estimates(rises={"topas": BUSY}, runs={mine: (run_s,)}), free=20, waiting=20)))
+        for run_s in (600.0, 20 * HOUR_S)
+    )
+    assert long < short
+
+
+def test_without_a_safer_place_to_wait_for_all_are_started() -> None:
+    assert at("topas", plan_of(world(Estimates(rises={"topas": BUSY}), free=10, safe=False))) == 10
+    taken = Estimates(taken_per_s={"topas": 1.0})
+    assert at("topas", plan_of(world(taken, free=10, safe=False))) == 10
+
+
+def test_a_site_that_tells_no_owner_is_judged_by_how_often_it_took_places_back() -> None:
+    assert at("topas", plan_of(world(Estimates(taken_per_s={"topas": 1 / HOUR_S}), free=10))) == 0
+    assert at("topas", plan_of(world(Estimates(taken_per_s={"topas": 1e-9}), free=10))) == 10
+
+
+def test_what_is_held_back_for_an_owner_is_said() -> None:
+    estimates = Estimates(taken_per_s={"topas": 1 / HOUR_S})
+    made = world(estimates, free=10)
+    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
+    plan = plan_of(replace(made, sites={**made.sites, "horeka": full}))
+    assert plan.starts == ()
+    assert [type(r) for r in why(plan, "class:small")] == [OwnerRisk]
+
+
+# ------------------------------------------------------------------------------------------- drones that are exposed
+
+
+def staffed(
+    estimates: Estimates, *, waited_s: float = 60.0, waiting: int = 1, safe: bool = True, free: int = 0
+) -> Snapshot:
+    """Twenty busy drones at TOpAS, the first the oldest, and jobs that wait."""
+    made = world(estimates, free=free, waited_s=waited_s, waiting=waiting, safe=safe)
+    drones = {
+        DroneId(f"d-{n}"): Drone(
+            DroneId(f"d-{n}"),
+            TOPAS.key,
+            DroneState.BUSY,
+            NOW - 500,
+            NOW - 2000,
+            1000,
+            started_at=NOW - 1900 + n,
+            joined_at=NOW - 1800,
+            busy_at=NOW - 500,
+            jobs=1,
+        )
+        for n in range(20)
+    }
+    view, topas = made.overlay.view, made.sites["topas"]
+    assert view is not None and topas.view is not None
+    slots = tuple(Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
+    there = {each: RemoteDrone(each, RemoteState.RUNNING) for each in drones}
+    return replace(
+        made,
+        drones=drones,
+        overlay=replace(made.overlay, view=replace(view, slots=slots)),
+        sites={**made.sites, "topas": replace(topas, view=replace(topas.view, drones=there))},
+    )
+
+
+def leaves(plan: Plan) -> list[DroneId]:
+    assert all(drain.mode is DrainMode.PEACEFUL and drain.drone.leaving is DroneState.DONE for drain in plan.drains)
+    return [drain.drone.id for drain in plan.drains]
+
+
+LONG, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+NEAR = Estimates(rises={"topas": BUSY}, runs={LONG: (4 * HOUR_S,)})
+
+
+def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_newest_first() -> None:
+    plan = plan_of(staffed(NEAR))
+    assert leaves(plan) and all(type(drain.reason) is DrainAtRisk for drain in plan.drains)
+    assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [f"d-{n}" for n in range(20 - len(leaves(plan)), 20)]
+    assert len(leaves(plan)) < 20, "the oldest have the others before them"
+    first = plan.drains[0].reason
+    assert isinstance(first, DrainAtRisk) and first.lost > TOO_MUCH * first.tolerated
+
+
+def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_stay() -> None:
+    assert leaves(plan_of(staffed(replace(NEAR, rises={"topas": CALM})))) == []
+    assert leaves(plan_of(staffed(NEAR, waiting=0))) == []
+    assert leaves(plan_of(staffed(NEAR, safe=False))) == []
+    assert leaves(plan_of(staffed(NEAR, free=64))) == [], "he would take what is free before"
+
+
+def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_anew_to_wait() -> None:
+    fresh, old = (len(leaves(plan_of(staffed(NEAR, waited_s=waited_s)))) for waited_s in (0.0, 6 * HOUR_S))
+    assert old < fresh
+    made = staffed(NEAR, waited_s=6 * HOUR_S)
+    view = made.overlay.view
+    assert view is not None
+    back = replace(view, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
+    assert len(leaves(plan_of(replace(made, overlay=replace(made.overlay, view=back))))) == fresh
+
+
+def newest_leaves(made: Snapshot) -> Snapshot:
+    """Drone d-19 of :func:`staffed` drains, and would have room."""
+    drone = replace(made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60)
+    view = made.overlay.view
+    assert view is not None
+    slots = tuple(
+        replace(s, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
+        if s.drone_id == drone.id
+        else s
+        for s in view.slots
+    )
+    return replace(
+        made, drones={**made.drones, drone.id: drone}, overlay=replace(made.overlay, view=replace(view, slots=slots))
+    )
+
+
+def taken_back(plan: Plan) -> list[DroneId]:
+    return [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME]
+
+
+def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
+    def with_one_leaving(estimates: Estimates) -> Plan:
+        made = newest_leaves(staffed(estimates))
+        full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
+        return plan_of(replace(made, sites={**made.sites, "horeka": full}))
+
+    assert taken_back(with_one_leaving(NEAR)) == []
+    assert taken_back(with_one_leaving(replace(NEAR, rises={"topas": CALM}))) == ["d-19"]
+
+
+def crippled(made: Snapshot, how: str) -> Snapshot:
+    """The safer site cannot be counted on, for one reason or another."""
+    reading, limits = made.sites["horeka"], made.policy.sites["horeka"]
+    view = reading.view
+    assert view is not None
+    match how:
+        case "stale":
+            reading = replace(reading, view=replace(view, taken_at=NOW - 9999))
+        case "faulted":
+            reading = replace(reading, fault=DOWN)
+        case "downtime":
+            reading = replace(reading, view=replace(view, downtime_at=NOW + 60))
+        case "disabled":
+            limits = replace(limits, enabled=False)
+        case "full by its limit":
+            limits = replace(limits, max_drones=0)
+        case "blocked":
+            stuck = Drone(DroneId("d-99"), HPC.key, DroneState.QUEUED, NOW - 60, NOW - 60, 1000)
+            remote = RemoteDrone(stuck.id, RemoteState.PENDING, reason="QOSMaxJobs", blocked=FaultKind.QUOTA)
+            reading = replace(reading, view=replace(view, drones={stuck.id: remote}))
+            made = replace(made, drones={**made.drones, stuck.id: stuck})
+        case "its type is banned" | "banned":
+            scope = HPC.key if how != "banned" else "horeka"
+            breaker = Breaker(scope, BreakerState.BANNED, NOW - 60, 3, NOW + 600, replace(DOWN, of_order=True))
+            made = replace(made, breakers={**made.breakers, scope: breaker})
+    policy = replace(made.policy, sites={**made.policy.sites, "horeka": limits})
+    return replace(made, policy=policy, sites={**made.sites, "horeka": reading})
+
+
+HOW = ("stale", "faulted", "downtime", "disabled", "full by its limit", "blocked", "its type is banned", "banned")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("free", [0, 3])
+def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(how: str, free: int) -> None:
+    plan = plan_of(crippled(staffed(NEAR, waiting=10, free=free), how))
+    assert at("topas", plan) == free or not free
+    assert not [drain for drain in plan.drains if isinstance(drain.reason, DrainAtRisk)], "there is no safer place"
+
+
+def test_drones_that_boot_stand_before_those_that_have_come() -> None:
+    made = staffed(NEAR)
+    booting = {
+        each: replace(drone, state=DroneState.BOOTING, joined_at=0.0, busy_at=0.0, jobs=0, started_at=NOW - 30)
+        for each, drone in made.drones.items()
+        if int(each[2:]) >= 10
+    }
+    view = made.overlay.view
+    assert view is not None
+    slots = tuple(slot for slot in view.slots if slot.drone_id not in booting)
+    ramp = replace(
+        made, drones={**made.drones, **booting}, overlay=replace(made.overlay, view=replace(view, slots=slots))
+    )
+    assert leaves(plan_of(ramp)) == [each for each in leaves(plan_of(made)) if each not in booting]
+
+
+# ------------------------------------------------------------------------------------------------------- dear starts
+
+CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0, 40.0)}
+"""A drone of the first holds its GPU 200 s longer before its first job."""
+
+
+def dear(waited_s: float, waiting: int = 1) -> Snapshot:
+    made = world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting)
+    level = tuple(replace(kind, price=1.0) for kind in made.types)
+    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
+    return replace(made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, wait_worth=0.5))
+
+
+def test_a_dear_start_is_made_once_waiting_has_cost_as_much() -> None:
+    assert at("topas", plan_of(dear(399.0))) == 0
+    assert at("topas", plan_of(dear(401.0))) == 1
+    assert why(plan_of(dear(100.0)), "class:small") == [AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
+
+
+def test_many_jobs_wait_for_a_dear_start_only_shortly() -> None:
+    assert at("topas", plan_of(dear(50.0, 20))) == 20
+
+
+def test_where_waiting_is_worth_nothing_told_all_start_at_once() -> None:
+    made = dear(1.0)
+    assert at("topas", plan_of(replace(made, policy=replace(made.policy, wait_worth=0.0)))) == 1
+
+
+# -------------------------------------------------------------------------------------------------------- short jobs
+
+
+def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    made = world(Estimates(runs={mine: (30.0,)}), free=100, waiting=40, safe=False)
+    plan = plan_of(made)
+    assert len(plan.starts) == 4  # 40 of half a minute are 20 minutes of work, and each drone should have five
+    assert why(plan, "class:small")[0] == ExistingDronesSuffice(30.0, 0)
+
+
+def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> None:
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    estimates = Estimates(runs={mine: (1.0,)})
+    busy = jobs(waiting=1, running=9, oldest_at=NOW - 60.0)
+    ours = drone("kit-ab12-1", DroneState.BUSY)
+
+    def of(waited_s: float, at: Drone = ours) -> int:
+        job = replace(busy, oldest_at=NOW - waited_s)
+        made = snapshot(classes=[job], drones=[at], slots=[slot_of(ours, jobs=9)])
+        return len(plan_of(replace(made, estimates=estimates)).starts)
+
+    assert (of(60.0), of(1000.0)) == (0, 1)
+    draining = replace(ours, state=DroneState.DRAINING, leaving=DroneState.CANCELLED, asked_at=NOW - 60.0)
+    assert of(60.0, draining) == 1, "a drone that leaves takes no further job"
+
+
+def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
+    """A drone was killed; the queue counts its jobs as running until their lease ends, and new ones waited for them."""
+    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    estimates = Estimates(runs={mine: (60.0,)})
+    job = jobs(waiting=3, running=3, oldest_at=NOW - 30.0)
+    dead = drone("kit-ab12-1", DroneState.BUSY)
+    for slots in ([], [slot_of(dead, jobs=3)]):
+        made = replace(snapshot(classes=[job], slots=slots), estimates=estimates)
+        assert len(plan_of(made).starts) == 1
+        assert why(plan_of(made), "class:small")[0] == ExistingDronesSuffice(60.0, 0)
+
+
+def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
+    mine, _, _ = run_keys("anna", SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    anna, bert = (jobs(id=name, owner=name, waiting=2, running=1, oldest_at=NOW - 30.0) for name in ("anna", "bert"))
+    ours = drone("kit-ab12-1", DroneState.BUSY)
+
+    def of(**told: object) -> int:
+        made = snapshot(
+            classes=[anna, replace(bert, waiting=0, fresh=1)], drones=[ours], slots=[slot_of(ours, jobs=1, **told)]
+        )
+        return len(plan_of(replace(made, estimates=Estimates(runs={mine: (60.0,)}))).starts)
+
+    shape = {"job_gpu_milli": 1000, "job_cpus": 8, "job_memory_mib": 20480}
+    assert of(owner="anna", **shape) == of(owner="unix-name", **shape) == of() == 0
+    assert of(owner="bert", **shape) == of(owner="anna", **(shape | {"job_cpus": 1})) == 1
+
+
+# -------------------------------------------------------------------------------------------------- what is learned
+
+
+def test_run_times_of_the_user_and_size_count_first_then_what_is_declared_then_the_users_then_all() -> None:
+    mine, user, everybody = run_keys("anna", 1000, 8, 1024)
+    asked = ("anna", 1000, 8, 1024)
+    everything = {mine: (10.0, 100.0), user: (20.0,), everybody: (30.0,)}
+    assert Estimates(runs=everything).runs_of(*asked, 50.0) == (10.0, 50.0)
+    assert Estimates(runs={user: (20.0,), everybody: (30.0,)}).runs_of(*asked, 50.0) == (50.0,)
+    assert Estimates(runs={user: (20.0,), everybody: (30.0,)}).runs_of(*asked, 0.0) == (20.0,)
+    assert Estimates(runs={everybody: (30.0,)}).runs_of(*asked, 0.0) == (30.0,)
+
+
+def test_one_job_of_two_weeks_is_no_forecast() -> None:
+    assert mean_run_s((60.0, 60.0, 60.0, 14 * 86400.0)) == 300.0
+
+
+def test_the_idle_time_out_is_what_would_have_cost_least_and_at_most_what_is_configured() -> None:
+    drone = Drone(DroneId("d-1"), TOPAS.key, DroneState.IDLE, NOW, NOW, 1000)
+    policy = Policy(idle_timeout_s=300.0)
+    assert idle_limit(drone, policy, Estimates(idle_s={"topas": 60.0})).limit_s == 60.0
+    assert idle_limit(drone, policy, Estimates(idle_s={"topas": 900.0})).limit_s == 300.0
+    assert idle_limit(drone, policy, Estimates(idle_s={"horeka": 60.0})).limit_s == 300.0

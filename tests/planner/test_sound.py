@@ -1,0 +1,212 @@
+"""A class that the planner fails on, or an action that breaks a promise, costs nobody else their decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import (
+    DroneId,
+    DroneState,
+    DroneType,
+    JobClass,
+    OperatorRequest,
+    Plan,
+    RequestKind,
+    Sharing,
+    Snapshot,
+)
+from provisioner.planner import decide
+from provisioner.planner.check import Breach, check
+from provisioner.planner.isolate import MOST_TRIES, Planner, isolate
+from provisioner.planner.restrained import MOST_ROUNDS, restrain
+from provisioner.planner.sound import sound_plan
+from provisioner.reasons import InvalidAction, NothingFits, PlannerFailed
+from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, snapshot, started, why
+
+CPU = DroneType("topas", "cpu", 0, 8, 20480, 10240)
+SHARED = DroneType("topas", "shared", 1000, 8, 20480, 10240, vram_mib=40960, sharing=Sharing.MPS, shares=4)
+KILL = OperatorRequest(3, NOW - 5, RequestKind.KILL, (DroneId("kit-ab12-1"),), "hot", "anna")
+DRAIN = replace(KILL, id=4, kind=RequestKind.DRAIN, drone_ids=(DroneId("kit-ab12-2"),))
+
+
+def fails_on(*ids: str, tried: list[int] | None = None) -> Planner:
+    """The planner, with a mistake that the classes of these names bring to light."""
+
+    def planner(snap: Snapshot) -> Plan:
+        if tried is not None:
+            tried.append(1)
+        classes = snap.overlay.view.classes if snap.overlay.view else ()
+        if any(job.id in ids for job in classes):
+            raise ZeroDivisionError("division by zero")
+        return decide(snap)
+
+    return planner
+
+
+def always_fails(snap: Snapshot) -> Plan:
+    raise ZeroDivisionError("division by zero")
+
+
+def many(count: int) -> Snapshot:
+    return snapshot(
+        classes=[replace(SMALL, id=f"c{n}", cpus=1 + n % 8, waiting=1) for n in range(count)],
+        limits={"max_drones": 2000, "max_starts_per_tick": 2000, "max_pending": 2000},
+    )
+
+
+# --------------------------------------------------------------------------------------------- a request of nothing
+
+
+def test_a_job_that_asks_for_nothing_fits_nothing_and_says_so() -> None:
+    """All its requests are 0: the planner divided by the 0 of them that a drone holds."""
+    nothing = JobClass("zero", 0, 0, 0, waiting=3, oldest_at=NOW - 900)
+    plan = plan_of(snapshot(classes=[nothing, jobs(waiting=2)], types=[A100, CPU]))
+    assert started(plan) == [A100.key] * 2
+    (reason,) = why(plan, "class:zero")
+    assert isinstance(reason, NothingFits)
+    assert (reason.nearest, reason.dimension) == (CPU.key, "cpus")
+
+
+def test_a_share_of_a_gpu_with_no_other_request_takes_its_share() -> None:
+    share = JobClass("share", 200, 0, 0, waiting=5, oldest_at=NOW - 900)
+    plan = plan_of(snapshot(classes=[share], types=[SHARED]))
+    assert started(plan) == [SHARED.key] * 2
+
+
+# ------------------------------------------------------------------------------------------------------- isolation
+
+
+@pytest.mark.parametrize("bad", [("c0",), ("c99",), ("c17", "c64"), ("c1", "c2", "c3")])
+def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple[str, ...]) -> None:
+    snap, tried = many(100), list[int]()
+    found = isolate(snap, fails_on(*bad, tried=tried))
+    assert found.left_out == bad
+    assert isinstance(found.error, ZeroDivisionError)
+    assert len(found.plan.starts) == 100 - len(bad)
+    for each in bad:
+        assert why(found.plan, f"class:{each}") == [PlannerFailed("ZeroDivisionError: division by zero")]
+    assert len(tried) <= MOST_TRIES + 2
+    tried.clear()
+    again = isolate(snap, fails_on(*bad, tried=tried), found.left_out)
+    assert again.plan == found.plan
+    assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
+
+
+def test_a_suspect_that_is_well_again_is_planned_for() -> None:
+    found = isolate(many(10), fails_on("c3"), ("c3", "c5"))
+    assert found.left_out == ("c3",)
+
+
+def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
+    tried = list[int]()
+    bad = tuple(f"c{n}" for n in range(0, 400, 2))
+    found = isolate(many(400), fails_on(*bad, tried=tried))
+    assert len(tried) <= MOST_TRIES + 2
+    assert set(bad) <= set(found.left_out)
+
+
+def test_classes_that_fail_only_together_lose_one_of_them() -> None:
+    def planner(snap: Snapshot) -> Plan:
+        ids = {job.id for job in snap.overlay.view.classes} if snap.overlay.view else set()
+        if {"c1", "c8"} <= ids:
+            raise KeyError("both")
+        return decide(snap)
+
+    assert len(isolate(many(10), planner).left_out) == 1
+
+
+def fails_on_sites(snap: Snapshot) -> Plan:
+    if snap.sites:
+        raise KeyError("site")
+    return decide(snap)
+
+
+def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
+    drones = [drone("kit-ab12-1", DroneState.BUSY), drone("kit-ab12-2"), drone("kit-ab12-3", age_s=99_999)]
+    snap = snapshot(classes=[jobs(waiting=3)], drones=drones, requests=[KILL, DRAIN])
+    found = sound_plan(snap, fails_on_sites)
+    assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
+    assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
+    assert not found.plan.starts
+    assert found.plan.requests_done == (3, 4)
+    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [PlannerFailed]
+    assert check(snap, found.plan) == ()
+
+
+def test_a_planner_that_always_fails_makes_an_empty_plan() -> None:
+    found = sound_plan(snapshot(requests=[KILL], drones=[drone("kit-ab12-1")]), always_fails)
+    assert not found.plan.acts
+    assert found.plan.requests_done == ()
+    assert "ZeroDivisionError" in found.faults[0]
+
+
+# ------------------------------------------------------------------------------------------------------- restraint
+
+
+def names(first: Collection[str]) -> object:
+    """A judge that names the actions on these drones."""
+
+    def judge(snap: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+        found = tuple(a for a in (*plan.starts, *plan.drains, *plan.stops) if a.drone.id in first)
+        return tuple(Breach(f"{a.drone.id} is wrong", (a,)) for a in found)
+
+    return judge
+
+
+def test_only_the_actions_that_break_a_promise_are_left_out() -> None:
+    idle = drone("kit-ab12-2", age_s=99_999)
+    snap = snapshot(
+        classes=[jobs(waiting=3)],
+        drones=[drone("kit-ab12-1"), idle],
+        requests=[KILL],
+        slots=[],
+        limits={"max_starts_per_tick": 9},
+    )
+    whole = decide(snap)
+    wrong = whole.starts[0].drone.id
+    found = sound_plan(snap, judge=names([wrong]))  # type: ignore[arg-type]
+    assert found.plan.starts == whole.starts[1:]
+    assert found.plan.stops == whole.stops
+    assert found.plan.requests_done == (3,)
+    assert why(found.plan, "class:small")[-1] == InvalidAction(f"{wrong} is wrong")
+    assert found.actions == (f"start {wrong} of topas/a100",)
+
+
+def test_a_request_that_breaks_a_promise_stays_open() -> None:
+    snap = snapshot(drones=[drone("kit-ab12-1")], requests=[KILL])
+    found = sound_plan(snap, judge=names(["kit-ab12-1"]))  # type: ignore[arg-type]
+    assert not found.plan.acts
+    assert found.plan.requests_done == ()
+
+
+def test_a_breach_that_names_no_action_leaves_operators_requests() -> None:
+    snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
+    found = sound_plan(snap, judge=lambda seen, plan: (Breach("odd"),) if plan.starts else ())
+    assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
+    assert not found.plan.starts
+    assert found.plan.requests_done == (3,)
+
+
+def test_a_judge_that_is_never_content_ends_in_a_plan_that_does_nothing() -> None:
+    snap, judged = many(60), list[int]()
+
+    def judge(seen: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+        judged.append(1)
+        return (Breach("again", plan.starts[:1]),) if plan.acts else ()
+
+    found = restrain(snap, decide(snap), judge)
+    assert not found.plan.acts
+    assert len(judged) <= MOST_ROUNDS + 2
+
+
+def test_operators_requests_pass_where_the_judge_fails() -> None:
+    def judge(seen: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+        raise KeyError("odd")
+
+    snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
+    found = sound_plan(snap, judge=judge)
+    assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
+    assert not found.plan.starts

@@ -1,0 +1,162 @@
+"""Virtual time: it passes at once, in order, and never alone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.simulator.loop import Deadlock, Livelock, NoOutsideWorld, VirtualClock, run_virtual
+
+
+def test_a_year_of_sleep_takes_no_time_and_ends_exactly_then() -> None:
+    async def sleeper() -> float:
+        await asyncio.sleep(365 * 86400.0)
+        return asyncio.get_running_loop().time()
+
+    began = time.monotonic()
+    assert run_virtual(sleeper()) == 365 * 86400.0
+    assert time.monotonic() - began < 60.0  # not a year
+
+
+def test_the_clock_shows_seconds_since_the_epoch() -> None:
+    async def story() -> tuple[float, float]:
+        clock = VirtualClock()
+        before = clock.now()
+        await asyncio.sleep(90.0)
+        return before, clock.now()
+
+    assert run_virtual(story(), start_epoch=1_750_000_000.0) == (1_750_000_000.0, 1_750_000_090.0)
+
+
+@given(st.lists(st.floats(min_value=0.0, max_value=1e7), min_size=1, max_size=30))
+def test_timers_fire_in_order_at_their_own_time(delays: list[float]) -> None:
+    async def story() -> list[tuple[float, float]]:
+        loop = asyncio.get_running_loop()
+        fired: list[tuple[float, float]] = []
+        for delay in delays:
+            loop.call_at(delay, lambda due=delay: fired.append((due, loop.time())))
+        await asyncio.sleep(max(delays) + 1.0)
+        return fired
+
+    fired = run_virtual(story())
+    assert sorted(delays) == [due for due, _ in fired]
+    assert all(now == pytest.approx(due) for due, now in fired)
+
+
+def test_timeouts_work_from_inside_and_out() -> None:
+    async def story() -> str:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(20.0):
+                await asyncio.sleep(21.0)
+        assert loop.time() == 20.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout_at(30.0):
+                await asyncio.Event().wait()
+        assert loop.time() == 30.0
+        async with asyncio.timeout(5.0):
+            await asyncio.sleep(4.0)
+        return await asyncio.wait_for(asyncio.sleep(1.0, "in time"), 2.0)
+
+    assert run_virtual(story()) == "in time"
+
+
+def test_a_task_group_fails_as_it_does_in_real_time() -> None:
+    async def story() -> list[str]:
+        seen: list[str] = []
+
+        async def patient() -> None:
+            try:
+                await asyncio.sleep(100.0)
+            finally:
+                seen.append(f"cancelled at {asyncio.get_running_loop().time():.0f}")
+
+        async def failing() -> None:
+            await asyncio.sleep(3.0)
+            raise ValueError("no luck")
+
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(patient())
+                group.create_task(failing())
+        return seen
+
+    assert run_virtual(story()) == ["cancelled at 3"]
+
+
+def test_a_deadlock_is_an_error_that_names_who_waits_and_where() -> None:
+    async def waits_for_godot() -> None:
+        await asyncio.sleep(12.0)
+        await asyncio.Event().wait()
+
+    async def story() -> None:
+        await asyncio.create_task(waits_for_godot(), name="estragon")
+
+    with pytest.raises(Deadlock, match=r"at 12\.000 s.*estragon in Event\.wait \(locks\.py:\d+\)"):
+        run_virtual(story())
+
+
+def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("provisioner.simulator.loop.TURNS_WITHOUT_TIME", 1000)
+
+    async def spins() -> None:
+        for _ in itertools.count():
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        await asyncio.create_task(spins(), name="hamster")
+
+    with pytest.raises(Livelock, match=r"at 0\.000 s.*hamster in"):
+        run_virtual(story())
+
+
+def test_an_error_in_a_timer_ends_the_run() -> None:
+    async def story() -> None:
+        asyncio.get_running_loop().call_later(5.0, lambda: [][0])
+        await asyncio.sleep(10.0)
+
+    with pytest.raises(IndexError):
+        run_virtual(story())
+
+
+def test_there_is_no_outside_world() -> None:
+    async def reads_a_file() -> None:
+        await asyncio.to_thread(open, "/dev/null")
+
+    async def connects() -> None:
+        await asyncio.open_connection("127.0.0.1", 9)
+
+    async def runs_a_program() -> None:
+        await asyncio.create_subprocess_exec("true")
+
+    with pytest.raises(NoOutsideWorld):
+        run_virtual(reads_a_file())
+    with pytest.raises((NoOutsideWorld, NotImplementedError)):
+        run_virtual(connects())
+    with pytest.raises(NotImplementedError):
+        run_virtual(runs_a_program())
+
+
+def test_the_same_program_has_the_same_history() -> None:
+    async def story() -> list[tuple[float, int]]:
+        history: list[tuple[float, int]] = []
+
+        async def walker(number: int) -> None:
+            for step in range(20):
+                await asyncio.sleep((number * 7 + step * 3) % 5)
+                history.append((asyncio.get_running_loop().time(), number))
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(walker(number))
+        return history
+
+    first, second = run_virtual(story()), run_virtual(story())
+    assert first == second
+    assert len(first) == 400
+    assert first == sorted(first, key=lambda entry: entry[0])

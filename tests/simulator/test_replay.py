@@ -1,0 +1,83 @@
+"""When a replay gives up: as soon as nothing can come of it, and not while something still may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import Policy
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import Fixed, LogNormal, Uniform
+from provisioner.simulator.facilities import small
+from provisioner.simulator.faults import Blow, BlowKind
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.owner_series import OwnerSeries
+from provisioner.simulator.replay import STILL_S, Replay, run
+from provisioner.simulator.results import Result
+from provisioner.simulator.site import Facility
+from provisioner.simulator.worldplan import WorldPlan
+
+DAY_S = 86400.0
+JOB = SimJob(100.0, 600.0)
+
+
+def result(facility: Facility, *jobs: SimJob, blows: tuple[Blow, ...] = ()) -> Result:
+    """With rare looks, for days are to pass."""
+    world = WorldPlan((facility,), PoolHabits(negotiation_s=600.0, update_s=600.0), blows=blows)
+    rules = Policy(idle_timeout_s=600.0)
+    return run(Replay("ours", "t", jobs or (JOB,), world, rules, tick_s=300.0, tick_quick_s=300.0), seed=1)
+
+
+def test_jobs_that_can_never_be_done_end_the_replay_after_a_day() -> None:
+    nothing = small(gpus=4, max_drones=0)
+    told = result(nothing, JOB, replace(JOB, submit_s=4000.0))
+    assert told.jobs_done == 0 and 4000.0 + STILL_S <= told.days * DAY_S < 4200.0 + STILL_S
+    (broken,) = told.violations
+    assert broken.startswith("2 of 2 jobs were not done after 90") and broken.endswith("none has run since 4000 s")
+
+
+def test_what_is_done_before_does_not_hide_that_the_rest_never_is() -> None:
+    facility = small(gpus=4, max_drones=1)
+    whole = replace(facility.types[0], name="two", gpu_milli=2000)
+    facility = replace(
+        facility,
+        types=(*facility.types, whole),
+        policy=replace(facility.policy, max_gpu_milli=1000),
+    )
+    told = result(facility, JOB, SimJob(200.0, 60.0, Wants(gpu_milli=2000)))
+    assert (told.jobs_done, len(told.violations)) == (1, 1) and told.days * DAY_S < STILL_S + 3 * 3600.0
+
+
+def test_jobs_that_fit_no_drone_are_not_waited_for() -> None:
+    told = result(small(gpus=4), JOB, SimJob(200.0, 60.0, Wants(gpu_milli=8000)))
+    assert (told.jobs_done, told.jobs_impossible, told.violations) == (1, 1, ()) and told.days < 0.1
+
+
+def test_a_queue_of_days_is_waited_for() -> None:
+    facility = small(gpus=4, habits=Habits(queue=Fixed(3 * DAY_S), boot=Fixed(60.0)))
+    facility = replace(facility, policy=replace(facility.policy, queue_limit_s=10 * DAY_S))
+    assert result(facility).violations == ()
+
+
+def test_a_downtime_is_waited_for_and_one_without_end_is_not() -> None:
+    def down(for_s: float) -> Result:
+        return result(small(gpus=4), blows=(Blow(BlowKind.DOWNTIME, 0.0, for_s, "kit"),))
+
+    assert down(3 * DAY_S).violations == ()
+    assert len(down(3650 * DAY_S).violations) == 1
+
+
+def test_an_owner_who_has_all_gpus_for_days_is_waited_for() -> None:
+    series = OwnerSeries(((0.0, 4), (3 * DAY_S, 0)))
+    told = result(replace(small(gpus=4), series=series))
+    assert told.violations == () and told.days > 3
+
+
+@pytest.mark.parametrize(
+    ("draw", "below_s"),
+    [(Fixed(5.0), 5.0), (Uniform(1.0, 9.0), 9.0), (LogNormal(10.0, 0.0), 10.0), (LogNormal(10.0, 9.0, 60.0), 60.0)],
+)
+def test_a_draw_is_mostly_below(draw: Fixed | Uniform | LogNormal, below_s: float) -> None:
+    assert draw.mostly_below_s == below_s

@@ -1,0 +1,226 @@
+"""The reference rules of the benchmarks do what their sources say, in small worlds of the same simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from benchmarks.deciding.always_on import AlwaysOn
+from benchmarks.deciding.clairvoyant import schedule
+from benchmarks.deciding.cobald import CORES, Cobald
+from benchmarks.deciding.glidein import Glidein
+from benchmarks.deciding.karpenter import Karpenter
+from benchmarks.deciding.rule import Rule
+from benchmarks.deciding.worlds import POOL, UNLIMITED, Place
+from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
+from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import AT_ONCE, Draw, Fixed, LogNormal
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.site import Facility, GpuPool
+
+HOUR_S = 3600.0
+NEVER_S = 1e7
+
+
+def site(name: str, gpus: int, *, queue: Draw = AT_ONCE, taken: int = 0) -> Facility:
+    """One-GPU drones that boot in a minute; the owner has ``taken`` GPUs for ever."""
+    return Facility(
+        policy=SitePolicy(name, max_drones=UNLIMITED, max_pending=UNLIMITED, max_starts_per_tick=UNLIMITED),
+        types=(DroneType(name, "gpu", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240, vram_mib=16384),),
+        pools=(GpuPool("gpus", 1, gpus, owner=((0.0, taken),) if taken else ()),),
+        habits=Habits(queue=queue, boot=Fixed(60.0), check=AT_ONCE, release=Fixed(20.0)),
+        latency=AT_ONCE,
+        tells_claims=False,
+    )
+
+
+def jobs(count: int, run_s: float, at_s: float = 1.0) -> tuple[SimJob, ...]:
+    return tuple(SimJob(at_s, run_s, Wants()) for _ in range(count))
+
+
+@dataclass
+class Watched:
+    """A rule at work, and all that it asked for."""
+
+    rule: Rule
+    plans: list[Plan] = field(default_factory=list)
+
+    def __call__(self, snapshot: Snapshot) -> Plan:
+        self.plans.append(self.rule(snapshot))
+        return self.plans[-1]
+
+    def starts(self, site: str) -> list[int]:
+        """Drones asked for at a site, by tick, ticks without any left out."""
+        counts = [sum(s.drone.site == site for s in plan.starts) for plan in self.plans]
+        return [count for count in counts if count]
+
+
+def watch(
+    make: Callable[..., Rule], sites: Sequence[Facility], work: Sequence[SimJob], *, limit_s: float = 30 * 86400.0
+) -> tuple[Watched, Outcome]:
+    quotas = {kind.key: facility.pools[0].nodes for facility in sites for kind in facility.types}
+    rule = make(quotas, START_EPOCH + max(job.submit_s for job in work))
+    watched = Watched(rule)
+    scenario = Scenario(
+        tuple(replace(s, habits=replace(s.habits, release=Fixed(rule.release_s))) for s in sites),
+        tuple(work),
+        policy=Policy(idle_timeout_s=(rule.idle_timeout_s - OWN_TIMEOUT_MORE_S) / OWN_TIMEOUT_FACTOR),
+        tick_s=rule.tick_s,
+        tick_quick_s=rule.tick_s,
+        pool=POOL,
+        limit_s=limit_s,
+        planner=lambda: watched,
+        judge=lambda snapshot, plan: (),
+    )
+    return watched, simulate(scenario)
+
+
+def documented(*given: object) -> Cobald:
+    return Cobald(*given, per_pool=False)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------- COBalD
+
+
+def test_cobald_winds_up_while_one_site_is_empty() -> None:
+    """No drone ever comes out of the queue there, so it reports 1, and demand climbs a core a second."""
+    sites = site("kit", 2), site("queue", 8, queue=Fixed(NEVER_S))
+    watched, _ = watch(documented, sites, [*jobs(1, 600.0), *jobs(1, 600.0, 8 * HOUR_S)], limit_s=6 * HOUR_S)
+    assert isinstance(watched.rule, Cobald)
+    assert watched.rule.demand() > 3 * HOUR_S  # cores, where 80 are all there is
+    assert watched.rule.demand() > 100 * CORES * 10
+
+
+def test_cobald_with_one_controller_a_pool_does_not_wind_up() -> None:
+    sites = site("kit", 2), site("queue", 8, queue=Fixed(NEVER_S))
+    watched, _ = watch(Cobald, sites, [*jobs(1, 600.0), *jobs(1, 600.0, 8 * HOUR_S)], limit_s=6 * HOUR_S)
+    assert isinstance(watched.rule, Cobald)
+    assert watched.rule.demand(sites[0].types[0].key) <= CORES  # one idle probe is kept
+    assert watched.rule.demand(sites[1].types[0].key) == 8 * CORES  # it cannot ask for more than there is
+
+
+def test_cobald_empties_an_idle_site_and_fills_it_again() -> None:
+    """A site seen idle weighs nothing and loses all drones; then it is empty, counts as full, and gets them back."""
+    sites = site("busy", 1), site("idle", 6)
+    watched, outcome = watch(
+        documented, sites, [*jobs(1, 12 * HOUR_S), *jobs(1, 60.0, 11 * HOUR_S)], limit_s=10 * HOUR_S
+    )
+    fills = watched.starts("idle")
+    assert len(fills) > 5
+    assert max(fills) == 6  # all of it at once
+    assert outcome.tally.accepted["idle"] > 40  # for two jobs
+    assert outcome.tally.peak("idle") >= 6
+
+
+def test_cobald_counts_a_drone_as_supply_only_three_heartbeats_after_it_joined() -> None:
+    """Until then the pool reports 1, so demand goes on climbing: 30 cores in each 30 s, up to the quota."""
+    _, outcome = watch(Cobald, [site("kit", 40)], jobs(1, 2 * HOUR_S))
+    climb_s = 60.0 + 3 * 60.0
+    assert outcome.tally.accepted["kit"] >= climb_s / CORES
+    assert outcome.jobs_done == 1
+
+
+# ------------------------------------------------------------------------------------------------------- glideinWMS
+
+
+def test_glidein_asks_for_a_third_of_the_idle_jobs_split_over_entries() -> None:
+    watched, outcome = watch(Glidein, [site("a", 30), site("b", 30)], jobs(30, HOUR_S))
+    assert watched.starts("a")[0] == watched.starts("b")[0] == 5  # 30 / 2 / 3
+    assert outcome.jobs_done == 30
+
+
+def test_a_glidein_without_work_ends_itself_after_20_minutes() -> None:
+    work = [*jobs(1, 60.0), *jobs(1, 60.0, 2 * HOUR_S + 1.0)]  # neither comes at the very moment of a cycle
+    _, outcome = watch(Glidein, [site("a", 4)], work)
+    assert outcome.tally.accepted["a"] == 2
+    assert outcome.tally.gpu_seconds.idle == pytest.approx(1200.0)  # of the first; the other goes with the trace
+    assert min(outcome.tally.waits_s) > 60.0  # each waited for a drone of its own
+
+
+# ---------------------------------------------------------------------------------------------------------- Karpenter
+
+
+def test_karpenter_goes_to_the_next_site_where_one_shows_no_free_gpu() -> None:
+    watched, outcome = watch(Karpenter, [site("first", 6, taken=4), site("second", 6)], jobs(5, HOUR_S))
+    assert watched.starts("first") == [2]
+    assert watched.starts("second") == [3]
+    assert outcome.tally.mean_wait_s < 60.0 + 2 * Karpenter.tick_s
+
+
+def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
+    """Three jobs, two GPUs there: the third job takes a drone that comes free before the queue gives one."""
+    sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), tells_free=False)
+    _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
+    assert outcome.tally.peak("queue") == 1
+    assert outcome.tally.books["queue"].held_s == 0.0
+
+
+def test_karpenter_lets_an_empty_node_go_after_30_seconds() -> None:
+    _, outcome = watch(Karpenter, [site("kit", 4)], [*jobs(4, 600.0), *jobs(1, 600.0, 2 * HOUR_S)])
+    of_the_first = outcome.tally.gpu_seconds.idle  # the last one goes with the trace
+    assert 4 * 30.0 <= of_the_first <= 4 * (30.0 + Karpenter.tick_s)
+
+
+# --------------------------------------------------------------------------------------------------------- retiring
+
+
+def test_a_drone_that_does_its_last_job_is_replaced_only_once_that_is_done() -> None:
+    """It is the world that retires drones after an hour here; to the rule they are as busy as ever."""
+
+    def retiring(*given: object) -> AlwaysOn:
+        return AlwaysOn(*given, HOUR_S)  # type: ignore[arg-type]
+
+    watched, _ = watch(retiring, [site("kit", 2)], [*jobs(2, 3 * HOUR_S), *jobs(1, 60.0, 5 * HOUR_S)])
+    drained_at = [plan.at - START_EPOCH for plan in watched.plans if plan.drains]
+    asked_at = [plan.at - START_EPOCH for plan in watched.plans if plan.starts]
+    assert HOUR_S < drained_at[0] < 2 * HOUR_S
+    assert asked_at[0] < HOUR_S
+    assert asked_at[1] > 3 * HOUR_S
+    assert watched.starts("kit") == [2, 2]
+
+
+# -------------------------------------------------------------------------------------------- always on, clairvoyant
+
+
+def test_always_on_fills_every_site_and_idles() -> None:
+    _, outcome = watch(AlwaysOn, [site("a", 3), site("b", 2)], [*jobs(1, 600.0), *jobs(1, 600.0, 5 * HOUR_S)])
+    assert sum(outcome.tally.accepted.values()) == 5
+    assert outcome.tally.gpu_seconds.held > 5 * 5 * HOUR_S
+    assert outcome.tally.waits_s[1] < 1.0
+
+
+def place(gpus: int, *, owned: bool = False) -> Place:
+    return Place("kit", "gpu", gpus, 16, AT_ONCE_LOG, LogNormal(75.0, 0.0), owned)
+
+
+AT_ONCE_LOG = LogNormal(1.0, 0.0)
+START_S = 75.0 + 20.0
+"""Of a drone: boot and release."""
+
+
+@pytest.mark.parametrize(("gap_s", "wasted_s"), [(50.0, START_S + 50.0), (500.0, 2 * START_S)])
+def test_clairvoyant_keeps_a_drone_over_a_short_gap_only(gap_s: float, wasted_s: float) -> None:
+    work = [*jobs(1, 100.0, 0.0), *jobs(1, 100.0, 100.0 + gap_s)]
+    hours, waits = schedule(work, (), [place(1)])
+    assert hours.held - hours.good == pytest.approx(wasted_s / HOUR_S)
+    assert waits.mean_s == 0.0
+
+
+def test_clairvoyant_starts_no_job_that_the_owner_would_cut_short() -> None:
+    """The one GPU is the owner's from 50 s to 200 s: a job of 100 s waits for its end, and nothing is lost."""
+    owner = ((0.0, 0), (50.0, 1), (200.0, 0))
+    hours, waits = schedule(jobs(1, 100.0, 0.0), owner, [place(1, owned=True)])
+    assert waits.mean_s == 200.0
+    assert hours.badput == 0.0
+
+
+def test_clairvoyant_waits_where_a_gpu_second_is_worth_more() -> None:
+    work = jobs(2, 10.0, 0.0)
+    eager, _ = schedule(work, (), [place(2)])
+    patient, waits = schedule(work, (), [place(2)], wait_weight=1.0)
+    assert patient.waste < eager.waste
+    assert waits.mean_s == 5.0

@@ -1,0 +1,148 @@
+"""CPU work must not starve GPUs: 63 nodes with free GPUs, and work of low priority that would take all their cores.
+
+After marin-community/marin#7916: none of the 63 H100 nodes of a cluster would do, for want of `cpu`: batch pods of low
+priority had reserved 6,248 cores, and the jobs that wanted the GPUs waited for half an hour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from provisioner import formatting
+from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
+from provisioner.planner import decide
+from provisioner.reasons import GpusStranded, Reason
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import Fixed
+from provisioner.simulator.facilities import drone_type
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.nodes import NOTHING, Amount
+from provisioner.simulator.owner import Owner, OwnerJob
+from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.site import Facility, GpuPool
+
+NODES, GPUS, CORES = 63, 8, 104
+MEMORY_MIB = 1 << 20
+COME_S, CPU_WORK_S = 900.0, 7200.0
+GANG = Wants(gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144)
+BATCH = Wants(gpu_milli=0, cpus=16, memory_mib=16384, owner="batch")
+KEPT = Reserve(cpus=8, memory_mib=32768)
+SETTLED_S = 300.0
+"""A few ticks, the boot and a negotiation."""
+
+
+@dataclass
+class Watched:
+    """The planner itself, and what it saw and said of the GPU jobs."""
+
+    waited_until_s: float = 0.0
+    """When they were last seen to wait."""
+    first_ran_s: float = 0.0
+    said: set[Reason] = field(default_factory=set)
+    cpu_drones: int = 0
+    """At most at once."""
+
+    def __call__(self, snapshot: Snapshot) -> Plan:
+        plan = decide(snapshot)
+        view = snapshot.overlay.view
+        cpu = sum(not drone.gpu_milli for drone in snapshot.drones.values())
+        self.cpu_drones = max(self.cpu_drones, cpu)
+        for job in view.classes if view else ():
+            if job.gpu_milli:
+                self._note(job, plan, snapshot.now - START_EPOCH)
+        return plan
+
+    def _note(self, job: JobClass, plan: Plan, now_s: float) -> None:
+        if job.waiting or job.fresh:
+            self.waited_until_s = now_s
+        if job.running and not self.first_ran_s:
+            self.first_ran_s = now_s
+        self.said |= {r.reason for r in plan.refusals if r.subject == f"class:{job.id}"}
+
+
+def played(
+    *, blocking: bool = False, owner: Owner | None = None, batch: int = NODES * CORES // 16
+) -> tuple[Watched, Outcome]:
+    """A cluster full of CPU work, and then a job of eight GPUs for each of its nodes."""
+    site = Facility(
+        policy=SitePolicy(
+            "marin",
+            max_drones=1000,
+            max_pending=1000,
+            max_starts_per_tick=500,
+            blocking=(KEPT,) if blocking else (),
+            ask_for_owner=False,
+        ),
+        types=(
+            drone_type("marin", "h100", gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144, vram_mib=81559),
+            drone_type("marin", "cpu", gpu_milli=0, cpus=16, memory_mib=16384, vram_mib=0, capability=0),
+        ),
+        pools=(GpuPool("nodes", GPUS, NODES, cpus_per_node=CORES, memory_mib_per_node=MEMORY_MIB),),
+        habits=Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
+        owner=owner,
+        tells_nodes=True,
+        blocks=Amount(0, KEPT.cpus, KEPT.memory_mib) if blocking else NOTHING,
+    )
+    watched = Watched()
+    outcome = simulate(
+        Scenario(
+            facilities=(site,),
+            jobs=(
+                *(SimJob(0.0, CPU_WORK_S, BATCH) for _ in range(batch)),
+                *(SimJob(COME_S, 600.0, GANG) for _ in range(NODES)),
+            ),
+            policy=Policy(idle_timeout_s=120.0),
+            tick_s=15.0,
+            tick_quick_s=15.0,
+            limit_s=12 * 3600.0,
+            planner=lambda: watched,
+        )
+    )
+    return watched, outcome
+
+
+def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_cores() -> None:
+    watched, outcome = played()
+    assert outcome.violations == ()
+    assert watched.cpu_drones == NODES * (CORES // 16)
+    assert watched.first_ran_s > CPU_WORK_S, "no GPU job ran before the CPU work was done"
+    full = GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES % 16)
+    assert full in watched.said
+    assert formatting.say(full) == (
+        "504 GPUs are free on 63 nodes, but others hold the cpus there: marin/h100 wants 64, at most 8 left"
+    )
+
+
+def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
+    watched, outcome = played(blocking=True)
+    assert outcome.violations == ()
+    assert watched.cpu_drones == NODES * ((CORES - GPUS * KEPT.cpus) // 16), "CPU work has what is not kept"
+    assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
+    assert watched.waited_until_s < COME_S + SETTLED_S
+    assert not any(isinstance(reason, GpusStranded) for reason in watched.said)
+
+
+def test_with_blocking_the_sites_own_cpu_work_leaves_the_gpus_theirs() -> None:
+    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=40, memory_mib=4096) for _ in range(NODES + 5))
+    low = Owner(pods, negotiation_s=30.0, preempts_after_s=86400.0)  # they wait, and push nobody out
+    watched, outcome = played(blocking=True, owner=low, batch=0)
+    assert outcome.violations == ()
+    assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
+    assert watched.waited_until_s < COME_S + SETTLED_S
+    assert outcome.tally.owner_blocked_s == 0.0, "what the site keeps is not our doing"
+
+
+def test_where_the_sites_own_cpu_work_holds_the_cores_the_reason_names_them_too() -> None:
+    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=96, memory_mib=65536) for _ in range(NODES))
+    watched, outcome = played(owner=Owner(pods, negotiation_s=30.0), batch=0)
+    assert outcome.violations == ()
+    assert watched.first_ran_s > CPU_WORK_S
+    assert GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES - 96) in watched.said
+
+
+def test_memory_can_be_what_is_short() -> None:
+    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=1, memory_mib=MEMORY_MIB - 65536) for _ in range(NODES))
+    watched, _ = played(owner=replace(Owner(pods), negotiation_s=30.0), batch=0)
+    (stranded,) = {r for r in watched.said if isinstance(r, GpusStranded) and r.nodes == NODES}
+    assert (stranded.dimension, stranded.free) == ("memory", 65536)
+    assert "others hold the memory there: marin/h100 wants 256 GiB, at most 64 GiB left" in formatting.say(stranded)

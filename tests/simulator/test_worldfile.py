@@ -1,0 +1,232 @@
+"""World files: what sites are in a simulation, every mistake with its line, and what is derived without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provisioner.config import ConfigErrors, Settings, load
+from provisioner.config.fields import fields_of
+from provisioner.model import EndKind
+from provisioner.simulator import worldfile
+from provisioner.simulator.draws import Fixed, LogNormal, Uniform
+from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble
+from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.owner import Victim
+from provisioner.simulator.owner_series import OwnerSeries
+from provisioner.simulator.scenario import Scenario, simulate
+from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.worldplan import world_of
+from tests.simulator.declared import SERIES, declared, world
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "site_configs" / "simulation"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return declared(tmp_path)
+
+
+def refused(settings: Settings, text: str) -> str:
+    with pytest.raises(ConfigErrors) as caught:
+        world(settings, text)
+    return str(caught.value).replace(f"{settings.path.parent}/", "")
+
+
+# -------------------------------------------------------------------------------------------------------- what is told
+
+
+def test_without_a_file_the_world_follows_from_the_limits_and_says_so(settings: Settings) -> None:
+    plan = world_of(settings, None, span_s=1.0)
+    farm, cloud = plan.facilities
+    assert [(p.name, p.nodes * p.gpus_per_node, p.gpus_per_node) for p in farm.pools] == [
+        ("v100", 8, 1),
+        ("a100-a100x4", 12, 4),
+        ("cpu", 0, 0),
+    ]
+    assert farm.serves == {"v100": "v100", "a100": "a100-a100x4", "a100x4": "a100-a100x4", "cpu": "cpu"}
+    assert [(p.name, p.nodes) for p in cloud.pools] == [("t4", 4)]
+    assert farm.habits.boot == Fixed(75.0)
+    assert "farm: 8 GPUs for v100, 12 GPUs for a100-a100x4, as its limits allow; nobody else uses it" in plan.notes
+    assert "cloud: no queue, boot 75 s, release 20 s" in plan.notes
+
+
+def test_what_a_file_tells_is_taken(settings: Settings) -> None:
+    plan = world(
+        settings,
+        """
+        pool: {negotiation: 0s, update: 30s, best_fit: true}
+        sites:
+          farm:
+            nodes:
+              old: {nodes: 2, gpus: 4, cpus: 32, memory: 256 GiB, serves: [v100]}
+              new: {gpus: 8, serves: [a100, a100x4]}
+              cpu: {nodes: 3, gpus: 0, serves: [cpu]}
+            queue: {median: 45s, sigma: 0.4, most: 1h}
+            boot: {low: 1min, high: 2min}
+            release: 20s
+            retire: 24h
+            failures: {dies_young: 0.1, eats_jobs: 0.05}
+            types:
+              a100x4: {queue: 1h}
+            owner: {file: load.csv, vc: vcA, gpus: 5, nodes: [old, new], victim: random, notice: 10s}
+            tells_free: false
+            quota: 9
+        troubles:
+          - {trouble: down, where: cloud, verb: look, from: 1h, to: 2h, chance: 0.5}
+        blows:
+          - {kind: downtime, where: cloud, at: 1d, for: 6h, notice: 1h}
+        """,
+        span_s=2 * 86400.0,
+    )
+    farm = plan.facilities[0]
+    assert farm.pools[0] == GpuPool("old", 4, 2, cpus_per_node=32, memory_mib_per_node=262144)
+    assert farm.habits.queue == LogNormal(45.0, 0.4, 3600.0) and farm.habits.boot == Uniform(60.0, 120.0)
+    assert (farm.habits.retire_s, farm.habits.dies_young, farm.habits.eats_jobs) == (86400.0, 0.1, 0.05)
+    assert farm.habits_of["a100x4"].queue == Fixed(3600.0)
+    assert farm.habits_of["a100x4"].boot == Uniform(60.0, 120.0)
+    steps = ((0.0, 2), (3600.0, 4), (86400.0, 2), (90000.0, 4))
+    assert farm.series == OwnerSeries(steps, ("old", "new"), Victim.RANDOM, 10.0)
+    assert not farm.tells_free and farm.quota == 9
+    assert plan.spells == (Spell(Trouble.DOWN, "cloud", "look", 3600.0, 7200.0, 0.5),)
+    assert plan.blows == (Blow(BlowKind.DOWNTIME, 86400.0, 21600.0, "cloud", notice_s=3600.0),)
+    assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sites: {farn: {}}", "world.yaml:1:9: no site `farn` is configured: did you mean `farm`?"),
+        ("sites:\n  farm:\n    queu: 3s\n", "world.yaml:3:5: unknown key `queu`: did you mean `queue`?"),
+        ("sites:\n  farm:\n    boot: 75\n", "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`"),
+        ("sites:\n  farm:\n    boot: {median: 5s}\n", "world.yaml:3:11: `boot`: write `75s`, `{low: 10s, high: 1min}`"),
+        ("sites:\n  farm:\n    boot: {low: 5s, high: 1s}\n", "world.yaml:3:17: `low`: is longer than `high`"),
+        ("sites:\n  farm:\n    failures: {dies_young: 0.7, eats_jobs: 0.7}\n", "the chances add up to 1.4"),
+        ("sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n", "world.yaml:3:13: `gpus` is missing"),
+        (
+            "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t5]}\n",
+            "world.yaml:4:29: site cloud has no type `t5`: known here: t4",
+        ),
+        (
+            "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t4]}\n      z: {gpus: 4, serves: [t4]}\n",
+            "world.yaml:5:29: `t4` runs on `x` already: name it once",
+        ),
+        (
+            "sites:\n  farm:\n    nodes:\n      x: {gpus: 4, serves: [a100, a100x4, cpu]}\n",
+            "world.yaml:3:5: type `v100` of farm runs nowhere: name it under `serves`",
+        ),
+        (
+            "sites:\n  farm:\n    nodes:\n      x: {gpus: 2}\n",
+            "world.yaml:4:17: `gpus`: a drone of type `a100x4` has more than a node: it could never start",
+        ),
+        ("sites:\n  farm:\n    types: {a10: {boot: 1s}}\n", "world.yaml:3:13: site farm has no type `a10`"),
+        (
+            "sites:\n  farm:\n    owner: {file: nothing.csv, vc: vcA}\n",
+            "world.yaml:3:19: `file`: no nothing.csv in",
+        ),
+        (
+            "sites:\n  farm:\n    owner: {file: load.csv, vc: vcB}\n",
+            "world.yaml:3:33: `vc`: no series `vcB` in load.csv: did you mean `vcA`?",
+        ),
+        ("sites:\n  farm:\n    owner: {file: farm.yaml, vc: vcA}\n", "there is no column `vc`"),
+        ("sites:\n  farm:\n    owner: {file: load.csv, vc: vcA, nodes: [x]}\n", "world.yaml:3:46: no nodes `x`"),
+        (
+            "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    tells_nodes: true\n",
+            "world.yaml:4:18: `tells_nodes`: an owner of whom only a series is known",
+        ),
+        ("troubles: [{trouble: dwn}]", "world.yaml:1:22: `trouble`: `dwn` is not one of"),
+        ("troubles: [{trouble: down, where: mars}]", "world.yaml:1:35: no site `mars` is configured"),
+        ("blows: [{kind: downtime, at: 1h, for: 1h}]", "world.yaml:1:16: `kind`: `no-negotiation` is for the overlay"),
+        ("pool: {update: 0s}", "`update`: must be longer than 0s"),
+        ("- 1", "world.yaml:1:1"),
+    ],
+)
+def test_a_mistake_is_named_with_line_and_repair(settings: Settings, text: str, words: str) -> None:
+    assert words in refused(settings, text)
+
+
+def test_all_mistakes_are_named_at_once(settings: Settings) -> None:
+    lines = refused(settings, "sites:\n  farn: {}\n  cloud: {owner: {file: a, vc: b}}\n").splitlines()
+    assert [line.split(":")[1] for line in lines] == ["2", "3"]
+
+
+def test_a_file_that_is_not_there(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="no such file"):
+        world_of(settings, tmp_path / "nothing.yaml", span_s=1.0)
+
+
+def test_every_key_has_a_meaning_and_an_example() -> None:
+    for name in ("DrawSection", "FailureSection", "NodesSection", "SeriesSection", "SiteSection", "WorldFile"):
+        model = getattr(worldfile, name)
+        for key, field in fields_of(model).items():
+            assert field.description and field.examples, f"{name}.{key}"
+
+
+def test_every_key_is_told_of() -> None:
+    page = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
+    for section in (
+        worldfile.SiteSection,
+        worldfile.PoolSection,
+        worldfile.SeriesSection,
+        worldfile.NodesSection,
+        worldfile.FailureSection,
+        worldfile.TroubleSection,
+        worldfile.BlowSection,
+    ):
+        for key in fields_of(section):
+            assert f"`{key}`" in page or f" {key}:" in page, f"{section.__name__}.{key}"
+
+
+def test_the_shipped_world_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "owner_load_public.csv.gz").write_bytes(b"")
+    (tmp_path / "owner_load_public.csv").write_text(SERIES.replace("vcA", "vc8Sj"))
+    monkeypatch.setenv("PROVISIONER_TRACES", str(tmp_path))
+    text = (SHIPPED / "world.yaml").read_text().replace("public.csv.gz", "public.csv")
+    (tmp_path / "world.yaml").write_text(text)
+    plan = world_of(load(SHIPPED / "provisioner.yaml", connects=False), tmp_path / "world.yaml", span_s=86400.0)
+    gpus = {f.name: {p.name: p.nodes * p.gpus_per_node for p in f.pools} for f in plan.facilities}
+    assert gpus == {"topas": {"v100": 32, "a100": 24}, "gridka": {"a100": 12}, "horeka": {"a100": 48, "h100": 8}}
+    topas, gridka, horeka = plan.facilities
+    assert topas.series is not None and topas.series.pools == () and topas.series.notice_s == 0.0
+    assert gridka.habits.boot == LogNormal(240.0, 0.35)
+    assert horeka.habits_of["h100"].queue == LogNormal(1800.0, 1.2)
+    assert {f.habits.retire_s for f in plan.facilities} == {86400.0}
+    assert plan.notes == ()
+
+
+# --------------------------------------------------------------------------------------------------- an owner of pools
+
+
+def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_drones(settings: Settings) -> None:
+    """Ten GPUs in two pools, six drones at work: an owner of 4 disturbs nobody, one of 7 costs three of them."""
+    farm = settings.sites[0]
+    kinds = tuple(kind for kind in farm.types if kind.name in ("v100", "a100"))
+
+    def ended(gpus: int) -> int:
+        facility = Facility(
+            farm.policy,
+            kinds,
+            (GpuPool("v", 1, 4), GpuPool("a", 1, 6)),
+            {"v100": "v", "a100": "a"},
+            series=OwnerSeries(((0.0, 0), (3000.0, gpus), (3001.0, 0))),
+        )
+        jobs = tuple(SimJob(0.0, 6000.0) for _ in range(6))
+        outcome = simulate(Scenario((facility,), jobs, seed=1, policy=settings.policy))
+        assert not outcome.violations and outcome.jobs_done == 6
+        return outcome.tally.ends["farm", EndKind.PREEMPTED]
+
+    assert ended(4) == 0
+    assert ended(7) == 3
+    assert ended(50) == 6
+
+
+def test_a_drone_that_retires_takes_no_further_job_and_ends_the_one_it_has(settings: Settings) -> None:
+    plan = world(settings, "sites:\n  cloud: {retire: 1h, boot: 1min}\n")
+    cloud = plan.facilities[1]
+    jobs = tuple(SimJob(1800.0 * n, 2400.0) for n in range(6))
+    outcome = simulate(Scenario((cloud,), jobs, policy=settings.policy, seed=3))
+    assert not outcome.violations and outcome.jobs_done == 6
+    assert outcome.tally.attempts_lost == 0
+    assert outcome.drones > 1

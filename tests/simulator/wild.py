@@ -1,0 +1,241 @@
+"""Scenarios in which nearly all is drawn from a seed: sites, types, jobs, owners, and all that goes wrong at once.
+
+A plain world is drawn first, and what makes it wilder with numbers of its own: so the plain worlds of old seeds stay as
+they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
+from provisioner.simulator.body import Habits
+from provisioner.simulator.draws import Fixed, LogNormal, Uniform, keyed
+from provisioner.simulator.facilities import drone_type
+from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, crashes, rough_wire
+from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.owner import Owner, OwnerJob, Victim
+from provisioner.simulator.scenario import START_EPOCH, Scenario
+from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.workload import Shape, burst, poisson_mix
+
+BUSY_S = 900.0
+"""Jobs come, and things go wrong, for so long."""
+NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
+"""Headroom is kept until then: it would keep drones for ever."""
+
+
+def wild(seed: int) -> Scenario:
+    """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types that are slow and
+    dear, jobs of many sizes from several groups, drones kept warm."""
+    rng, base = keyed(seed, "wilder"), plain(seed)
+    facilities = tuple(_dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities)
+    warm = (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),) if rng.random() < 0.15 else ()
+    return replace(
+        base,
+        facilities=facilities,
+        jobs=base.jobs + _of_groups(seed, rng),
+        policy=replace(base.policy, headroom=warm),
+    )
+
+
+def plain(seed: int) -> Scenario:
+    """One to three sites; lies are shorter than ``gone_after``, so that no cap may be broken because of them."""
+    rng = keyed(seed, "wild")
+    facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
+    return Scenario(
+        facilities=facilities,
+        jobs=_jobs(seed, rng),
+        seed=seed,
+        policy=Policy(
+            idle_timeout_s=60.0,
+            max_drones=rng.randint(4, 12),
+            max_gpu_milli=rng.choice([None, 4000]),
+            slot_max_age_s=rng.choice([120.0, 900.0]),
+        ),
+        tick_s=10.0,
+        tick_quick_s=3.0,
+        spells=_lies(facilities, rng) + (rough_wire(seed, chance=0.2) if rng.random() < 0.7 else ()),
+        blows=_blows(facilities, rng),
+        crashes=crashes(seed, rng.randint(0, 2), furthest=200),
+        limit_s=4 * 3600.0,
+    )
+
+
+def _facility(name: str, rng: Random) -> Facility:
+    policy = SitePolicy(
+        name,
+        max_drones=rng.randint(1, 6),
+        max_gpu_milli=rng.choice([None, 2000, 3000]),
+        max_pending=rng.randint(1, 6),
+        max_starts_per_tick=rng.randint(1, 4),
+        grace_s=rng.choice([2.0, 10.0]),
+        queue_when_full=rng.random() < 0.4,
+        queue_limit_s=rng.choice([900.0, 86400.0]),
+        boot_limit_s=200.0,
+        join_limit_s=60.0,
+    )
+    pool = GpuPool(
+        "pool",
+        gpus_per_node=rng.randint(2, 4),
+        nodes=2,
+        owner=_owner(rng),
+        victim=rng.choice(list(Victim)),
+        notice_s=rng.choice([0.0, 20.0]),
+    )
+    return Facility(
+        policy,
+        types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
+        pools=(pool,),
+        habits=_habits(rng),
+        quota=rng.choice([None, None, 3]),
+        queues=rng.random() < 0.7,
+        tells_free=rng.random() < 0.6,
+        remembers_s=rng.choice([0.0, 25.0, 3600.0]),
+    )
+
+
+def _type(site: str, name: str, rng: Random) -> DroneType:
+    return drone_type(
+        site,
+        name,
+        gpu_milli=rng.choice([250, 500, 1000, 2000]),
+        vram_mib=rng.choice([16000, 40960, 81920]),
+        capability=rng.choice([70, 80, 90]),
+        max_drones=rng.choice([None, None, 2]),
+        walltime_s=rng.choice([0.0, 0.0, 1200.0]),
+        price=rng.choice([1.0, 2.0]),
+    )
+
+
+def _habits(rng: Random) -> Habits:
+    return Habits(
+        queue=rng.choice([Fixed(0.0), Uniform(0.0, 60.0), LogNormal(60.0, 1.0, 600.0)]),
+        boot=Uniform(2.0, 60.0),
+        check=Uniform(0.5, 10.0),
+        release=Uniform(0.5, 20.0),
+        lifetime=rng.choice([None, None, Uniform(60.0, 900.0)]),
+        dies_young=rng.choice([0.0, 0.0, 0.2]),
+        never_joins=rng.choice([0.0, 0.0, 0.1]),
+        hangs_in_check=rng.choice([0.0, 0.0, 0.1]),
+        matches_nothing=rng.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def _owned(facility: Facility, rng: Random) -> Facility:
+    """The owner's load is of jobs, which ask for places on nodes and are seen to wait."""
+    if rng.random() < 0.65:
+        return facility
+    (pool,) = facility.pools
+    jobs = (
+        OwnerJob(rng.uniform(0.0, BUSY_S), rng.uniform(60.0, 400.0), gpus=rng.randint(1, pool.gpus_per_node), cpus=8)
+        for _ in range(rng.randint(1, 6))
+    )
+    owner = Owner(
+        tuple(sorted(jobs, key=lambda job: job.submit_s)),
+        preempts_after_s=rng.choice([0.0, 60.0]),
+        grace_s=facility.policy.grace_s,
+        victim=pool.victim,
+        pslot_preemption=rng.random() < 0.5,
+    )
+    seen = replace(pool, owner=(), cpus_per_node=64, memory_mib_per_node=512 << 10)
+    return replace(facility, pools=(seen,), owner=owner, tells_nodes=rng.random() < 0.7)
+
+
+def _shared(facility: Facility, rng: Random) -> Facility:
+    """One more type, whose GPUs are offered in shares."""
+    if rng.random() < 0.65:
+        return facility
+    sharing = rng.choice([Sharing.TIME_SLICED, Sharing.MPS, Sharing.MIG])
+    kind = drone_type(facility.name, "shared", sharing=sharing, shares=rng.choice([2, 4, 7]), capability=90)
+    return replace(facility, types=(*facility.types, kind))
+
+
+def _dear(facility: Facility, rng: Random) -> Facility:
+    """One more type, that takes minutes to come and costs more, that any job fits, and that does not break down: it may
+    be the only one that a job fits, and then hours would pass until it lasts for that long."""
+    if rng.random() < 0.65:
+        return facility
+    kind = drone_type(facility.name, "dear", gpu_milli=2000, vram_mib=81920, capability=90, price=4.0)
+    slow = replace(facility.habits, boot=Uniform(120.0, 300.0), lifetime=None)
+    return replace(
+        facility,
+        types=(*facility.types, kind),
+        habits_of={"dear": slow},
+        policy=replace(facility.policy, boot_limit_s=400.0),
+    )
+
+
+def _owner(rng: Random) -> tuple[tuple[float, int], ...]:
+    if rng.random() < 0.6:
+        return ()
+    return (*sorted((rng.uniform(0.0, BUSY_S), rng.randint(0, 4)) for _ in range(4)), (1200.0, 0))
+
+
+def _jobs(seed: int, rng: Random) -> tuple[SimJob, ...]:
+    shapes = [
+        Shape(
+            Wants(
+                gpu_milli=rng.choice([250, 500, 1000]),
+                cpus=rng.choice([1, 2]),
+                vram_mib=rng.choice([0, 20000, 60000]),
+                capability=rng.choice([0, 75, 85]),
+                priority=rng.choice([0, 5]),
+                owner=owner,
+            ),
+            Uniform(10.0, rng.choice([60.0, 300.0])),
+        )
+        for owner in ("ann", "bob", "eve")
+    ]
+    steady = poisson_mix(shapes, per_hour=rng.choice([40.0, 120.0]), span_s=BUSY_S, seed=seed)
+    return steady + burst(rng.randint(0, 10), shapes[0], at_s=rng.uniform(0.0, 600.0), seed=seed)
+
+
+def _of_groups(seed: int, rng: Random) -> tuple[SimJob, ...]:
+    """Jobs of several sizes and groups, some of which say how they use a GPU, in bursts and one by one."""
+    if rng.random() < 0.3:
+        return ()
+    shapes = [
+        Shape(
+            Wants(
+                gpu_milli=gpu_milli,
+                owner=group,
+                group=f"physics.{group}",
+                duty_milli=rng.choice([0, 300]),
+                priority=rng.choice([0, 5]),
+            ),
+            Uniform(10.0, rng.choice([60.0, 300.0])),
+        )
+        for gpu_milli, group in zip(rng.sample([100, 250, 1000, 2000], 3), ("atlas", "cms", "theory"), strict=True)
+    ]
+    bursts = tuple(
+        job
+        for n, shape in enumerate(shapes)
+        for job in burst(rng.randint(0, 8), shape, at_s=rng.uniform(0.0, BUSY_S), seed=seed + n)
+    )
+    return bursts + poisson_mix(shapes, per_hour=rng.choice([0.0, 40.0]) + 1e-6, span_s=BUSY_S, seed=seed + 1)
+
+
+def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[Spell, ...]:
+    of_sites = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.UNKNOWN_STATES, Trouble.FREE_WRONG]
+    of_overlay = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.HANG]
+    chosen = [(t, rng.choice(facilities).name, 25.0) for t in of_sites if rng.random() < 0.4]
+    chosen += [(t, OVERLAY, 60.0) for t in of_overlay if rng.random() < 0.3]
+    spells = [Spell(trouble, where, "look", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
+    return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in spells)
+
+
+def _shifted(spell: Spell, by_s: float) -> Spell:
+    return replace(spell, from_s=spell.from_s + by_s, to_s=spell.to_s + by_s)
+
+
+def _blows(facilities: tuple[Facility, ...], rng: Random) -> tuple[Blow, ...]:
+    blows = []
+    if rng.random() < 0.3:
+        at_s, node = rng.uniform(0.0, BUSY_S), rng.randint(0, 1)
+        blows.append(Blow(BlowKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node))
+    if rng.random() < 0.2:
+        at_s, notice_s = rng.uniform(0.0, BUSY_S), rng.choice([0.0, 60.0])
+        blows.append(Blow(BlowKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s))
+    return tuple(blows)

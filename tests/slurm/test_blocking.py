@@ -1,0 +1,157 @@
+"""What is printed for a Slurm site's admin. (That Slurm then does so: tests/live/test_slurm_blocking.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapters.slurm.blocking import Kept, kept, render
+from provisioner.model import Reserve, ReserveWhen, SitePolicy
+from tests.slurm.test_capacity import A100, FULL, H100, config
+
+SHARE = Reserve(cpus=8, memory_mib=20480)
+POLICY = SitePolicy(site="horeka", grace_s=60, blocking=(SHARE,))
+ACCELERATED: Mapping[str, Any] = {
+    "nodes": "hkn[0801-0967]",
+    "cores_per_socket": 38,
+    "threads_per_core": 2,
+    "memory": "512000 MiB",
+    "gpus": 4,
+    "gres": "gpu:a100",
+}
+
+
+def printed(policy: SitePolicy = POLICY, *hardware: Mapping[str, Any], **more: Any) -> str:
+    text = render(policy, (A100, FULL, H100), config(hardware=list(hardware or (ACCELERATED,)), **more))
+    assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#"))
+    return text
+
+
+def lines(text: str) -> list[str]:
+    """What Slurm reads."""
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def prose(text: str) -> str:
+    return " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+
+
+def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
+    assert lines(printed()) == [
+        "NodeName=DEFAULT RestrictedCoresPerGPU=4",
+        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-1] Cores=0-37",
+        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[2-3] Cores=38-75",
+        "PartitionName=cpu-beside-gpus-a100 Nodes=hkn[0801-0967] State=UP PriorityTier=1 PreemptMode=OFF"
+        " MaxMemPerCPU=3584",
+    ]
+
+
+def test_it_is_the_same_for_the_same_policy() -> None:
+    assert printed() == printed()
+
+
+@pytest.mark.parametrize(
+    ("reserve", "expected"),
+    [
+        (SHARE, Kept(4, 3584)),
+        (Reserve(cpus=7, memory_mib=20480), Kept(4, 3584)),  # half a core cannot be kept: rounded up
+        (Reserve(cpus=8), Kept(4, 0)),
+        (Reserve(memory_mib=20480), Kept(0, 2829)),
+        (Reserve(cpus=38, memory_mib=20480), Kept(19, 0)),  # all of them: no CPU is left that could take memory
+        (Reserve(cpus=39, memory_mib=20480), None),
+        (Reserve(cpus=8, memory_mib=128_000), None),
+    ],
+)
+def test_the_numbers(reserve: Reserve, expected: Kept | None) -> None:
+    assert kept(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
+
+
+def test_what_is_left_for_jobs_without_gpu_never_reaches_into_what_is_kept() -> None:
+    for cpus, threads, memory_mib, gpus in [(152, 2, 512_000, 4), (128, 1, 770_000, 4), (48, 2, 385_000, 8)]:
+        for share in (Reserve(cpus=2, memory_mib=4096), Reserve(cpus=5, memory_mib=40_000)):
+            found = kept(share, cpus, threads, memory_mib, gpus)
+            assert found is not None
+            left_cpus = cpus - gpus * found.cores_per_gpu * threads
+            assert cpus - left_cpus >= gpus * share.cpus
+            assert memory_mib - left_cpus * found.memory_per_cpu_mib >= gpus * share.memory_mib
+
+
+def test_each_kind_of_node_has_its_own_reserve() -> None:
+    h100 = {**ACCELERATED, "nodes": "hkn[0901-0922]", "gres": "gpu:h100", "memory": "770000 MiB"}
+    policy = replace(POLICY, blocking=(Reserve(nodes=("hkn09*",), cpus=16, memory_mib=40960), SHARE))
+    text = printed(policy, {**ACCELERATED, "nodes": "hkn[0801-0899]"}, h100)
+    assert [line for line in lines(text) if "Restricted" in line or "Partition" in line] == [
+        "NodeName=DEFAULT RestrictedCoresPerGPU=4",
+        "PartitionName=cpu-beside-gpus-a100 Nodes=hkn[0801-0899] State=UP PriorityTier=1 PreemptMode=OFF"
+        " MaxMemPerCPU=3584",
+        "NodeName=DEFAULT RestrictedCoresPerGPU=8",
+        "PartitionName=cpu-beside-gpus-h100 Nodes=hkn[0901-0922] State=UP PriorityTier=1 PreemptMode=OFF"
+        f" MaxMemPerCPU={(770_000 - 4 * 40960) // (152 - 4 * 16)}",
+    ]
+
+
+def test_nodes_that_no_one_reserve_is_for_are_told_and_left_out() -> None:
+    policy = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
+    text = printed(policy)
+    assert "!! hkn[0801-0967]: `blocking` has not one entry for all of them" in prose(text)
+    assert lines(text) == []
+
+
+def test_a_reserve_larger_than_the_node_is_told_and_not_printed() -> None:
+    text = printed(replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),)))
+    assert "4 GPUs cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB" in prose(text)
+    assert lines(text) == []
+
+
+def test_gpus_that_do_not_spread_over_the_sockets_are_bound_to_all_cores() -> None:
+    [_, gres, *_] = lines(printed(POLICY, {**ACCELERATED, "gpus": 3}))
+    assert gres == "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-2] Cores=0-75"
+
+
+def test_without_the_nodes_size_it_says_how_to_reckon() -> None:
+    text = render(POLICY, (A100,), config())
+    assert lines(text) == []
+    assert "write it under `options.hardware`" in prose(text)
+    assert "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)" in prose(text)
+
+
+def test_without_blocking_nothing_is_kept() -> None:
+    text = printed(replace(POLICY, blocking=()))
+    assert "the site's file has no `blocking`" in prose(text) and lines(text) == []
+
+
+def test_what_slurm_cannot_do_is_said() -> None:
+    said = prose(printed())
+    assert "Memory per free GPU, as such" in said and "In 22.05" in said and "CRASHED" in said
+    assert "Disk:" not in said and "gpu-demand" not in said
+    greedy = replace(SHARE, disk_mib=51200, when=ReserveWhen.GPU_DEMAND)
+    said = prose(printed(replace(POLICY, blocking=(greedy,))))
+    assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
+
+
+def test_a_drone_larger_than_what_its_gpus_keep_is_told() -> None:
+    said = prose(printed())
+    assert "Drone type a100x4 takes 38 CPUs per GPU and no reserve keeps that much (8 at most)" in said
+    assert "Drone type a100 " not in said
+
+
+def test_the_owners_priority_is_by_partitions() -> None:
+    owned = {"owner": {"partitions": ["owners"]}, "partition": "backfill"}
+    text = printed(POLICY, **owned)
+    assert lines(text)[-3:] == [
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=CANCEL",
+        "PreemptParameters=send_user_signal",
+    ]
+    said = prose(text)
+    assert "of owners (the owner): PriorityTier=10 PreemptMode=OFF" in said
+    assert "of backfill, accelerated-h100 (drones): PriorityTier=2 PreemptMode=CANCEL GraceTime=60" in said
+
+
+def test_drones_in_the_owners_own_partition_cannot_be_told_apart_by_it() -> None:
+    text = printed(POLICY, owner={"partitions": ["accelerated"]})
+    assert "by partitions Slurm cannot tell who makes room" in prose(text)
+    assert not any(line.startswith("Preempt") for line in lines(text))

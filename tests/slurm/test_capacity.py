@@ -1,0 +1,279 @@
+"""What of a Slurm cluster is free for drones: HoreKa's nodes in the states in which they are met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapters.slurm.capacity import kinds, misfit, nodes
+from adapters.slurm.cluster import Partition, Reservation, SlurmNode
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.model import DroneType, Node
+
+NOW = 1_800_000_000.0
+HOUR_S = 3600.0
+A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, walltime_s=12 * HOUR_S)
+FULL = DroneType("horeka", "a100x4", 4000, 152, 491520, 0, vram_mib=40960, walltime_s=12 * HOUR_S)
+H100 = DroneType("horeka", "h100", 1000, 8, 20480, 0, vram_mib=95830, walltime_s=12 * HOUR_S)
+CPU = DroneType("horeka", "cpu", 0, 8, 16384, 0, walltime_s=12 * HOUR_S)
+NODE = SlurmNode(
+    "hkn0801",
+    "IDLE",
+    partitions=("accelerated",),
+    features=("LSDF", "BEEOND"),
+    cpus=152,
+    memory_mib=512_000,
+    gpus={"a100": 4},
+    used_gpus={"a100": 0},
+    threads_per_core=2,
+)
+H100_NODE = replace(NODE, name="hkn0901", partitions=("accelerated-h100",), gpus={"h100": 4}, used_gpus={})
+ACCELERATED = Partition("accelerated", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=10)
+ACCELERATED_H100 = Partition("accelerated-h100", nodes=("hkn0901",), max_s=48 * HOUR_S, tier=10)
+PARTITIONS = (ACCELERATED, ACCELERATED_H100)
+
+
+def config(**more: Any) -> SlurmSiteConfig:
+    h100 = {"partition": "accelerated-h100", "gres": "gpu:h100"}
+    types = {"a100": {"gres": "gpu:a100"}, "a100x4": {"gres": "gpu:a100"}, "h100": h100}
+    return SlurmSiteConfig.model_validate({"partition": "accelerated", "types": types, **more})
+
+
+def one(
+    node: SlurmNode = NODE,
+    *types: DroneType,
+    partition: Partition = ACCELERATED,
+    reserved: Reservation | None = None,
+    downtime_at: float = 0.0,
+    **more: Any,
+) -> Node:
+    [found] = nodes(
+        [node],
+        (partition,),
+        types or (A100,),
+        config(**more),
+        [reserved] if reserved else [],
+        now=NOW,
+        downtime_at=downtime_at,
+    )
+    return found
+
+
+def free(node: Node) -> tuple[int, int, int]:
+    return node.free_gpu_milli, node.free_cpus, node.free_memory_mib
+
+
+# ------------------------------------------------------------------------------------------ what there is, what is free
+
+
+def test_free_is_what_slurm_has_not_allocated() -> None:
+    busy = replace(NODE, state="MIXED", used_cpus=50, used_memory_mib=100_000, used_gpus={"a100": 3})
+    assert one(busy) == Node("hkn0801", ("a100",), 4000, 152, 512_000, 0, 1000, 102, 412_000, 0)
+
+
+def test_nodes_of_other_partitions_and_such_as_do_not_exist_are_left_out() -> None:
+    cluster = [NODE, H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)), replace(NODE, state="FUTURE")]
+    found = nodes(cluster, PARTITIONS, (A100, FULL, H100), config(), now=NOW)
+    assert {node.name: node.types for node in found} == {"hkn0801": ("a100", "a100x4"), "hkn0901": ("h100",)}
+
+
+def test_without_a_partition_drones_go_to_the_default_one() -> None:
+    h100 = replace(ACCELERATED_H100, default=True)
+    types = {"types": {}, "partition": ""}
+    found = nodes([NODE, H100_NODE], (ACCELERATED, h100), (A100,), config(**types), now=NOW)
+    assert [node.name for node in found] == ["hkn0901"]
+    untold = nodes([NODE, H100_NODE], PARTITIONS, (A100,), config(**types), now=NOW)
+    assert [node.name for node in untold] == ["hkn0801", "hkn0901"]
+
+
+@pytest.mark.parametrize(
+    ("state", "flags"),
+    [
+        ("DOWN", ()),
+        ("ERROR", ()),
+        ("UNKNOWN", ()),
+        ("SOMETHING_NEW", ()),
+        ("MIXED", ("DRAIN",)),
+        ("IDLE", ("DRAIN",)),
+        ("IDLE", ("MAINTENANCE",)),
+        ("IDLE", ("NOT_RESPONDING",)),
+        ("IDLE", ("POWERING_DOWN",)),
+        ("IDLE", ("FAIL",)),
+        ("IDLE", ("REBOOT_REQUESTED",)),
+        ("IDLE", ("RESERVED",)),
+        ("IDLE", ("PLANNED",)),
+        ("MIXED", ("PLANNED",)),
+    ],
+)
+def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple[str, ...]) -> None:
+    found = one(replace(NODE, state=state, flags=frozenset(flags)))
+    assert free(found) == (0, 0, 0)
+    assert (found.types, found.gpu_milli, found.cpus) == (("a100",), 4000, 152)  # it has not gone
+
+
+@pytest.mark.parametrize(
+    "flags", [("POWERED_DOWN", "CLOUD"), ("POWERING_UP", "NOT_RESPONDING", "CLOUD"), ("COMPLETING",)]
+)
+def test_a_node_that_slurm_boots_for_its_job_is_free(flags: tuple[str, ...]) -> None:
+    assert free(one(replace(NODE, flags=frozenset(flags)))) == (4000, 152, 512_000)
+
+
+def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> None:
+    planned = replace(NODE, flags=frozenset({"PLANNED"}), partitions=("accelerated", "owners"))
+    assert free(one(planned)) == (0, 0, 0)
+    assert free(one(planned, owner={"partitions": ["owners"]})) == (4000, 152, 512_000)
+    assert free(one(planned, owner={"partitions": ["elsewhere"]})) == (0, 0, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- which types
+
+
+@pytest.mark.parametrize(
+    ("change", "dimension", "wanted", "offered"),
+    [
+        ({"partitions": ("cpuonly",)}, "partition", "accelerated", "cpuonly"),
+        ({"gpus": {"h100": 4}}, "gpus", "1 a100", "0 a100"),
+        ({"cpus": 4}, "cpus", "8", "4"),
+        ({"memory_mib": 20479}, "memory", "20480 MiB", "20479 MiB"),
+    ],
+)
+def test_a_node_that_lacks_something_hosts_no_drone(
+    change: Mapping[str, Any], dimension: str, wanted: str, offered: str
+) -> None:
+    node = replace(NODE, **change)
+    assert nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
+    [kind] = kinds((A100,), PARTITIONS, config())
+    found = misfit(kind, node)
+    assert found and (found.dimension, found.wanted, found.offered) == (dimension, wanted, offered)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "hosts"),
+    [
+        ("", True),
+        ("LSDF", True),
+        ("LSDF&BEEOND", True),
+        ("LSDF,NONE", False),
+        ("NONE|LSDF", True),
+        ("NONE", False),
+        ("[rack1*2&rack2*4]", True),
+    ],
+)
+def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
+    found = nodes([NODE], PARTITIONS, (A100,), config(constraint=constraint), now=NOW)
+    assert bool(found) is hosts
+
+
+def test_nodes_that_the_admin_leaves_out_are_left_out() -> None:
+    cluster = [NODE, replace(NODE, name="hkn0802"), replace(NODE, name="hkn0803")]
+
+    def names(**submit: str) -> list[str]:
+        return [node.name for node in nodes(cluster, PARTITIONS, (A100,), config(submit=submit), now=NOW)]
+
+    assert names(exclude="hkn[0801,0803]") == ["hkn0802"]
+    assert names(nodelist="hkn0801") == ["hkn0801"]
+    assert names(exclude="/home/kit/bad_nodes") == ["hkn0801", "hkn0802", "hkn0803"]
+
+
+def test_any_gpu_is_any_type_of_gpu_and_a_gpu_without_type_is_one() -> None:
+    either = replace(A100, name="either")
+    mixed = replace(NODE, gpus={"a100": 2, "h100": 2}, used_gpus={"h100": 1})
+    assert free(one(mixed, either))[0] == 3000
+    assert one(replace(NODE, gpus={"": 4}), either).types == ("either",)
+
+
+def test_a_node_with_gpus_of_two_types_shows_those_of_which_most_is_free() -> None:
+    """One number cannot say "one A100 and two H100": drones would be asked for that have no GPU."""
+    both = {"types": {"a100": {"gres": "gpu:a100"}, "h100": {"gres": "gpu:h100"}}}
+    mixed = replace(NODE, gpus={"a100": 2, "h100": 2}, used_gpus={"a100": 1})
+    shown = one(mixed, A100, H100, CPU, **both)
+    assert (shown.types, shown.gpu_milli, shown.free_gpu_milli) == (("h100", "cpu"), 2000, 2000)
+    later = one(replace(mixed, used_gpus={"h100": 2}), A100, H100, CPU, **both)
+    assert (later.types, later.gpu_milli, later.free_gpu_milli) == (("a100", "cpu"), 2000, 2000)
+
+
+def test_gpus_in_use_of_which_no_type_is_told_may_be_any() -> None:
+    assert free(one(replace(NODE, used_gpus={"": 3})))[0] == 1000
+
+
+# ----------------------------------------------------------------------------------------------------- partition limits
+
+
+def test_a_partition_that_is_down_or_too_short_takes_no_drone() -> None:
+    assert free(one(partition=replace(ACCELERATED, up=False))) == (0, 0, 0)
+    assert free(one(partition=replace(ACCELERATED, max_s=11 * HOUR_S))) == (0, 0, 0)
+    assert free(one(partition=replace(ACCELERATED, max_s=12 * HOUR_S)))[0] == 4000
+
+
+def test_memory_is_paid_for_with_cpus_where_the_partition_says_so() -> None:
+    """A drone of 1 CPU and 8 GiB is given 7 CPUs there: by CPUs and memory alone 62 would fit, 21 do. (One more is
+    told: that each job's CPUs are rounded up is not known to a sum.)"""
+    greedy = replace(A100, gpu_milli=0, cpus=1, memory_mib=8192)
+    limited = replace(ACCELERATED, max_memory_per_cpu_mib=1200)
+    found = one(NODE, replace(greedy, name="cpu"), partition=limited)
+    assert (found.free_cpus, found.free_memory_mib) == (152, 152 * 1200)
+    assert found.free_memory_mib // 8192 == 22
+    used = one(replace(NODE, used_cpus=140, used_memory_mib=1000), replace(greedy, name="cpu"), partition=limited)
+    assert used.free_memory_mib == 12 * 1200
+
+
+def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
+    limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
+    [kind] = kinds((replace(FULL, cpus=76),), (limited,), config())
+    found = misfit(kind, NODE)
+    assert found and found.dimension == "cpus" and found.wanted == "492 (for its 491520 MiB, by MaxMemPerCPU)"
+
+
+def test_limits_of_cpus_and_memory_per_node_bind() -> None:
+    capped = one(partition=replace(ACCELERATED, max_cpus_per_node=120))
+    assert (capped.cpus, capped.free_cpus) == (120, 120)
+    assert nodes([NODE], (replace(ACCELERATED, max_cpus_per_node=6),), (A100,), config(), now=NOW) == ()
+    assert nodes([NODE], (replace(ACCELERATED, max_memory_per_node_mib=10240),), (A100,), config(), now=NOW) == ()
+
+
+# --------------------------------------------------------------------------------------------------------- reservations
+
+
+def reservation(starts_h: float, ends_h: float, **more: Any) -> Reservation:
+    return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",), **more)
+
+
+@pytest.mark.parametrize(
+    ("starts_h", "ends_h", "gpus"),
+    [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)],
+)
+def test_a_node_reserved_for_others_before_the_drone_would_be_done_is_not_free(
+    starts_h: float, ends_h: float, gpus: int
+) -> None:
+    assert free(one(reserved=reservation(starts_h, ends_h)))[0] == gpus
+
+
+def test_types_that_are_done_in_time_are_hosted_until_then() -> None:
+    short = replace(A100, name="short", walltime_s=HOUR_S)
+    found = one(NODE, A100, short, reserved=reservation(2, 5))
+    assert (found.types, found.free_gpu_milli) == (("short",), 4000)
+
+
+def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> None:
+    whole = reservation(5, 9, flags=frozenset({"MAINT"}))
+    assert free(one(reserved=whole)) == (0, 0, 0)
+    assert free(one(reserved=whole, downtime_at=whole.starts_at))[0] == 4000
+
+
+def test_a_reservation_of_our_own_is_for_the_types_that_ask_for_it_and_they_run_nowhere_else() -> None:
+    active = reservation(-1, 20)
+    marked = replace(NODE, flags=frozenset({"RESERVED"}))
+    types = {"a100": {"gres": "gpu:a100", "reservation": "course"}, "a100x4": {"gres": "gpu:a100"}}
+    inside = one(marked, A100, FULL, reserved=active, types=types)
+    assert (inside.types, inside.free_gpu_milli) == (("a100",), 4000)
+    outside = one(replace(NODE, name="hkn0802"), A100, FULL, reserved=active, types=types)
+    assert (outside.types, outside.free_gpu_milli) == (("a100x4",), 4000)
+
+
+def test_a_drone_that_wants_its_node_alone_finds_none_that_is_in_use() -> None:
+    alone = {"submit": {"exclusive": True}}
+    assert free(one(NODE, FULL, **alone))[0] == 4000
+    assert free(one(replace(NODE, used_cpus=2), FULL, **alone)) == (0, 0, 0)

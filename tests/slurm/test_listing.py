@@ -1,0 +1,242 @@
+"""What Slurm lists becomes drones: states, reasons, notices, ends; what is no drone, and what is one too many."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import pytest
+
+from adapters.slurm.cluster import Job
+from adapters.slurm.listing import Cancelled, Listing, listing
+from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
+
+NOW = 1_800_000_000.0
+ENTERED = NOW - 3600
+RUNNING = Job(
+    "123",
+    "kit-a1b2-7.a100.horeka",
+    "RUNNING",
+    user="drone",
+    partition="accelerated",
+    submitted_at=NOW - 900,
+    started_at=NOW - 600,
+    ends_at=NOW + 3000,
+    limit_s=3600.0,
+    nodes=("hkn0801",),
+)
+PENDING = replace(RUNNING, state="PENDING", reason="Priority", started_at=0.0, ends_at=0.0, nodes=())
+ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
+SEVEN = DroneId("kit-a1b2-7")
+
+
+def listed(*jobs: Job, cancelled: Collection[DroneId] = ()) -> Listing:
+    return listing(jobs, "kit", "horeka", Cancelled(ENTERED, cancelled), now=NOW, keep_s=600.0)
+
+
+def one(job: Job, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
+    [drone] = listed(job, cancelled=cancelled).drones.values()
+    return drone
+
+
+# -------------------------------------------------------------------------------------------------------------- alive
+
+
+def test_a_running_job_is_a_running_drone() -> None:
+    drone = one(RUNNING)
+    assert (drone.drone_id, drone.type, drone.remote_id) == (SEVEN, "a100", "123")
+    assert (drone.state, drone.started_at, drone.node) == (RemoteState.RUNNING, NOW - 600, "hkn0801")
+    assert (drone.reason, drone.end, drone.notice_at, drone.blocked) == ("", None, 0.0, None)
+
+
+def test_a_waiting_job_tells_why_and_when_it_may_start() -> None:
+    drone = one(replace(PENDING, started_at=NOW + 1200))
+    assert (drone.state, drone.reason, drone.blocked) == (RemoteState.PENDING, "Priority", None)
+    assert (drone.started_at, drone.expected_start_at) == (0.0, NOW + 1200)
+    assert one(replace(PENDING, started_at=NOW - 5)).expected_start_at == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reason", "blocked", "hopeless"),
+    [
+        ("Resources", None, False),
+        ("AssocGrpGRES", FaultKind.QUOTA, False),
+        ("ReqNodeNotAvail, UnavailableNodes:hkn0801", FaultKind.CAPACITY, False),
+        ("PartitionTimeLimit", FaultKind.CONFIG, True),
+        ("JobHeldAdmin", FaultKind.DENIED, True),
+        ("launch failed requeued held", FaultKind.NODE, True),
+    ],
+)
+def test_an_obstacle_that_others_would_meet_is_told(reason: str, blocked: FaultKind | None, hopeless: bool) -> None:
+    drone = one(replace(PENDING, reason=reason))
+    assert (drone.reason, drone.blocked, drone.hopeless) == (reason, blocked, hopeless)
+
+
+def test_a_node_that_is_made_ready_does_not_run_it_yet() -> None:
+    drone = one(replace(RUNNING, flags=frozenset({"CONFIGURING"})))
+    assert (drone.state, drone.started_at) == (RemoteState.PENDING, 0.0)
+    assert drone.reason == "its node is being made ready"
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "SOMETHING_NEW"])
+def test_what_neither_waits_nor_runs_is_alive(state: str) -> None:
+    drone = one(replace(RUNNING, state=state))
+    assert (drone.state, drone.end) == (RemoteState.UNKNOWN, None)
+
+
+@pytest.mark.parametrize("job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))])
+def test_a_job_that_is_being_ended_still_runs(job: Job) -> None:
+    drone = one(job)
+    assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
+    assert "being ended" in drone.reason
+
+
+# -------------------------------------------------------------------------------------------------------------- notice
+
+
+def test_slurm_takes_its_place_back() -> None:
+    assert one(replace(RUNNING, preempted_at=NOW - 3)).notice_at == NOW - 3
+    assert one(replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)).notice_at
+
+
+def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
+    assert one(replace(RUNNING, ends_at=NOW + 6)).notice_at == NOW
+    assert one(replace(RUNNING, ends_at=NOW + 2990)).notice_at == 0.0  # within what is rounded
+    assert one(replace(RUNNING, limit_s=0.0, ends_at=NOW + 6)).notice_at == 0.0  # no limit is told
+    assert one(replace(RUNNING, started_at=NOW - 3590, ends_at=NOW + 10)).notice_at == 0.0  # just its limit
+
+
+# ---------------------------------------------------------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "code", "fault"),
+    [
+        (ENDED, EndKind.EXITED, 0, None),
+        (replace(ENDED, state="FAILED", exit_code=73, reason="NonZeroExitCode"), EndKind.EXITED, 73, None),
+        (replace(ENDED, state="FAILED", exit_code=0, signal=9), EndKind.EXITED, 137, None),
+        (replace(ENDED, state="FAILED", exit_code=0, signal=53), EndKind.FAULT, None, FaultKind.CONFIG),
+        (replace(ENDED, state="FAILED", reason="JobLaunchFailure"), EndKind.FAULT, None, FaultKind.NODE),
+        (replace(ENDED, state="TIMEOUT", reason="TimeLimit"), EndKind.STOPPED, None, None),
+        (replace(ENDED, state="NODE_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
+        (replace(ENDED, state="BOOT_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
+        (replace(ENDED, state="OUT_OF_MEMORY", signal=125), EndKind.FAULT, None, FaultKind.DRONE),
+        (replace(ENDED, state="PREEMPTED"), EndKind.PREEMPTED, None, None),
+        (replace(ENDED, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
+        (replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
+        (replace(PENDING, state="DEADLINE", ends_at=NOW - 5), EndKind.FAULT, None, FaultKind.CONFIG),
+        (replace(ENDED, flags=frozenset({"REVOKED"}), state="PENDING"), EndKind.FAULT, None, FaultKind.CONFIG),
+    ],
+)
+def test_each_way_to_end(job: Job, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
+    end = one(job).end
+    assert end is not None
+    assert (end.kind, end.exit_code, end.fault, end.at) == (kind, code, fault, job.ends_at)
+    assert end.message or kind is EndKind.EXITED
+
+
+def test_who_cancelled_it_is_known_by_having_asked_for_it() -> None:
+    cancelled = replace(ENDED, state="CANCELLED")
+    ours, another = one(cancelled, cancelled={SEVEN}).end, one(cancelled).end
+    assert ours is not None
+    assert another is not None
+    assert (ours.kind, another.kind, another.fault) == (EndKind.STOPPED, EndKind.FAULT, FaultKind.UNKNOWN)
+    assert "somebody else" in another.message
+
+
+def test_who_cancelled_it_before_this_controller_came_is_not_known() -> None:
+    jobs = [replace(ENDED, state="CANCELLED", ends_at=NOW - 300)]
+    [drone] = listing(jobs, "kit", "horeka", Cancelled(NOW - 100), now=NOW, keep_s=600.0).drones.values()
+    assert drone.end is not None
+    assert drone.end.kind is EndKind.STOPPED
+
+
+def test_an_end_is_told_for_a_while() -> None:
+    assert listed(replace(ENDED, ends_at=NOW - 601)).drones == {}
+    assert SEVEN in listed(replace(ENDED, ends_at=NOW - 599)).drones
+
+
+def test_the_record_of_a_refused_submit_is_no_drone() -> None:
+    never = replace(
+        PENDING, state="FAILED", reason="BadConstraints", started_at=NOW - 900, ends_at=NOW - 900, signal=1, exit_code=0
+    )
+    assert listed(never).drones == {}
+    assert listed(replace(never, reason="")).drones == {}
+    assert listed(replace(never, reason="PartitionNodeLimit")).drones == {}
+    assert SEVEN in listed(replace(never, reason="JobLaunchFailure", ends_at=NOW - 5)).drones
+    ran = replace(ENDED, state="FAILED", reason="NonZeroExitCode", exit_code=1)
+    assert SEVEN in listed(ran).drones
+
+
+# ------------------------------------------------------------------------------------------------------------ requeued
+
+
+@pytest.mark.parametrize("job", [replace(PENDING, reason="BeginTime"), RUNNING])
+def test_a_requeued_drone_waits_whatever_its_job_does(job: Job) -> None:
+    drone = one(replace(job, restarts=1))
+    assert (drone.state, drone.started_at, drone.expected_start_at) == (RemoteState.PENDING, 0.0, 0.0)
+    assert drone.reason.startswith("requeued by its site")
+
+
+def test_one_that_is_requeued_and_held_will_never_start() -> None:
+    """Else it would wait, and stand for jobs, until the longest wait in a queue is over."""
+    failed = one(replace(PENDING, reason="launch failed requeued held", restarts=1))
+    assert (failed.blocked, failed.hopeless) == (FaultKind.NODE, True)
+    assert one(replace(PENDING, reason="BeginTime", restarts=1)).blocked is None
+    assert one(replace(RUNNING, reason="JobHeldAdmin", restarts=1)).blocked is None
+
+
+def test_a_second_life_that_was_refused_was_a_preemption() -> None:
+    end = one(replace(ENDED, restarts=1)).end
+    assert end is not None
+    assert end.kind is EndKind.PREEMPTED
+
+
+# ----------------------------------------------------------------------------------------------------- whose, how many
+
+
+def test_others_jobs_are_not_listed() -> None:
+    names = ("kit-two-a1b2-7.a100.horeka", "kit-a1b2-7.a100.topas", "train.sh")
+    assert listed(*(replace(RUNNING, name=name) for name in names)).drones == {}
+
+
+def test_tasks_of_an_array_are_drones() -> None:
+    array = [replace(RUNNING, name="kit-a1b2-7+.a100.horeka", remote_id=f"9_{n}") for n in (0, 2)]
+    assert {d: drone.remote_id for d, drone in listed(*array).drones.items()} == {SEVEN: "9_0", "kit-a1b2-9": "9_2"}
+
+
+def test_of_a_drone_that_is_there_twice_the_younger_is_surplus() -> None:
+    found = listed(replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99"))
+    assert found.drones[SEVEN].remote_id == "99"
+    assert found.surplus == ("130",)
+    assert "99 and 130" in found.notices[0]
+
+
+def test_of_a_drone_that_is_there_twice_the_one_that_runs_is_kept() -> None:
+    found = listed(replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130"))
+    assert (found.drones[SEVEN].remote_id, found.surplus) == ("130", ("99",))
+
+
+def test_one_that_lives_counts_more_than_one_that_ended() -> None:
+    found = listed(ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140"))
+    assert (found.drones[SEVEN].remote_id, found.surplus) == ("130", ())
+
+
+def test_of_two_that_ended_the_later_is_told() -> None:
+    found = listed(ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED"))
+    assert found.drones[SEVEN].remote_id == "130"
+
+
+def test_what_slurm_says_is_made_fit_for_a_line() -> None:
+    drone = one(replace(PENDING, reason="x\x1b[2J\n" * 200))
+    assert drone.reason.isprintable()
+    assert len(drone.reason) <= 200
+
+
+@pytest.mark.parametrize(("early_s", "kind"), [(60.0, EndKind.STOPPED), (3000.0, EndKind.EXITED)])
+def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: float, kind: EndKind) -> None:
+    """Shortly before Slurm would do it; killed at another time it has ended by a signal."""
+    began = NOW - 3600 + early_s - 10
+    job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
+    end = one(job).end
+    assert end is not None and end.kind is kind

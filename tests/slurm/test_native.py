@@ -1,0 +1,291 @@
+"""What of the native transport needs no pyslurm: readings, options, and what is said where it cannot work."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adapters.slurm import native_records as records
+from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.native import NativeCluster, explained
+from adapters.slurm.native_options import unsayable
+from adapters.slurm.native_side import check_release, described, expanded, hide_from_jobs, unanswered
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.model import FaultKind
+
+
+def native(**more: Any) -> NativeCluster:
+    return NativeCluster(SlurmSiteConfig.model_validate({"transport": "native", **more}), "hk")
+
+
+def told(**special: Any) -> SimpleNamespace:
+    """A job as pyslurm tells it (recorded from 25.11.2 beside Slurm 26.05): None for what is 0."""
+    usual: dict[str, Any] = {
+        "id": 3,
+        "array_id": None,
+        "array_task_id": None,
+        "array_tasks_waiting": None,
+        "name": "kit-a-1.a100.hk",
+        "state": "RUNNING",
+        "state_reason": "None",
+        "user_id": os.getuid(),
+        "account": "lab",
+        "partition": "accelerated",
+        "qos": "normal",
+        "submit_time": 1795277069,
+        "start_time": 1795277069,
+        "end_time": 1795277669,
+        "time_limit": 10,
+        "preempt_time": None,
+        "allocated_nodes": "hkn0801",
+        "exit_code": 0,
+        "exit_code_signal": 0,
+        "requeue_count": 0,
+        "num_nodes": 1,
+        "cpus": 8,
+        "memory_per_cpu": None,
+        "memory_per_node": 20480,
+        "gres_per_node": {"gres/gpu:a100": 1},
+        "requested_tres": None,
+        "required_nodes": None,
+    }
+    return SimpleNamespace(**{**usual, **special})
+
+
+def only(job: SimpleNamespace) -> Job:
+    (found,) = expanded(job)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ readings
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("4", (4,)), ("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2)), ("5,2", (5, 2))],
+)
+def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
+    assert records.task_numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["0-3,...", "0-3,5...", "", "a", "0x2BF", "0-999999999"])
+def test_tasks_that_are_cut_short_are_no_listing(text: str) -> None:
+    with pytest.raises(UnavailableError):
+        records.task_numbers(text)
+
+
+def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:
+    waiting = told(
+        id=10, array_id=10, array_tasks_waiting="0-1,7", state="PENDING", state_reason="Priority", allocated_nodes=None
+    )
+    assert [(job.remote_id, job.state, job.reason) for job in expanded(waiting)] == [
+        ("10_0", "PENDING", "Priority"),
+        ("10_1", "PENDING", "Priority"),
+        ("10_7", "PENDING", "Priority"),
+    ]
+    assert only(told(id=4, array_id=1, array_task_id=1)).remote_id == "1_1"
+    assert only(told(id=1, array_id=1, array_task_id=9)).remote_id == "1_9"
+    assert only(told(id=3, array_id=1, array_task_id=None)).remote_id == "1_0"  # pyslurm has no 0
+    assert only(told(id=3)).remote_id == "3"
+
+
+def test_a_running_job() -> None:
+    job = only(told(preempt_time=1795277100, num_nodes=2, allocated_nodes="hkn[0801-0802]", cpus=16))
+    assert (job.submitted_at, job.started_at, job.ends_at) == (1795277069.0, 1795277069.0, 1795277669.0)
+    assert (job.limit_s, job.preempted_at, job.exit_code) == (600.0, 1795277100.0, None)
+    assert (job.nodes, job.node_count, job.cpus) == (("hkn0801", "hkn0802"), 2, 8)
+    assert (job.memory_mib, job.gpus, job.reason) == (20480, {"a100": 1}, "")
+    assert only(told(memory_per_cpu=1024, memory_per_node=None)).memory_mib == 8192
+
+
+def test_only_what_ended_has_an_exit_code() -> None:
+    assert only(told(state="COMPLETED")).exit_code == 0
+    assert only(told(state="FAILED", exit_code=73)).exit_code == 73
+    killed = only(told(state="FAILED", exit_code=0, exit_code_signal=9))
+    assert (killed.exit_code, killed.signal) == (0, 9)
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "flags"),
+    [
+        ("CONFIGURING", "RUNNING", {"CONFIGURING"}),
+        ("COMPLETING", "COMPLETING", {"COMPLETING"}),
+        ("PREEMPTED", "PREEMPTED", set()),
+        ("SOMETHING_NEW", "SOMETHING_NEW", set()),
+    ],
+)
+def test_one_word_is_told_of_base_and_flags(word: str, state: str, flags: set[str]) -> None:
+    job = only(told(state=word))
+    assert (job.state, job.flags) == (state, flags)
+
+
+def test_gpus_that_are_asked_for_in_all_are_shared_out() -> None:
+    gres = {"gpu": SimpleNamespace(count=4), "gpu:a100": SimpleNamespace(count=4)}
+    job = told(gres_per_node={}, requested_tres=SimpleNamespace(gres=gres), num_nodes=2)
+    assert only(job).gpus == {"a100": 2}
+    assert only(told(gres_per_node={"gres/gpu": 1})).gpus == {"": 1}
+    assert only(told(gres_per_node={})).gpus == {}
+
+
+def test_a_node() -> None:
+    node = SimpleNamespace(
+        name="hkn0801",
+        state="MIXED+DRAIN+PLANNED",
+        configured_gres={"gpu:a100": 4},
+        allocated_gres={"gpu": 3, "gpu:a100": 3},
+        partitions=["accelerated", "dev"],
+        active_features=["LSDF"],
+        available_features=[],
+        total_cpus=152,
+        allocated_cpus=24,
+        real_memory=512000,
+        allocated_memory=60000,
+        reason=None,
+        threads_per_core=2,
+    )
+    found = records.node(node, None)
+    assert (found.state, found.flags) == ("MIXED", {"DRAIN", "PLANNED"})
+    assert (found.gpus, found.used_gpus, found.features) == ({"a100": 4}, {"a100": 3}, ("LSDF",))
+    assert records.node(node, {"a100": 1}).used_gpus == {"a100": 1}
+    node.allocated_gres = {"gpu": 2}  # counted without types: there is but one
+    assert records.node(node, None).used_gpus == {"a100": 2}
+
+
+def test_gpus_of_running_jobs_are_counted_by_node() -> None:
+    have = {"n1": {"a100": 4}, "n2": {"h100": 4}}
+    jobs = [
+        Job("1", "x", "RUNNING", nodes=("n1",), gpus={"a100": 1}),
+        Job("2", "x", "COMPLETING", nodes=("n1", "n2"), gpus={"": 2}),
+        Job("3", "x", "PENDING", nodes=(), gpus={"a100": 4}),
+    ]
+    assert records.used_by(jobs, have) == {"n1": {"a100": 3}, "n2": {"h100": 2}}
+
+
+# -------------------------------------------------------------------------------------------------------------- saying
+
+
+def test_a_submission_in_pyslurms_words() -> None:
+    said = described(
+        Submission(
+            "kit-a-0+.a100.hk",
+            b"#!/bin/sh\n",
+            tasks=(0, 1, 4),
+            partition="accelerated",
+            gres="gpu:a100:1",
+            cpus=8,
+            memory_mib=20480,
+            minutes=10,
+            notice_s=60,
+            more={"nice": "100", "exclude": "hkn0815", "exclusive": True},
+        )
+    )
+    assert said["array"] == "0-1,4" and said["gres_per_node"] == "gpu:a100:1"
+    assert (said["memory_per_node"], said["time_limit"], said["cpus_per_task"]) == (20480, 10, 8)  # MiB, minutes
+    assert said["signal"] == {"signal": 15, "time": 60, "batch_only": True}
+    assert (said["is_requeueable"], said["nodes"], said["ntasks"]) == (False, 1, 1)
+    assert (said["nice"], said["excluded_nodes"], said["resource_sharing"]) == (100, "hkn0815", "no")
+    assert said["environment"] == {"SLURM_EXPORT_ENV": "NIL"} and said["profile_types"] == "none"
+    assert not {"account", "qos", "reservations", "constraints"} & said.keys()
+
+
+def test_the_admins_options_do_not_override_ours() -> None:
+    with pytest.raises(RejectedError, match=r"`time` cannot be said to pyslurm"):
+        described(Submission("x", b"#!/bin/sh\n", more={"time": "10"}))
+
+
+def test_options_that_pyslurm_cannot_say() -> None:
+    options: dict[str, str | bool] = {
+        "comment": "x",
+        "bb": "x",
+        "switches": "1@10",
+        "mail-type": "END,INVALID_DEPEND",
+        "nice": True,
+        "reboot": True,
+        "nodelist": True,
+        "priority": "soon",
+    }
+    assert list(unsayable(options)) == ["bb", "switches", "mail-type", "nodelist", "priority"]
+
+
+def test_what_has_slurms_names_is_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_JWT", "token")
+    try:
+        hide_from_jobs()
+        assert not [name for name in os.environ if name.startswith("SLURM_")]
+    finally:
+        os.unsetenv("SLURM_JWT")
+        os.unsetenv("SLURM_BITSTR_LEN")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_another_release_is_not_tried() -> None:
+    check_release("26.5.0", 45)
+    check_release("25.11.2", 44)
+    check_release("24.11.0", 42)
+    with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
+        check_release("25.11.2", 45)
+    assert down.value.kind is FaultKind.CONFIG
+
+
+def test_an_unanswered_question_is_never_unsure() -> None:
+    assert type(unanswered("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
+    assert type(unanswered("slurmctld: Access/permission denied")) is AuthError
+
+
+def test_the_end_for_want_of_a_configuration_is_explained() -> None:
+    said = UnavailableError(
+        "ours: the child process ended (exit code 1): fatal: Could not establish a configuration source"
+    )
+    assert explained(said).kind is FaultKind.CONFIG
+    other = UnavailableError("ours: no answer within 5 s")
+    assert explained(other) is other
+
+
+async def test_without_pyslurm_it_says_what_is_needed() -> None:
+    async with native() as cluster:
+        for question in (cluster.ours, lambda: cluster.submit(Submission("x", b"#!/bin/sh\n"))):
+            with pytest.raises(UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'") as down:
+                await question()
+            assert down.value.kind is FaultKind.CONFIG
+
+
+async def test_an_interpreter_that_is_not_there() -> None:
+    async with native(native={"python": "/nowhere/python3"}) as cluster:
+        with pytest.raises(UnavailableError, match="cannot be started"):
+            await cluster.ours()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Path]:
+    """This Python without anything that is installed for it."""
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -S "$@"\n')
+    file.chmod(0o755)
+    yield file
+
+
+async def test_another_interpreter_needs_nothing_of_ours_but_our_packages(bare: Path) -> None:
+    async with native(native={"python": str(bare)}) as cluster:
+        with pytest.raises(UnavailableError, match="the native transport needs pyslurm"):
+            await cluster.nodes()
+
+
+async def test_who_is_not_connected_asks_nothing() -> None:
+    with pytest.raises(UnavailableError, match="not connected"):
+        await native().ours()
+
+
+def test_only_the_native_transport_has_an_interpreter() -> None:
+    with pytest.raises(ValueError, match="`native` is for another transport"):
+        SlurmSiteConfig.model_validate({"native": {"python": "/usr/bin/python3"}})

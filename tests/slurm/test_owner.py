@@ -1,0 +1,197 @@
+"""Which of the owner's jobs are claims on what drones hold: HoreKa with a group that owns some of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapters.slurm.cluster import Job, SlurmNode
+from adapters.slurm.owner import Wanted, claims, running
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.model import Node, OwnerDemand, OwnerLoad
+from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config, nodes
+
+BOTH = ("accelerated", "owners")
+CLUSTER = (*(replace(NODE, name=f"hkn080{n}", partitions=BOTH) for n in (1, 2, 3)), H100_NODE)
+JOB = Job(
+    "100",
+    "train",
+    "PENDING",
+    reason="Resources",
+    user="anna",
+    account="etp",
+    partition="owners",
+    qos="normal",
+    submitted_at=NOW - 60,
+    cpus=8,
+    memory_mib=20480,
+    gpus={"a100": 1},
+)
+ONE = OwnerDemand(1, 1000, 8, 20480, NOW - 60, nodes=("hkn0801", "hkn0802", "hkn0803"), who="anna")
+
+
+def owned(**more: Any) -> SlurmSiteConfig:
+    return config(owner={"partitions": ["owners"], **more})
+
+
+def view(cluster: Sequence[SlurmNode] = CLUSTER, settings: SlurmSiteConfig | None = None) -> tuple[Node, ...]:
+    return nodes(cluster, PARTITIONS, (A100, H100), settings or owned(), now=NOW)
+
+
+def is_drone(job: Job) -> bool:
+    return job.name.endswith(".horeka")
+
+
+def wanted(*jobs: Job, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> Wanted:
+    settings = owned(**more)
+    return claims(jobs, cluster, view(cluster, settings), settings, is_drone)
+
+
+def claim(job: Job, **more: Any) -> OwnerDemand:
+    [found] = wanted(job, **more).claims
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- waiting
+
+
+def test_a_job_that_waits_for_room_is_a_claim_on_the_nodes_that_could_host_it() -> None:
+    assert wanted(JOB) == Wanted((ONE,))
+
+
+def test_without_an_owner_nobody_claims_anything() -> None:
+    assert claims([JOB], CLUSTER, view(), config(), is_drone) == Wanted()
+    assert running([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config(), is_drone) is None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "",
+        "None",
+        "Priority",
+        "(Resources)",
+        "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
+    ],
+)
+def test_plain_waiting_is_a_claim(reason: str) -> None:
+    assert claim(replace(JOB, reason=reason)) == ONE
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "QOSMaxJobsPerUserLimit",
+        "AssocGrpGRES",
+        "JobHeldUser",
+        "JobHeldAdmin",
+        "Dependency",
+        "BeginTime",
+        "Licenses",
+        "ReqNodeNotAvail",
+        "ReqNodeNotAvail,_UnavailableNodes:hkn0801",
+        "Reservation",
+        "PartitionTimeLimit",
+        "BadConstraints",
+        "launch_failed_requeued_held",
+        "SomethingNew",
+    ],
+)
+def test_what_leaving_drones_do_not_mend_is_none(reason: str) -> None:
+    assert wanted(replace(JOB, reason=reason)) == Wanted()
+
+
+def test_drones_and_jobs_of_others_are_none() -> None:
+    ours = replace(JOB, name="kit-a1b2-7.a100.horeka")
+    elsewhere = replace(JOB, partition="accelerated-h100")
+    assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == Wanted()
+    assert wanted(JOB, accounts=["theory"]) == Wanted()
+    assert wanted(JOB, qos=["express"]) == Wanted()
+    assert wanted(JOB, users=["bert"]) == Wanted()
+    assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]).claims == (ONE,)
+
+
+def test_a_job_for_several_partitions_is_a_claim_if_one_is_the_owners() -> None:
+    assert claim(replace(JOB, partition="accelerated-h100,owners")) == ONE
+
+
+def test_jobs_alike_are_one_claim_since_the_first_of_them() -> None:
+    jobs = [replace(JOB, remote_id=str(n), submitted_at=NOW - n) for n in (5, 90, 30)]
+    assert wanted(*jobs).claims == (replace(ONE, count=3, since=NOW - 90),)
+    assert len(wanted(JOB, replace(JOB, user="bert"), replace(JOB, cpus=9)).claims) == 3
+
+
+@pytest.mark.parametrize(
+    ("remote_id", "count"),
+    [
+        ("100_[0-9]", 10),
+        ("100_[1,3,5-7]", 5),
+        ("100_[0-99%4]", 4),
+        ("100_[0-20:10]", 3),
+        ("100_7", 1),
+        ("100_[0-3,5-...", 5),
+        ("100_[0-999999999999]", 100_000),
+        ("100_[9-1]", 1),
+        ("100_[x]", 1),
+    ],
+)
+def test_the_waiting_tasks_of_an_array_count_as_many_as_may_run(remote_id: str, count: int) -> None:
+    assert claim(replace(JOB, remote_id=remote_id)).count == count
+
+
+def test_a_job_of_several_nodes_counts_once_for_each() -> None:
+    whole = replace(JOB, node_count=3, cpus=152, memory_mib=500_000, gpus={"a100": 4})
+    found = claim(whole)
+    assert (found.count, found.gpu_milli, found.cpus) == (3, 4000, 152)
+    assert "find not 4 nodes with 4 GPUs" in wanted(replace(whole, node_count=4)).notices[0]
+
+
+def test_nodes_that_it_insists_on_and_nodes_that_are_shut() -> None:
+    assert claim(replace(JOB, wanted_nodes=("hkn0802",))).nodes == ("hkn0802",)
+    drained = (replace(CLUSTER[0], flags=frozenset({"DRAIN"})), *CLUSTER[1:])
+    assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
+
+
+def test_all_of_the_nodes_are_told_as_any() -> None:
+    assert claim(JOB, cluster=CLUSTER[:3]).nodes == ()
+
+
+def test_a_job_that_fits_other_nodes_than_ours_is_nothing_to_us() -> None:
+    other = replace(NODE, name="fat1", partitions=("owners",), memory_mib=4_000_000)
+    assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == Wanted()
+
+
+def test_a_job_that_fits_nowhere_is_told() -> None:
+    found = wanted(replace(JOB, gpus={"a100": 5}))
+    assert found.claims == ()
+    assert found.notices == (
+        "owner: 1 jobs of anna (100) find not a node with 5 GPUs, 8 CPUs and 20480 MiB here even if all were empty: no"
+        " room is made for them",
+    )
+    many = wanted(*(replace(JOB, gpus={"a100": 5 + n}) for n in range(30)))
+    assert len(many.notices) == 10 and many.notices[-1] == "owner: 21 further shapes fit no node"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fits"), [({"": 4}, True), ({"": 5}, False), ({"h100": 1}, False), ({"a100": 2, "": 2}, True), ({}, True)]
+)
+def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
+    assert bool(wanted(replace(JOB, gpus=gpus)).claims) is fits
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+
+
+def test_what_his_running_jobs_hold_of_our_nodes() -> None:
+    runs = replace(JOB, state="RUNNING")
+    jobs = [
+        replace(runs, nodes=("hkn0801",)),
+        replace(runs, nodes=("hkn0802", "hkn0803", "elsewhere"), node_count=3, gpus={"a100": 4}),
+        replace(runs, nodes=("elsewhere",)),
+        replace(runs, nodes=("hkn0801",), name="kit-a1b2-7.a100.horeka"),
+        JOB,
+    ]
+    assert running(jobs, view(), owned(), is_drone) == OwnerLoad(2, 9000, 24, 3 * 20480)

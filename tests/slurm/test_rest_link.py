@@ -1,0 +1,255 @@
+"""What slurmrestd's silence and its refusals mean: nothing was done, nobody knows, or we are not let in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from adapters.slurm import rest_link
+from adapters.slurm.cluster import Submission
+from adapters.slurm.rest import RestCluster
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.model import FaultKind
+from tests.slurm.restd import Restd, recorded, running, saying
+
+DRONE = Submission("c-b-0.t.s", b"#!/bin/sh\n")
+
+
+def cluster(url: str, **rest: Any) -> RestCluster:
+    settings = {"url": url, "user": "drone", **rest}
+    if not url.startswith("unix:"):
+        settings.setdefault("token", {"env": "REST_TOKEN"})
+    return RestCluster(
+        SlurmSiteConfig.model_validate(
+            {"transport": "rest", "deadline": "2s", "submit_deadline": "2s", "rest": settings}
+        ),
+        "s",
+    )
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_TOKEN", "one")
+
+
+# ---------------------------------------------------------------------------------------------------------- who we are
+
+
+async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
+    async with running(Restd(token="one")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+        assert await slurm.ours() == []
+        restd.token = "two"
+        file.write_text("two")
+        restd.asked.clear()
+
+        assert await slurm.submit(DRONE) == 7
+        assert restd.asked == ["POST /slurm/v0.0.42/job/submit"] * 2
+
+
+async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("one")
+    async with running(Restd(token="two")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+        with pytest.raises(AuthError, match=r"token of file .*/token is refused"):
+            await slurm.ours()
+
+
+async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
+    error = {
+        "description": "Unable to query job states",
+        "error_number": 1007,
+        "error": "Protocol authentication error",
+    }
+
+    async def refuse(request: web.Request) -> web.Response | None:
+        return None if "ping" in request.path else web.json_response({"jobs": None, "errors": [error]}, status=511)
+
+    async with running(Restd(before=refuse)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(AuthError, match="Protocol authentication error"):
+            await slurm.ours()
+        with pytest.raises(AuthError):
+            await slurm.submit(DRONE)
+
+
+async def test_a_token_that_cannot_be_read_or_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    async with running(Restd()) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+        with pytest.raises(AuthError, match="cannot be read"):
+            await slurm.ours()
+        file.write_text("two\nlines")
+        with pytest.raises(AuthError, match="there is no token"):
+            await slurm.ours()
+        assert restd.asked == []
+
+
+async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
+    async with running(Restd(), tmp_path / "socket") as restd, cluster(restd.url) as slurm:
+        restd.add(5)
+        assert [job.remote_id for job in await slurm.ours()] == ["5"]
+
+
+# ------------------------------------------------------------------------------------------------------------- versions
+
+
+async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
+    async with running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd, cluster(restd.url) as slurm:
+        await slurm.ours()
+        await slurm.ours()
+        assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
+
+
+async def test_a_server_that_speaks_none_of_ours_is_told_with_what_it_speaks() -> None:
+    async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(
+            UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we speak v0\.0\.40 to v0\.0\.45"
+        ) as told:
+            await slurm.ours()
+        assert told.value.kind is FaultKind.CONFIG
+
+
+async def test_another_release_in_its_place_is_found_out_at_the_next_call() -> None:
+    async with running(Restd(versions=("v0.0.42",))) as restd, cluster(restd.url) as slurm:
+        await slurm.ours()
+        restd.versions = ("v0.0.44",)
+        with pytest.raises(UnavailableError):
+            await slurm.ours()
+        assert await slurm.ours() == []
+
+
+# -------------------------------------------------------------------------------------------------------------- silence
+
+
+async def test_nobody_there_means_that_nothing_was_asked() -> None:
+    async with saying() as url:
+        pass
+    async with cluster(url) as slurm:
+        for call in (slurm.ours(), slurm.submit(DRONE), slurm.cancel(["1"])):
+            with pytest.raises(UnavailableError):
+                await call
+
+
+async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_unanswered() -> None:
+    async def cut(request: web.Request) -> None:
+        if "ping" not in request.path:
+            assert request.transport is not None
+            request.transport.abort()
+
+    async with running(Restd(before=cut)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(UnavailableError):
+            await slurm.ours()
+        with pytest.raises(OutcomeUnknownError):
+            await slurm.submit(DRONE)
+        assert restd.asked.count("POST /slurm/v0.0.42/job/submit") == 1
+
+
+async def test_a_deadline_that_passes_leaves_an_order_unsure() -> None:
+    async def sleep(request: web.Request) -> None:
+        if "ping" not in request.path:
+            await asyncio.sleep(60)
+
+    async with running(Restd(before=sleep)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(OutcomeUnknownError, match="no answer within 2 s"):
+            await slurm.submit(DRONE)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "error"),
+    [(502, "<html>Bad Gateway</html>", OutcomeUnknownError), (400, "Unable to parse query.", RejectedError)],
+)
+async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text: str, error: type[Exception]) -> None:
+    async def between(request: web.Request) -> web.Response | None:
+        return None if "ping" in request.path else web.Response(status=status, text=text)
+
+    async with running(Restd(before=between)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(error):
+            await slurm.submit(DRONE)
+        with pytest.raises(UnavailableError):
+            await slurm.ours()
+
+
+async def test_a_taken_job_without_a_number_is_unsure() -> None:
+    async def numberless(request: web.Request) -> dict[str, Any] | None:
+        return None if "ping" in request.path else {"errors": []}
+
+    async with running(Restd(before=numberless)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(OutcomeUnknownError):
+            await slurm.submit(DRONE)
+
+
+async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_link, "LARGEST_ANSWER", 10_000)
+    async with running(Restd()) as restd, cluster(restd.url) as slurm:
+        for number in range(1, 300):
+            restd.add(number, user="owner")
+        with pytest.raises(UnavailableError, match="says more than"):
+            await slurm.ours()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
+async def test_an_answer_that_is_not_whole_is_no_empty_listing(body: bytes) -> None:
+    async def torn(request: web.Request) -> web.Response | None:
+        return None if "ping" in request.path else web.Response(body=body)
+
+    async with running(Restd(before=torn)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(UnavailableError):
+            await slurm.ours()
+
+
+async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
+    """As slurmrestd of 26.05 gives it."""
+    pings = json.dumps({"pings": [], "errors": []}).encode()
+    no = json.dumps(recorded("refused-24.11")).encode()
+    pong = b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: %d\r\n\r\n%s" % (len(pings), pings)
+    head = b"HTTP/1.1 422 UNPROCESSABLE CONTENT\r\nConnection: Close\r\nContent-Length: %d\r\n%s\r\n"
+    twice = head % (len(no), b"Content-Type: application/json\r\n") + no + head % (2, b"") + b"no"
+
+    async with saying(pong, twice) as url, cluster(url) as slurm:
+        with pytest.raises(RejectedError, match="Requested node configuration is not available") as told:
+            await slurm.submit(DRONE)
+        assert told.value.kind is FaultKind.CONFIG
+
+
+# ------------------------------------------------------------------------------------------------------------- ending
+
+
+async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order() -> None:
+    async with running(Restd()) as restd, cluster(restd.url) as slurm:
+        await slurm.cancel([])
+        assert restd.asked == []
+        await slurm.cancel(["77", "1_77"])
+        assert restd.bodies == [{"jobs": ["77", "1_77"]}]
+
+
+async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise() -> None:
+    async with running(Restd()) as restd, cluster(restd.url) as slurm:
+        await slurm.cancel(["77"], kill=True)
+        assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
+
+
+async def test_a_job_of_somebody_else_is_not_ours_to_end() -> None:
+    async def denied(request: web.Request) -> Any:
+        return recorded("denied-24.11") if request.method == "DELETE" else None
+
+    async with running(Restd(before=denied)) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(AuthError, match="28: Access/permission denied"):
+            await slurm.cancel(["28"])
+
+
+async def test_what_is_no_job_is_never_sent() -> None:
+    async with running(Restd()) as restd, cluster(restd.url) as slurm:
+        with pytest.raises(ValueError, match="is no job"):
+            await slurm.cancel(["1,2"])
+        assert restd.asked == []
+
+
+async def test_without_slurmdbd_there_is_no_accounting() -> None:
+    async with running(Restd()) as restd, cluster(restd.url) as slurm:
+        assert await slurm.ended(["7"], 0.0) is None

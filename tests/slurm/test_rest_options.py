@@ -1,0 +1,94 @@
+"""What the admin's options of sbatch become for slurmrestd, and which of them it cannot be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters.slurm.cluster import Submission
+from adapters.slurm.rest import description
+from adapters.slurm.rest_options import Unsayable, fields, unsayable
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nice": True}, {"nice": 100}),
+        ({"nice": "-5"}, {"nice": -5}),
+        ({"exclude": "hkn[0801-0802,0805]"}, {"excluded_nodes": ["hkn0801", "hkn0802", "hkn0805"]}),
+        ({"nodelist": "hkn0901"}, {"required_nodes": ["hkn0901"]}),
+        ({"exclusive": True}, {"shared": ["none"]}),
+        ({"exclusive": "user"}, {"shared": ["user"]}),
+        ({"mail-type": "END,TIME_LIMIT_80"}, {"mail_type": ["END", "TIME=80%"]}),
+        ({"mail-type": "NONE"}, {"mail_type": []}),
+        ({"switches": "1"}, {"required_switches": {"set": True, "number": 1}}),
+        (
+            {"gres-flags": "disable-binding", "spread-job": True, "wckey": "k"},
+            {"flags": ["GRES_BINDING_DISABLED", "SPREAD_JOB"], "wckey": "k"},
+        ),
+    ],
+)
+def test_an_option_that_can_be_said(options: dict[str, str | bool], said: dict[str, Any]) -> None:
+    assert fields(options) == said
+    assert not unsayable(options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpu-bind": "closest"},
+        {"nice": "very"},
+        {"exclude": "hkn[0801-"},
+        {"exclusive": "sometimes"},
+        {"comment": True},
+        {"contiguous": "yes"},
+        {"switches": "1@10:00"},
+        {"mail-type": "PIGEON"},
+    ],
+)
+def test_an_option_or_a_value_that_cannot_be_said_is_named(options: dict[str, str | bool]) -> None:
+    assert list(unsayable({"comment": "fine", **options} if "comment" not in options else options)) == list(options)
+    with pytest.raises(Unsayable, match=f"`{next(iter(options))}"):
+        fields(options)
+
+
+def test_no_option_of_the_admins_can_say_what_a_drone_is() -> None:
+    job = description(
+        Submission(
+            "c-b-0+.t.s",
+            b"",
+            tasks=(0, 1, 5),
+            partition="p",
+            gres="gpu:a100:1",
+            cpus=8,
+            memory_mib=20480,
+            tmp_mib=9,
+            minutes=90,
+            notice_s=120,
+            more={"nice": "3", "spread-job": True},
+        )
+    )
+
+    assert job == {
+        "name": "c-b-0+.t.s",
+        "array": "0-1,5",
+        "partition": "p",
+        "tres_per_node": "gres/gpu:a100:1",
+        "tasks": 1,
+        "minimum_nodes": 1,
+        "maximum_nodes": 1,
+        "cpus_per_task": 8,
+        "memory_per_node": {"set": True, "number": 20480},
+        "temporary_disk_per_node": 9,
+        "time_limit": {"set": True, "number": 90},
+        "kill_warning_signal": "TERM",
+        "kill_warning_delay": {"set": True, "number": 120},
+        "kill_warning_flags": ["BATCH_JOB"],
+        "requeue": False,
+        "standard_output": "/dev/null",
+        "current_working_directory": "/",
+        "environment": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"],
+        "nice": 3,
+        "flags": ["SPREAD_JOB"],
+    }

@@ -1,0 +1,328 @@
+"""Orders become submits: in how many, with what asked for, which cannot; and what their script does on a node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from adapters.shared.parcel import Unfit
+from adapters.slurm.script import Batch, batches, checked, largest_array, life_s
+from adapters.slurm.settings import SlurmSiteConfig
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
+from tests.live.lab import processes_with, until
+
+GIB = 1024
+A100 = DroneType("horeka", "a100", gpu_milli=1000, cpus=8, memory_mib=20 * GIB, disk_mib=1000, walltime_s=7259.0)
+NODE = replace(A100, name="node", gpu_milli=4000, cpus=152, memory_mib=480 * GIB)
+CPU = replace(A100, name="cpu", gpu_milli=0)
+DRONE = Bootstrap(b"#!/bin/sh\nexit 0\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret"})
+
+
+def order(serial: int, kind: DroneType = A100, bootstrap: Bootstrap | None = DRONE) -> StartOrder:
+    return StartOrder(DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, bootstrap)
+
+
+def config(**more: object) -> SlurmSiteConfig:
+    return SlurmSiteConfig.model_validate({"types": {"a100": {"gres": "gpu:a100"}}, **more})
+
+
+def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[Batch]:
+    return list(batches(list(orders), config(**more), largest))
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers() -> None:
+    [batch] = submitted(order(120), order(117), order(118))
+    assert batch.drone_ids == ("kit-ab12-117", "kit-ab12-118", "kit-ab12-120")
+    assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117+.a100.horeka", (0, 1, 3))
+    assert batch.remote_ids(55) == ("55_0", "55_1", "55_3")
+
+
+def test_one_drone_is_a_job_of_its_own() -> None:
+    [batch] = submitted(order(117))
+    assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117.a100.horeka", ())
+    assert batch.remote_ids(55) == ("55",)
+
+
+def test_what_differs_in_more_than_the_number_goes_apart() -> None:
+    other = replace(DRONE, files={"token": b"another"})
+    hurried = replace(order(4), idle_timeout_s=60.0)
+    reborn = replace(order(6), drone_id=DroneId("kit-cd34-6"))
+    found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn)
+    assert [batch.drone_ids for batch in found] == [
+        ("kit-ab12-1", "kit-ab12-5"),
+        ("kit-ab12-2",),
+        ("kit-ab12-3",),
+        ("kit-ab12-4",),
+        ("kit-cd34-6",),
+    ]
+
+
+def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
+    found = submitted(*(order(n) for n in (1, 2, 10, 11, 12, 40)), largest=10)
+    assert [batch.submission.tasks for batch in found] == [(0, 1, 9), (0, 1), ()]
+    assert [batch.drone_ids[0] for batch in found] == ["kit-ab12-1", "kit-ab12-11", "kit-ab12-40"]
+
+
+@pytest.mark.parametrize(
+    ("told", "largest"), [("1001", 1001), ("100001", 100001), ("0", 1), ("", 1001), ("(null)", 1001)]
+)
+def test_the_cluster_says_how_large_an_array_may_be(told: str, largest: int) -> None:
+    assert largest_array({"MaxArraySize": told} if told else {}) == largest
+
+
+# ---------------------------------------------------------------------------------------------------- what is asked for
+
+
+def test_a_drone_asks_for_what_its_type_is() -> None:
+    [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
+    asked = batch.submission
+    assert (asked.cpus, asked.gres, asked.tmp_mib) == (8, "gpu:a100:1", 0)
+    assert (asked.partition, asked.account, asked.more) == ("accelerated", "hk", {"exclude": "hkn0815"})
+    assert submitted(order(1, NODE))[0].submission.gres == "gpu:4"
+    assert submitted(order(1, CPU))[0].submission.gres == ""
+
+
+def test_memory_is_in_mib_which_slurm_calls_m_and_its_g_is_a_gib() -> None:
+    [batch] = submitted(order(1))
+    assert batch.submission.memory_mib == 20 * 1024  # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
+
+
+def test_its_limit_is_whole_minutes_and_it_leaves_before_slurm_would_tell_it_to() -> None:
+    [batch] = submitted(order(1))  # 7259 s, grace 30 s
+    assert (batch.submission.minutes, batch.submission.notice_s) == (120, 60)
+    assert life_s(order(1)) == 7200 - 30 - 90
+    assert life_s(order(1, replace(A100, walltime_s=120.0))) == 60  # too short for that: half of it
+
+
+def test_jobs_are_told_the_life_that_its_drones_are_told() -> None:
+    settings = config()
+    assert settings.kept_life_s(7259.0, 30.0) == 7259 - life_s(order(1))
+
+
+def test_what_it_says_goes_where_the_admin_wants_it() -> None:
+    assert submitted(order(1))[0].submission.output == "/dev/null"
+    assert submitted(order(1), output_directory="/home/x/logs/")[0].submission.output == "/home/x/logs/drone-%j.log"
+    assert submitted(order(1), order(2), output_directory="/l")[0].submission.output == "/l/drone-%A_%a.log"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        replace(order(1), drone_id=DroneId("kit-two-ab12-1")),
+        replace(order(1), drone_id=DroneId("kit-ab12-x")),
+        replace(order(1), drone_id=DroneId("kit-ab12-01")),
+        order(1, A100, None),
+        order(1, replace(A100, gpu_milli=500)),
+        order(1, replace(A100, gpu_milli=-1000)),
+        order(1, replace(A100, cpus=0)),
+        order(1, replace(A100, walltime_s=0.0)),
+        order(1, A100, replace(DRONE, files={"../token": b""})),
+        order(1, A100, replace(DRONE, files={"a/../b": b""})),
+        order(1, A100, replace(DRONE, files={"a b": b""})),
+        order(1, A100, replace(DRONE, files={"/etc/passwd": b""})),
+        order(1, A100, replace(DRONE, files={".site/step": b""})),
+        order(1, A100, replace(DRONE, files={"large": bytes(4 * 1024**2)})),
+        order(1, A100, replace(DRONE, env={"A": "\0"})),
+        order(1, A100, replace(DRONE, env={"A": "\ud800"})),
+        order(1, A100, replace(DRONE, env={"A B": "x"})),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused(bad: StartOrder) -> None:
+    with pytest.raises(Unfit):
+        checked(bad, "kit")
+
+
+def test_a_good_order_is_not_refused() -> None:
+    for kind in (A100, NODE, CPU):
+        checked(order(1, kind), "kit")
+
+
+def test_the_script_is_plain_ascii_and_shows_no_secret_to_who_reads_over_a_shoulder() -> None:
+    [batch] = submitted(order(1, A100, replace(DRONE, files={"token": b"hush-hush", "x": bytes(range(256))})))
+    assert batch.submission.script.isascii()
+    assert b"hush-hush" not in batch.submission.script
+    assert "script" not in repr(batch.submission)
+    assert submitted(order(1))[0].submission.script == submitted(order(1))[0].submission.script
+
+
+# -------------------------------------------------------------------------------------------------------- on the node
+# This host is the node, and has no srun: the step is left out, all else is the same.
+
+
+class OnTheNode:
+    """A batch script under way, as slurmd starts it."""
+
+    def __init__(
+        self, scratch: Path, what: StartOrder, shell: str = "/bin/sh", told: Mapping[str, str] = {}, **env: str
+    ) -> None:
+        [batch] = submitted(what, scratch=str(scratch), env=told)
+        script = scratch.parent / "slurm_script"
+        script.write_bytes(batch.submission.script)
+        self.drone_id = what.drone_id
+        self.process = subprocess.Popen(
+            [*shell.split(), str(script)],
+            env=env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def end(self, within_s: float = 30) -> tuple[int, str]:
+        said, _ = self.process.communicate(timeout=within_s)
+        return self.process.returncode, said.decode(errors="replace")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    (tmp_path / "scratch").mkdir()
+    return tmp_path / "scratch"
+
+
+def drone(text: str, env: Mapping[str, str] = {}, files: Mapping[str, bytes] = {}, serial: int = 7) -> StartOrder:
+    bootstrap = Bootstrap(f"#!/bin/sh\n{text}\n".encode(), env, files)
+    return replace(order(serial, A100, bootstrap), drone_id=DroneId(f"kit{os.getpid()}-ab12-{serial}"), grace_s=2.0)
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "bash --posix"])
+def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch: Path, shell: str) -> None:
+    odd = 'it\'s $HOME `id` "q" \\ \n EOF\nEND_OF_FILES\n\té'
+    files = {"token": bytes(range(256)) * 9, "checks/a.sh": b"END_OF_FILES\n", "empty": b""}
+    out = scratch.parent / "seen"
+    poll = f'mkdir {out}; cp -r . {out}; cd {out}; printf "%s" "$ODD" >odd; env >env; stat -c "%a" "$DRONE_DIR" >mode'
+    code, said = OnTheNode(
+        scratch, drone(poll, {"ODD": odd}, files), shell, SLURM_JOB_ID="5", CUDA_VISIBLE_DEVICES="3"
+    ).end()
+    assert (code, said) == (0, "")
+    assert {name: (out / name).read_bytes() for name in files} == files
+    assert (out / "odd").read_text() == odd
+    assert (out / "mode").read_text() == "700\n"
+    env = dict(line.split("=", 1) for line in (out / "env").read_text().splitlines() if "=" in line)
+    assert env["DRONE_ID"] == env["PROVISIONER_DRONE_ID"] == f"kit{os.getpid()}-ab12-7"
+    assert env["HOME"] == env["DRONE_DIR"]
+    assert Path(env["DRONE_DIR"]).parent == scratch
+    assert (env["CUDA_VISIBLE_DEVICES"], env["DRONE_WALLTIME_S"]) == ("3", str(7200 - 2 - 90))
+    assert "/usr/bin" in env["PATH"].split(":")
+    assert list(scratch.iterdir()) == []
+
+
+def test_where_htcondor_is_on_its_nodes_a_site_says_for_itself(scratch: Path) -> None:
+    """One pool, many sites: what the pool says of all of them gives way."""
+    out = scratch.parent / "prefix"
+    pooled = drone(f"echo $CONDOR_PREFIX $DRONE_COLLECTOR >{out}", {"CONDOR_PREFIX": "/opt", "DRONE_COLLECTOR": "pool"})
+    for told, prefix in (({}, "/opt"), ({"CONDOR_PREFIX": "/home/kit/condor"}, "/home/kit/condor")):
+        OnTheNode(scratch, pooled, told=told).end()
+        assert out.read_text() == f"{prefix} pool\n"
+
+
+def test_a_task_of_an_array_is_the_drone_of_its_number(scratch: Path) -> None:
+    out = scratch.parent / "id"
+    OnTheNode(scratch, drone(f"echo $DRONE_ID >{out}"), SLURM_ARRAY_TASK_ID="5").end()
+    assert out.read_text().strip() == f"kit{os.getpid()}-ab12-12"
+
+
+def test_its_exit_status_is_the_jobs_and_what_it_leaves_is_told(scratch: Path) -> None:
+    text = "mkdir log; echo the master died >log/MasterLog; echo exit=74 >outcome; exit 74"
+    code, said = OnTheNode(scratch, drone(text)).end()
+    assert code == 74
+    assert "exit=74" in said
+    assert "the master died" in said
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_second_life_is_refused(scratch: Path) -> None:
+    code, said = OnTheNode(scratch, drone("echo it lives"), SLURM_RESTART_COUNT="1").end()
+    assert code == 0
+    assert "it lives" not in said
+    assert "requeued" in said
+    assert list(scratch.iterdir()) == []
+
+
+def test_told_to_leave_the_batch_shell_tells_the_drone(scratch: Path) -> None:
+    job = OnTheNode(scratch, drone("trap 'echo it leaves; exit 5' TERM; : >ready; while :; do sleep 0.1; done"))
+    until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
+    job.process.send_signal(signal.SIGTERM)  # the batch shell alone, as --signal=B:TERM does
+    code, said = job.end()
+    assert code == 5
+    assert said.count("it leaves") == 1
+    assert list(scratch.iterdir()) == []
+
+
+def test_who_does_not_leave_within_the_grace_is_ended_with_all_it_started(scratch: Path) -> None:
+    text = "trap '' TERM INT; sleep 1000 & setsid sleep 1000 & : >ready; while :; do sleep 1000; done"
+    job = OnTheNode(scratch, drone(text))
+    until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
+    asked = time.monotonic()
+    job.process.send_signal(signal.SIGTERM)
+    job.end()
+    assert time.monotonic() - asked >= 1.9  # not before its grace was over
+    assert not processes_with(f"PROVISIONER_DRONE_ID={job.drone_id}\0")
+    assert list(scratch.iterdir()) == []
+
+
+def test_asked_before_it_began_a_drone_does_not_begin(scratch: Path) -> None:
+    large = {"large": os.urandom(2 * 1024**2)}
+    job = OnTheNode(scratch, drone(f"echo >{scratch.parent}/began", files=large))
+    until(lambda: list(scratch.iterdir()) or job.process.poll() is not None, 20, what="its directory", every_s=0.001)
+    job.process.send_signal(signal.SIGTERM)
+    code, _ = job.end()
+    # If it was quicker, it was told by its pid, or had gone; if we were, its directory is for the next one to sweep.
+    assert code in (143, 0, -signal.SIGTERM)
+    assert code == -signal.SIGTERM or list(scratch.iterdir()) == []
+
+
+def test_directories_of_the_dead_are_swept_and_no_others(scratch: Path) -> None:
+    me, node = f"kit{os.getpid()}", os.uname().nodename
+    for name, host in (("dead", node), ("elsewhere", "other-node"), ("living", node), ("young", node)):
+        home = scratch / f"drone.{me}-ab12-1.{name}"
+        (home / ".site").mkdir(parents=True)
+        (home / ".site/lock").write_text(f"{host}\n")
+        (home / "sub").mkdir(mode=0)
+        if name != "young":
+            os.utime(home, (0, time.time() - 3600))
+    somebody = scratch / "drone.other-ab12-1.dead"
+    somebody.mkdir()
+    lock = scratch / f"drone.{me}-ab12-1.living/.site/lock"
+    with subprocess.Popen(["flock", "-s", str(lock), "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as held:
+        taken = ["flock", "-n", "-x", str(lock), "true"]
+        until(lambda: subprocess.run(taken).returncode != 0, 20, what="the lock is held")
+        assert OnTheNode(scratch, drone(":")).end()[0] == 0
+        assert held.stdin is not None
+        held.stdin.close()
+    left = sorted(each.name.rpartition(".")[2] for each in scratch.glob(f"drone.{me}-*"))
+    assert left == ["elsewhere", "living", "young"]
+    assert somebody.is_dir()
+
+
+def test_without_its_scratch_directory_a_drone_works_in_tmp(scratch: Path) -> None:
+    out = scratch.parent / "where"
+    scratch.rmdir()
+    code, said = OnTheNode(scratch, drone(f"pwd >{out}")).end()
+    assert code == 0
+    assert str(scratch) in said
+    assert out.read_text().startswith("/tmp/drone.kit")
+    assert not Path(out.read_text().strip()).exists()
+
+
+def test_files_that_do_not_arrive_whole_start_no_drone(scratch: Path) -> None:
+    job = drone("echo it lives", files={"x": b"y" * 5000})
+    [batch] = submitted(job, scratch=str(scratch))
+    lines = batch.submission.script.splitlines(keepends=True)
+    begin = next(i for i, line in enumerate(lines) if b"base64 -d" in line)
+    end = lines.index(b"END_OF_FILES\n")
+    broken = b"".join(lines[: begin + 20] + lines[end:])
+    done = subprocess.run(["/bin/sh"], input=broken, env={}, capture_output=True, timeout=30)
+    assert done.returncode == 70
+    assert b"it lives" not in done.stdout
+    assert list(scratch.iterdir()) == []

@@ -1,0 +1,206 @@
+"""What an operator writes about a Slurm site: what passes, what it comes to for each type, how the rest is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from adapters.slurm.settings import OURS, SlurmSiteConfig
+from provisioner.config import load
+from provisioner.model import DroneType
+
+A100 = DroneType("horeka", "a100", gpu_milli=1000, cpus=38, memory_mib=120_000, disk_mib=1000, walltime_s=86400.0)
+TOKEN = {"env": "T"}
+SSH = {"host": "login", "user": "drone", "known_hosts": "/etc/ssh/known_hosts", "key": "/etc/provisioner/key"}
+
+
+def config(**options: object) -> SlurmSiteConfig:
+    return SlurmSiteConfig.model_validate(options)
+
+
+def refused(**options: object) -> str:
+    with pytest.raises(ValidationError) as found:
+        config(**options)
+    [error] = found.value.errors()
+    return str(error["msg"])
+
+
+def test_what_is_harmless_passes() -> None:
+    options = {
+        "exclude": "hkn0815",
+        "nice": "100",
+        "exclusive": True,
+        "gres-flags": "enforce-binding",
+        "comment": "x y",
+    }
+    assert config(submit=options, types={"a100": {"submit": {"licenses": "a@b"}}}).submit == options
+
+
+def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> None:
+    settings = config(
+        partition="accelerated",
+        account="hk",
+        submit={"nice": "1", "exclude": "a"},
+        types={"h100": {"partition": "accelerated-h100", "gres": "gpu:h100", "submit": {"nice": "2"}}},
+    )
+    general, special = settings.where("a100"), settings.where("h100")
+    assert (general.partition, general.account, general.submit) == ("accelerated", "hk", {"nice": "1", "exclude": "a"})
+    assert (special.partition, special.account) == ("accelerated-h100", "hk")
+    assert special.submit == {"nice": "2", "exclude": "a"}
+    assert (settings.gres("a100"), settings.gres("h100")) == ("gpu", "gpu:h100")
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
+    message = refused(submit={name: "1"})
+    assert f"`{name}`" in message
+    assert OURS[name] in message
+
+
+@pytest.mark.parametrize(
+    ("short", "meant"), [("arr", "array"), ("tim", "time"), ("job-nam", "job-name"), ("no-req", "no-requeue")]
+)
+def test_what_sbatch_would_take_for_ours_is_refused(short: str, meant: str) -> None:
+    assert f"`{meant}`" in refused(submit={short: "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("--nice", "1"),
+        ("Nice", "1"),
+        ("nice=1 --hold", "1"),
+        ("nice", "1\n--hold"),
+        ("nice", ""),
+        ("nice", False),
+        ("", "1"),
+    ],
+)
+def test_an_option_is_a_long_name_and_its_value_one_line(name: str, value: object) -> None:
+    assert refused(submit={name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PROVISIONER_X",
+        "drone_id",
+        "SLURM_CONF",
+        "_CONDOR_X",
+        "CONDOR_CONFIG",
+        "CONDOR_PREFIX_",
+        "CUDA_VISIBLE_DEVICES",
+        "A B",
+    ],
+)
+def test_variables_that_are_ours_or_slurms_are_refused(name: str) -> None:
+    assert refused(env={name: "1"})
+
+
+def test_where_htcondor_is_on_the_nodes_a_site_may_say_itself() -> None:
+    assert config(env={"CONDOR_PREFIX": "/home/kit/condor"}).env == {"CONDOR_PREFIX": "/home/kit/condor"}
+
+
+@pytest.mark.parametrize("key", ["partition", "account", "qos", "reservation", "constraint"])
+@pytest.mark.parametrize("value", ["a b", "a\nb", "$(id)", "a;b", "a'"])
+def test_a_name_is_one_word(key: str, value: str) -> None:
+    assert refused(**{key: value})
+
+
+@pytest.mark.parametrize("scratch", ["tmp", "$TMP DIR", "/tmp/$(id)", "$1", "/a b"])
+def test_a_scratch_directory_is_a_path_or_a_variable(scratch: str) -> None:
+    assert refused(scratch=scratch)
+
+
+def test_each_way_wants_its_own_settings_and_no_other() -> None:
+    url = "https://slurm.example.org:6820"
+    assert config(transport="rest", rest={"url": url, "user": "drone", "token": TOKEN}).rest is not None
+    assert config(transport="rest", rest={"url": "unix:/run/restd.sock", "ssh": SSH}).rest is not None
+    assert "`rest` is wanted" in refused(transport="rest")
+    assert "`token` is wanted" in refused(transport="rest", rest={"url": url})
+    assert "`user` is wanted" in refused(transport="rest", rest={"url": url, "token": TOKEN})
+    assert "unix socket" in refused(transport="rest", rest={"url": url, "user": "d", "token": TOKEN, "ssh": SSH})
+    assert "another transport" in refused(rest={"url": "unix:/run/restd.sock"})
+    assert "another transport" in refused(transport="native", tools={"bin": "/opt/slurm/bin"})
+
+
+def test_types_that_do_not_fit_a_slurm_site_are_told_with_the_repair() -> None:
+    settings = config(types={"a1000": {"gres": "gpu:a100"}})
+    share, endless = replace(A100, name="share", gpu_milli=500), replace(A100, name="endless", walltime_s=0.0)
+    found = dict(settings.misfits([A100, share, endless]))
+    assert found.keys() == {("types", "share", "gpus"), ("types", "endless", "walltime"), ("options", "types", "a1000")}
+    assert "`a100`" in found["options", "types", "a1000"]
+    assert list(config().misfits([A100])) == []
+
+
+REST = {"transport": "rest", "rest": {"url": "unix:/run/restd.sock"}}
+NATIVE = {"transport": "native"}
+
+
+@pytest.mark.parametrize(("transport", "whom"), [(REST, "slurmrestd"), (NATIVE, "pyslurm")])
+def test_options_that_a_way_has_no_words_for_are_told_where_they_stand(transport: dict[str, Any], whom: str) -> None:
+    options = {"submit": {"nice": "5", "hint": "nomultithread"}, "types": {"a100": {"submit": {"nice": "low"}}}}
+    found = dict(config(**transport, **options).misfits([A100]))
+    assert found.keys() == {("options", "submit", "hint"), ("options", "types", "a100", "submit", "nice")}
+    repair = "remove it, or write `transport: tools`"
+    assert found["options", "submit", "hint"] == f"`hint` cannot be said to {whom}: {repair}"
+    assert found["options", "types", "a100", "submit", "nice"].startswith(f"`nice: low` cannot be said to {whom}: ")
+    assert not dict(config(**options).misfits([A100]))  # sbatch takes all
+
+
+def test_options_that_pyslurm_cannot_say_together() -> None:
+    found = dict(
+        config(**NATIVE, submit={"exclusive": True}, types={"a100": {"submit": {"oversubscribe": True}}}).misfits(
+            [A100]
+        )
+    )
+    assert list(found) == [("options", "types", "a100", "submit", "oversubscribe")]
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (None, "cannot be started: No such file or directory"),
+        ("echo True", ""),
+        ("echo False", "has no pyslurm: the native transport needs pyslurm: pip install"),
+        ("echo old", "is older than Python 3.11"),
+        ("exit 3", "is no Python (exit status 3)"),
+        (f'exec {Path(sys.executable).resolve()} -S "$@"', "has no pyslurm: the native transport needs"),
+    ],
+)
+def test_an_interpreter_without_pyslurm_is_doubted_where_it_is_named(
+    tmp_path: Path, script: str | None, told: str
+) -> None:
+    python = tmp_path / "python3"
+    if script:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    doubts = list(config(**NATIVE, native={"python": str(python)}).doubts())
+    assert [path for path, _ in doubts] == ([("native", "python")] if told else [])
+    assert all(told in message for _, message in doubts)
+
+
+def test_a_missing_pyslurm_is_a_warning_of_the_check_and_no_mistake(tmp_path: Path) -> None:
+    """The file may be checked on another host than the controller's."""
+    (tmp_path / "provisioner.yaml").write_text(
+        "controller: kit\nstore: {path: provisioner.db}\n"
+        "overlay: {adapter: embedded, options: {path: queue.db}}\nsites: [horeka.yaml]\n"
+    )
+    (tmp_path / "horeka.yaml").write_text(
+        "site: horeka\nadapter: slurm\noptions:\n  transport: native\n  native: {python: /nowhere/python3}\n"
+        "types:\n  a100: {gpus: 1, cpus: 8, memory: 20 GiB, disk: 1 GiB, walltime: 1d}\n"
+    )
+    [told] = map(str, load(tmp_path / "provisioner.yaml").warnings)
+    assert told.endswith("horeka.yaml:5:20: warning: /nowhere/python3 cannot be started: No such file or directory")
+
+
+def test_our_own_interpreter_without_pyslurm_is_doubted() -> None:
+    there = importlib.util.find_spec("pyslurm") is not None
+    assert [path for path, _ in config(**NATIVE).doubts()] == ([] if there else [("transport",)])
+    assert not list(config().doubts())

@@ -1,0 +1,180 @@
+"""Slurm's words: all its states, why jobs wait, what it says when it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.slurm.states import STATES, meaning, obstacle, refusal, refused
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.model import EndKind, FaultKind, RemoteState
+
+BASES = (
+    "PENDING",
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "OUT_OF_MEMORY",
+)
+FLAGS = (
+    "COMPLETING",
+    "CONFIGURING",
+    "RESIZING",
+    "SIGNALING",
+    "STAGE_OUT",
+    "STOPPED",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+    "REVOKED",
+    "LAUNCH_FAILED",
+    "RECONFIG_FAIL",
+    "UPDATE_DB",
+    "POWER_UP_NODE",
+    "EXPEDITING",
+)
+
+
+def test_every_state_of_the_versions_that_we_know_is_in_the_table() -> None:
+    assert {*BASES, *FLAGS} == set(STATES)
+
+
+@pytest.mark.parametrize("state", ["QUANTUM", "", "running", "x" * 5000, "\x1b[2J"])
+def test_an_unknown_state_is_alive(state: str) -> None:
+    found = meaning(state)
+    assert (found.state, found.kind) == (RemoteState.UNKNOWN, None)
+    assert found.why.isprintable()
+    assert len(found.why) <= 300
+
+
+@pytest.mark.parametrize("state", BASES[3:])
+def test_an_ended_job_that_is_still_being_ended_is_not_gone(state: str) -> None:
+    assert meaning(state).state is RemoteState.ENDED
+    assert meaning(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
+
+
+def test_only_ends_have_a_kind() -> None:
+    assert all((means.kind is not None) == (means.state is RemoteState.ENDED) for means in STATES.values())
+    assert all(means.fault is None or means.kind is EndKind.FAULT for means in STATES.values())
+
+
+def test_flags_that_say_more_than_the_state_win() -> None:
+    assert meaning("RUNNING", frozenset({"CONFIGURING"})).state is RemoteState.PENDING
+    assert meaning("PENDING", frozenset({"REQUEUED", "COMPLETING"})).state is RemoteState.RUNNING
+    assert meaning("RUNNING", frozenset({"SIGNALING"})).state is RemoteState.RUNNING
+    assert meaning("RUNNING", frozenset({"NEW_FLAG"})).state is RemoteState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("None", None),
+        ("", None),
+        ("(Priority)", None),
+        ("Resources", None),
+        ("BeginTime", None),
+        ("JobArrayTaskLimit", None),
+        ("Something new in 27.05", None),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions", None),
+        ("ReqNodeNotAvail, UnavailableNodes:hkn[0801-0899]", FaultKind.CAPACITY),
+        ("(ReqNodeNotAvail, Reserved for maintenance)", FaultKind.CAPACITY),
+        ("PartitionDown", FaultKind.CAPACITY),
+        ("QOSMaxJobsPerUserLimit", FaultKind.QUOTA),
+        ("QOSMaxGRESPerUser", FaultKind.QUOTA),
+        ("QOSGrpGRES", FaultKind.QUOTA),
+        ("AssocGrpCPUMinutesLimit", FaultKind.QUOTA),
+        ("AssocGrpGRES", FaultKind.QUOTA),
+        ("AssocMaxJobsLimit", FaultKind.QUOTA),
+        ("MaxGRESPerAccount", FaultKind.QUOTA),
+        ("AssociationJobLimit", FaultKind.QUOTA),
+        ("QOSMaxWallDurationPerJobLimit", FaultKind.CONFIG),
+        ("AssocMaxGRESPerJob", FaultKind.CONFIG),
+        ("QOSMinGRES", FaultKind.CONFIG),
+        ("BadConstraints", FaultKind.CONFIG),
+        ("PartitionTimeLimit", FaultKind.CONFIG),
+        ("PartitionNodeLimit", FaultKind.CAPACITY),
+        ("InvalidAccount", FaultKind.CONFIG),
+        ("InvalidQOS", FaultKind.CONFIG),
+        ("DependencyNeverSatisfied", FaultKind.CONFIG),
+        ("JobHeldAdmin", FaultKind.DENIED),
+        ("JobHeldUser", FaultKind.CAPACITY),
+        ("launch failed requeued held", FaultKind.NODE),
+        ("launch_failed_requeued_held", FaultKind.NODE),
+        ("job_requeued_in_held_state", FaultKind.DENIED),
+    ],
+)
+def test_why_a_job_waits_and_whether_another_would(reason: str, kind: FaultKind | None) -> None:
+    assert obstacle(reason) is kind
+
+
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: {LIMIT}", "quota"),
+        (f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}", "quota"),
+        (
+            f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}",
+            "config",
+        ),
+        (LIMIT, "quota"),
+        ("Batch job submission failed: Requested node configuration is not available", "config"),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "config"),
+        ("sbatch: error: invalid partition specified: nowhere", "config"),
+        ("Batch job submission failed: Invalid partition name specified", "config"),
+        ("Batch job submission failed: Invalid qos specification", "config"),
+        ("Batch job submission failed: Invalid feature specification", "config"),
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "config"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "config"),
+        ("Batch job submission failed: Requested reservation is invalid", "config"),
+        ("Batch job submission failed: Invalid job array specification", "config"),
+        ("sbatch: unrecognized option '--frobnicate'", "config"),
+        ("Memory required by task is not available", "config"),
+        ("User's group not permitted to use this partition", "config"),
+        ("Batch job submission failed: Access/permission denied", "denied"),
+        ("Batch job submission failed: Protocol authentication error", "denied"),
+        ("Invalid authentication credential", "denied"),
+        ("Required partition not available (inactive or drain)", "capacity"),
+        ("Required node not available (down, drained or reserved)", "capacity"),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", "throttled"),
+        ("Unable to contact slurm controller (connect failure)", "down"),
+        ("Slurm backup controller in standby mode", "down"),
+        ("something that nobody has ever said", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_what_it_says_when_it_refuses(said: str, kind: str) -> None:
+    assert refusal(said) == kind
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("Batch job submission failed: Socket timed out on send/recv operation", OutcomeUnknownError),
+        ("Zero Bytes were transmitted or received", OutcomeUnknownError),
+        ("Unable to contact slurm controller (connect failure)", UnavailableError),
+        ("Batch job submission failed: Access/permission denied", AuthError),
+        ("Requested node configuration is not available", RejectedError),
+        ("Batch job submission failed: never heard of", RejectedError),
+    ],
+)
+def test_a_refusal_is_told_from_silence_and_from_an_answer_that_was_lost(said: str, error: type[AdapterError]) -> None:
+    found = refused(said)
+    assert type(found) is error
+    assert str(found) == said
+
+
+def test_what_it_says_is_one_printable_line() -> None:
+    text = str(refused("sbatch: error: \x1b[2J\n" + "long " * 500))
+    assert text.isprintable()
+    assert len(text) <= 300

@@ -1,0 +1,601 @@
+"""What Slurm's tools print is understood whole or not at all, and they are asked what they understand.
+
+The answers below ``recorded`` are those of real clusters of three versions, with the separator ``@c0de``. On each of
+them one user has a job whose name is made to look like rows of a table.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from adapters.shared.commands.runner import Finished, NoAnswer, judged
+from adapters.slurm import sacct, scontrol, sinfo, squeue
+from adapters.slurm import tools as tools_module
+from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.printed import gpus, mebibytes, number, span
+from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.tools import ToolsCluster, options
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.model import FaultKind
+
+RECORDED = Path(__file__).with_name("recorded")
+SEPARATOR = "@c0de"
+VERSIONS = ("22.05", "24.11", "26.05")
+HOSTILE = "evil\nname@5e9a\n9@5e9aRUNNING"
+
+each_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def recorded(version: str, name: str) -> str:
+    return (RECORDED / version / f"{name}.txt").read_text()
+
+
+def by_name(jobs: Sequence[Job]) -> dict[str, list[Job]]:
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.name, []).append(job)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ what is printed
+
+
+@each_version
+def test_ours_are_told_with_their_ends(version: str) -> None:
+    jobs = by_name(squeue.ours(recorded(version, "ours"), SEPARATOR))
+
+    drones = jobs["kit-a1b2-7+.a100.horeka"]
+    assert sorted(job.remote_id.partition("_")[2] for job in drones) == ["0", "1", "2", "5"]
+    for job in drones:
+        assert (job.state, job.nodes, job.exit_code, job.reason) == ("RUNNING", ("hkn0801",), None, "")
+        assert (job.limit_s, job.ends_at - job.started_at) == (300.0, 300.0)
+        assert (job.user, job.account, job.partition, job.qos) == ("drone", "lab", "accelerated", "normal")
+
+    told = {name: jobs[name][0] for name in ("failer", "killed", "fine", "badpath", "imposs", "held", "over")}
+    ends = {name: (job.state, job.exit_code, job.signal) for name, job in told.items()}
+    assert ends["failer"] == ("FAILED", 3, 0)
+    assert ends["killed"] == ("FAILED", 0, 9)
+    assert ends["fine"] == ("COMPLETED", 0, 0)
+    assert ends["badpath"][2] == 53
+    assert ends["held"] == ("PENDING", None, 0)
+    assert (told["imposs"].reason, told["imposs"].nodes) == ("BadConstraints", ())
+    assert (told["held"].reason, told["held"].started_at) == ("JobHeldUser", 0.0)
+    assert (told["over"].reason, told["over"].limit_s) == ("PartitionTimeLimit", 864000.0)
+    assert jobs["two"][0].started_at == jobs["two"][0].submitted_at + 3600
+    assert len(jobs["dash"]) == 5
+    assert [job.state for job in jobs[HOSTILE]] == ["RUNNING"]
+
+
+@each_version
+def test_what_has_ended_is_in_the_accounts(version: str) -> None:
+    jobs = by_name(sacct.ended(recorded(version, "ended"), SEPARATOR))
+    assert len(jobs["kit-a1b2-7+.a100.horeka"]) == 4
+    (failer,), (cancelled,), (imposs,) = jobs["failer"], jobs["cancelled"], jobs["imposs"]
+    assert (failer.state, failer.exit_code, failer.nodes) == ("FAILED", 3, ("hkn0801",))
+    assert failer.submitted_at <= failer.started_at <= failer.ends_at
+    assert (cancelled.state, cancelled.reason, cancelled.limit_s) == ("CANCELLED", "by 2001", 300.0)
+    assert (imposs.state, imposs.nodes) == ("FAILED", ())
+    assert jobs["killed"][0].signal == 9
+    assert [job.state for job in jobs[HOSTILE]] == ["RUNNING"]
+
+
+def test_tasks_that_wait_in_one_row_of_the_accounts_are_told_one_by_one() -> None:
+    row = (
+        "14_[2-4,9,10-14:2%2]",
+        "CANCELLED by 0",
+        "0:0",
+        "None",
+        "5",
+        "None",
+        "9",
+        "UNLIMITED",
+        "p",
+        "None assigned",
+        "drone",
+        "lab",
+        "normal",
+        "kit-a-0+.t.s",
+    )
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (sacct.COLUMNS, row))
+    jobs = sacct.ended(text, SEPARATOR)
+    assert [job.remote_id for job in jobs] == ["14_2", "14_3", "14_4", "14_9", "14_10", "14_12", "14_14"]
+    assert {(job.state, job.ends_at, job.limit_s, job.nodes) for job in jobs} == {("CANCELLED", 9.0, 0.0, ())}
+    with pytest.raises(ValueError, match="more tasks"):
+        sacct.ended(text.replace("2-4", "0-999999999"), SEPARATOR)
+
+
+@each_version
+def test_others_are_told_with_the_shape_of_one_node(version: str) -> None:
+    jobs = squeue.others(recorded(version, "others"), SEPARATOR)
+    runs = [job for job in jobs if job.state == "RUNNING"]
+    assert len(runs) == 5
+    for job in runs:
+        assert (job.node_count, job.cpus, job.memory_mib, dict(job.gpus)) == (1, 8, 20480, {"a100": 1})
+    assert {job.name for job in runs} == {"kit-a1b2-7+.a100.horeka", HOSTILE}
+    two = next(job for job in jobs if job.wanted_nodes)
+    assert (two.wanted_nodes, two.node_count, two.cpus, two.memory_mib) == (("hkn0801", "hkn0802"), 2, 16, 20480)
+    assert dict(two.gpus) == {"": 2}
+    if version != "22.05":  # which refuses such requests
+        six, tasks = (job for job in jobs if dict(job.gpus) in ({"": 3}, {"": 4}))
+        assert sorted((dict(job.gpus)[""], job.node_count, job.cpus) for job in (six, tasks)) == [(3, 2, 8), (4, 1, 16)]
+    assert sum(job.reason == "JobHeldUser" for job in jobs) == 6
+
+
+def test_without_accounting_an_account_may_be_any_text() -> None:
+    cells = [
+        "1",
+        "PENDING",
+        "None",
+        "5",
+        "N/A",
+        "N/A",
+        "UNLIMITED",
+        "a,b",
+        "",
+        "drone",
+        "l\nb@+@",
+        "(null)",
+        "n",
+        "2",
+        "2",
+        "cpu=2,mem=2G,node=2",
+        "N/A",
+        "gres/gpu:4",
+        "N/A",
+        "hkn0[1-",
+    ]
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (squeue.OTHERS.values(), cells))
+    (job,) = squeue.others(text, SEPARATOR)
+    assert (job.account, job.qos, job.limit_s, job.wanted_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
+    assert (job.cpus, job.memory_mib, dict(job.gpus)) == (1, 1024, {"": 2})
+
+
+@each_version
+def test_nodes_are_told_once_with_what_is_taken(version: str) -> None:
+    nodes = {node.name: node for node in sinfo.nodes(recorded(version, "nodes"), SEPARATOR)}
+    assert set(nodes) == {"hkn0801", "hkn0802", "hkn0901", "hkn0902"}
+    full, drained = nodes["hkn0801"], nodes["hkn0902"]
+    assert (full.state, full.partitions, full.threads_per_core) == ("MIXED", ("accelerated", "dev"), 2)
+    assert (full.cpus, full.used_cpus, full.memory_mib, full.used_memory_mib) == (152, 32, 512000, 81920)
+    assert (dict(full.gpus), dict(full.used_gpus)) == ({"a100": 4}, {"a100": 4})
+    assert dict(nodes["hkn0802"].used_gpus) == {"a100": 1}
+    assert (drained.state, drained.flags, drained.reason) == ("IDLE", {"DRAIN"}, "fan @5e9a\nbroken")
+    assert (dict(drained.gpus), dict(drained.used_gpus)) == ({"h100": 4}, {})
+
+
+@each_version
+def test_partitions_reservations_and_configuration(version: str) -> None:
+    partitions = {each.name: each for each in scontrol.partitions(recorded(version, "partitions"))}
+    assert list(partitions) == ["accelerated", "accelerated-h100", "dev"]
+    assert (partitions["accelerated"].default, partitions["dev"].default) == (True, False)
+    assert (partitions["dev"].max_s, partitions["dev"].nodes) == (3600.0, ("hkn0801", "hkn0901"))
+    assert (partitions["dev"].up, partitions["dev"].tier, partitions["dev"].max_cpus_per_node) == (True, 1, 0)
+    (maintenance,) = scontrol.reservations(recorded(version, "reservations"))
+    assert (maintenance.name, maintenance.nodes, maintenance.users) == ("maint", ("hkn0901",), ("root",))
+    assert maintenance.flags == {"MAINT", "IGNORE_JOBS", "SPEC_NODES"}
+    assert maintenance.ends_at - maintenance.starts_at == 3600
+    configuration = scontrol.configuration(recorded(version, "config"))
+    assert configuration["SLURM_VERSION"].startswith(version)
+    assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
+
+
+def test_no_reservation_is_said_in_words() -> None:
+    assert scontrol.reservations("No reservations in the system\n") == []
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "ours": lambda text: squeue.ours(text, SEPARATOR),
+    "others": lambda text: squeue.others(text, SEPARATOR),
+    "ended": lambda text: sacct.ended(text, SEPARATOR),
+    "nodes": lambda text: sinfo.nodes(text, SEPARATOR),
+}
+
+
+@each_version
+@pytest.mark.parametrize("name", READERS)
+def test_a_table_is_whole_or_no_answer(version: str, name: str) -> None:
+    whole, read = recorded(version, name), READERS[name]
+    header = whole.split("\n")[0] + "\n"
+    assert read(header) == []
+    with pytest.raises(ValueError):
+        read("")
+    with pytest.raises(ValueError):
+        read(whole.removeprefix(header))
+    assert read(f"Welcome to the login node!\n\n{whole}") == read(whole)
+    with pytest.raises(ValueError, match="Welcome to the login node!"):
+        read(f"Welcome to the login node!\n{whole.removeprefix(header)}")
+    with pytest.raises(ValueError):
+        read(f"Welcome to the login node! {whole}")
+    rows = whole.split(f"{SEPARATOR}\n")
+    ends = {sum(len(row) + len(SEPARATOR) + 1 for row in rows[: n + 1]) for n in range(len(rows))}
+    for at in range(0, len(whole), 7):
+        if at not in ends:
+            with pytest.raises(ValueError):
+                read(whole[:at])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "slurm_load\n", "PartitionName=a State=UP\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"]
+)
+def test_partitions_are_whole_or_no_answer(text: str) -> None:
+    with pytest.raises(ValueError):
+        scontrol.partitions(text)
+    with pytest.raises(ValueError):
+        scontrol.reservations(text)
+    with pytest.raises(ValueError):
+        scontrol.configuration(text)
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "flags"),
+    [
+        ("COMPLETING", "COMPLETING", {"COMPLETING"}),
+        ("CONFIGURING", "RUNNING", {"CONFIGURING"}),
+        ("REQUEUE_HOLD", "PENDING", {"REQUEUE_HOLD"}),
+        ("NEW_IN_2030", "NEW_IN_2030", set()),
+    ],
+)
+def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]) -> None:
+    text = recorded("24.11", "ours").replace("RUNNING@c0deNone", f"{told}@c0deNone")
+    job = by_name(squeue.ours(text, SEPARATOR))["kit-a1b2-7+.a100.horeka"][0]
+    assert (job.state, job.flags) == (state, flags)
+
+
+def test_numbers_as_slurm_prints_them() -> None:
+    assert [span(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
+    assert [mebibytes(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
+        20480,
+        512000,
+        1572864,
+        3584,
+        1,
+        0,
+    ]
+    assert [number(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
+    for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
+        for read in (span, mebibytes, number):
+            with pytest.raises(ValueError):
+                read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpu:a100:4(S:0-1),gpu:h100:2", {"a100": 4, "h100": 2}),
+        ("gpu:4(IDX:0-3)", {"": 4}),
+        ("gres/gpu:a100:3,gres/", {"a100": 3}),
+        ("gres:gpu:2", {"": 2}),
+        ("gres/gpu", {"": 1}),
+        ("gpu:a100", {"a100": 1}),
+        ("cpu=8,mem=20G,gres/gpu=3,gres/gpu:a100=2", {"": 1, "a100": 2}),
+        ("gpu:a100:0(IDX:N/A)", {}),
+        ("shard:8,craynetwork:1", {}),
+        ("(null)", {}),
+        ("gpu:a100:no_consume:2", {"a100": 2}),
+        ("gpu:a100:3(IDX:0-2),gpu:h100:0(IDX:N/A)", {"a100": 3}),
+        ("gpu:1g.10gb:7(S:0),gpu:4090:2", {"1g.10gb": 7, "4090": 2}),
+        ("cpu=8,mem=16G,gres/shard=4", {}),
+    ],
+)
+def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
+    assert gpus(text) == told
+
+
+def test_cores_that_a_node_keeps_for_its_gpus() -> None:
+    text = (
+        "NodeName=a Arch=x CPUTot=8 RestrictedCoresPerGPU=4(0-3,38-41) Reason=RestrictedCoresPerGPU=9(0)\n"
+        "NodeName=b X=1\nNodeName=c CPUTot=8 RestrictedCoresPerGPU=4((null)) Reason=RestrictedCoresPerGPU=9(0-1)\n"
+    )
+    assert scontrol.kept_cores(text) == {"a": 4}
+
+
+# -------------------------------------------------------------------------------------------------------- what is asked
+
+
+class Login:
+    """A login node whose tools answer as a test says."""
+
+    def __init__(self) -> None:
+        self.answers: list[Finished | Exception] = []
+        self.asked: list[tuple[list[str], bytes]] = []
+
+    async def __aenter__(self) -> Login:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
+        self.asked.append((list(argv), stdin))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch) -> Login:
+    there = Login()
+    monkeypatch.setattr(tools_module, "runner_for", lambda *_: there)
+    monkeypatch.setattr(tools_module, "_separator", lambda: SEPARATOR)
+    return there
+
+
+def well(out: str = "", err: str = "") -> Finished:
+    return Finished(0, out.encode(), err.encode())
+
+
+def badly(err: str, code: int = 1, out: str = "") -> Finished:
+    return Finished(code, out.encode(), err.encode())
+
+
+CONFIG = SlurmSiteConfig()
+SUBMISSION = Submission(
+    "kit-a1b2-7+.a100.horeka",
+    b"#!/bin/sh\n",
+    (0, 1, 2, 5),
+    "accelerated,dev",
+    "lab",
+    gres="gpu:a100:1",
+    cpus=8,
+    memory_mib=20000,
+    minutes=60,
+    notice_s=120,
+    more={"exclude": "hkn0815", "exclusive": True, "export": "ALL"},
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        well(),
+        well("JOBID"),
+        badly("", 1, recorded("24.11", "ours")),
+        badly("slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
+        well(recorded("24.11", "ours"), "squeue: error: Invalid user: nosuch\n"),
+        well(recorded("24.11", "ours")[:-9]),
+        NoAnswer("cut"),
+    ],
+)
+async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished | Exception) -> None:
+    header = recorded("24.11", "ours").split("\n")[0] + "\n"
+    login.answers = [answer, well(header, "bash: warning: setlocale: LC_ALL: cannot change locale\n")]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(UnavailableError):
+            await cluster.ours()
+        assert await cluster.ours() == []
+
+
+LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
+
+
+async def test_a_remark_beside_a_whole_answer_is_a_notice_and_no_outage(login: Login) -> None:
+    """A leftover line in slurm.conf took the whole site down."""
+    whole = recorded("24.11", "ours")
+    login.answers = [
+        well(whole, f"squeue: {LEFTOVER}\n"),
+        well(recorded("24.11", "partitions"), f"scontrol: {LEFTOVER}\n"),
+        badly(f"scancel: {LEFTOVER}\n"),
+        well("", f"scancel: {LEFTOVER}\n"),
+        badly(f"squeue: {LEFTOVER}\n"),
+        well("", f"squeue: {LEFTOVER}\n"),
+        well(whole[:-9], f"squeue: {LEFTOVER}\n"),
+    ]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        assert list(cluster.notices()) == []
+        assert await cluster.ours() == squeue.ours(whole, SEPARATOR)
+        await cluster.partitions()
+        (notice,) = cluster.notices()
+        assert LEFTOVER in notice
+        with pytest.raises(OutcomeUnknownError):
+            await cluster.cancel(["3"])
+        await cluster.cancel(["3"])
+        for _ in range(3):
+            with pytest.raises(UnavailableError):
+                await cluster.ours()
+
+
+def test_lines_above_the_first_record_are_a_greeting() -> None:
+    whole = recorded("24.11", "partitions")
+    assert scontrol.partitions(f"Welcome\n\n{whole}") == scontrol.partitions(whole)
+    assert scontrol.reservations("Welcome\nNo reservations in the system\n") == []
+
+
+async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> None:
+    for name in ("ours", "others", "ended", "ended", "nodes", "partitions", "reservations", "config"):
+        login.answers.append(well(recorded("24.11", name)))
+    login.answers.insert(5, well("NodeName=hkn0801 X=1 RestrictedCoresPerGPU=4(0-15)\n"))
+    async with ToolsCluster(SlurmSiteConfig.model_validate({"tools": {"bin": "/opt/slurm/bin/"}}), "site") as cluster:
+        await cluster.ours()
+        await cluster.others(["dev", "accelerated"])
+        await cluster.ended(["12_3", "14"], 0)
+        await cluster.ended([], 1000.5)
+        nodes = await cluster.nodes()
+        await cluster.partitions(), await cluster.reservations(), await cluster.configuration()
+    for argv, stdin in login.asked:
+        assert shlex.join(argv).split() == argv
+        assert argv[0] == "env" and "SLURM_TIME_FORMAT=%s" in argv and not stdin
+    told = [" ".join(argv) for argv, _ in login.asked]
+    assert "/opt/slurm/bin/squeue --me -a -r -t all -O JobArrayID:0@c0de,State:0@c0de," in told[0]
+    assert "-u SQUEUE_PARTITION" in told[0]
+    assert "-p accelerated,dev -O " in told[1] and "-u SQUEUE_USERS" in told[1]
+    assert told[2].endswith(" -j 12_3,14") and told[3].endswith(" -S uts1000")
+    assert {node.name: node.kept_cores_per_gpu for node in nodes if node.kept_cores_per_gpu} == {"hkn0801": 4}
+
+
+async def test_where_there_is_no_accounting_it_is_asked_once(login: Login) -> None:
+    login.answers = [badly("Slurm accounting storage is disabled")]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        assert await cluster.ended(["1"], 0) is None
+        assert await cluster.ended([], 0) is None
+    async with ToolsCluster(SlurmSiteConfig(accounting=False), "site") as cluster:
+        assert await cluster.ended(["1"], 0) is None
+    assert len(login.asked) == 1
+
+
+async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> None:
+    login.answers = [
+        badly(
+            "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:db:6819:"
+            " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
+        ),
+    ]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(UnavailableError):
+            await cluster.ended(["1"], 0)
+
+
+async def test_credentials_that_are_not_accepted_are_told_apart(login: Login) -> None:
+    login.answers = [badly("slurm_load_jobs error: Protocol authentication error")]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(AuthError):
+            await cluster.ours()
+
+
+async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
+    login.answers = [well("4711\n"), well("sbatch wrapper 3.1\n12;horeka\n")]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        assert await cluster.submit(SUBMISSION) == 4711
+        assert await cluster.submit(SUBMISSION) == 12
+    argv, stdin = login.asked[0]
+    assert stdin == SUBMISSION.script
+    assert argv == [
+        "sbatch",
+        "--exclude=hkn0815",
+        "--exclusive",
+        "--export=ALL",
+        "--job-name=kit-a1b2-7+.a100.horeka",
+        "--partition=accelerated,dev",
+        "--account=lab",
+        "--gres=gpu:a100:1",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=8",
+        "--mem=20000M",
+        "--time=60",
+        "--signal=B:TERM@120",
+        "--output=/dev/null",
+        "--chdir=/",
+        "--export=NIL",
+        "--array=0-2,5",
+        "--no-requeue",
+        "--parsable",
+    ]
+    alone = list(options(Submission("n", b"", cpus=2, memory_mib=1)))
+    assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "kind"),
+    [
+        (
+            badly("sbatch: error: Batch job submission failed: Requested node configuration is not available"),
+            RejectedError,
+            FaultKind.CONFIG,
+        ),
+        (
+            badly(
+                "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+                "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,"
+                " user's size and/or time limits)"
+            ),
+            RejectedError,
+            FaultKind.QUOTA,
+        ),
+        (
+            badly("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
+            OutcomeUnknownError,
+            FaultKind.UNKNOWN,
+        ),
+        (
+            badly("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+            UnavailableError,
+            FaultKind.DOWN,
+        ),
+        (badly("sbatch: error: Batch job submission failed: Access/permission denied"), AuthError, FaultKind.DENIED),
+        (badly(""), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (well("Submitted\n"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (well(""), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (NoAnswer("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (UnavailableError("no connection"), UnavailableError, FaultKind.DOWN),
+    ],
+)
+async def test_what_became_of_a_submit(
+    login: Login, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
+) -> None:
+    login.answers = [answer]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(AdapterError) as raised:
+            await cluster.submit(SUBMISSION)
+    assert (type(raised.value), raised.value.kind) == (error, kind)
+
+
+async def test_cancelling_and_killing(login: Login) -> None:
+    gone = "scancel: error: Kill job error on job step id 9.0: Invalid job id specified\n"
+    login.answers = [well(), badly(gone), well(), well(), well(), well()]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        await cluster.cancel([])
+        await cluster.cancel(["7_0", "7_1", "9"])
+        await cluster.cancel(["7_0", "9"], kill=True)
+        await cluster.cancel([f"5_{task}" for task in range(1200)])
+    assert [argv for argv, _ in login.asked] == [
+        ["scancel", "9", "7_[0-1]"],
+        ["scancel", "--signal=KILL", "7_0.0", "9.0"],
+        ["scancel", "9", "7_0"],
+        ["scancel", "5_[0-499]"],
+        ["scancel", "5_[500-999]"],
+        ["scancel", "5_[1000-1199]"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
+)
+async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str) -> None:
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(ValueError):
+            await cluster.cancel(["1", strange])
+        with pytest.raises(ValueError):
+            await cluster.ended(["1", strange], 0)
+    assert login.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (
+            badly(
+                "scancel: error: Kill job error on job id 3: Unable to contact slurm controller (connect failure)", 8
+            ),
+            UnavailableError,
+        ),
+        (
+            badly(
+                "scancel: error: Kill job error on job id 3: Job/step already completing or completed\n"
+                "scancel: error: Kill job error on job id 4: Socket timed out on send/recv operation"
+            ),
+            OutcomeUnknownError,
+        ),
+        (badly(""), OutcomeUnknownError),
+        (NoAnswer("cut"), OutcomeUnknownError),
+    ],
+)
+async def test_what_became_of_a_cancel(login: Login, answer: Finished | Exception, error: type[AdapterError]) -> None:
+    login.answers = [answer]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(AdapterError) as raised:
+            await cluster.cancel(["3", "4"])
+    assert type(raised.value) is error
+
+
+async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login) -> None:
+    with pytest.raises(NoAnswer) as lost:
+        judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
+    login.answers = [lost.value]
+    async with ToolsCluster(CONFIG, "site") as cluster:
+        with pytest.raises(OutcomeUnknownError, match="permission denied"):
+            await cluster.cancel(["3"])
