@@ -133,7 +133,7 @@ async def looks(cloud: Clouded, servers: int, *, full: bool) -> Look:
             },
             "image": "drone",
             "types": {GPU.name: {"flavor": "gpu.h100"}},
-            "full_listing": "1ms" if full else "1h",
+            "full_refresh_interval": "1ms" if full else "1h",
         }
     )
     seconds = []

@@ -161,9 +161,9 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         max_pending=2 * drones,
         max_starts_per_tick=2 * drones,
         queue_when_full=True,
-        look_deadline_s=90.0,
-        act_deadline_s=180.0,
-        gone_after_s=1.0,
+        poll_deadline_s=90.0,
+        order_deadline_s=180.0,
+        missing_s=1.0,
     )
     policy = Policy(idle_timeout_s=600.0, max_drones=2 * drones, sites={"horeka": limits})
     async with (

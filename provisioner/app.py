@@ -104,8 +104,8 @@ async def _serve(
             sites=adapters.sites,
             store=store,
             clock=SteadyClock(not_before=store.recorded_at, drift_s=store.recorded_drift_s),
-            tick_s=settings.tick_s,
-            tick_quick_s=settings.tick_quick_s,
+            interval_s=settings.interval_s,
+            active_interval_s=settings.active_interval_s,
         )
         await stack.enter_async_context(controller)
         log.info("running", controller=settings.controller, sites=sorted(adapters.sites), drones=len(store.drones))
@@ -160,7 +160,7 @@ async def _reloaded(
     opened = await adapters.opened(new, change.rebuilt)
     async with controller.between_ticks:
         adapters.become(new, opened)
-        return change, controller.apply(new.policy, new.types, adapters.sites, new.tick_s, new.tick_quick_s)
+        return change, controller.apply(new.policy, new.types, adapters.sites, new.interval_s, new.active_interval_s)
 
 
 class NotApplied(Exception):

@@ -764,27 +764,27 @@ class SitePolicy:
     queue_when_full: bool = False
     """Ask for drones even where the site shows no free capacity."""
     view_max_age_s: float = 120.0
-    look_deadline_s: float = 20.0
-    act_deadline_s: float = 60.0
-    settle_s: float = 120.0
+    poll_deadline_s: float = 20.0
+    order_deadline_s: float = 60.0
+    order_confirm_s: float = 120.0
     """After this long a fresh listing without a requested drone means that the order never arrived."""
-    gone_after_s: float = 30.0
+    missing_s: float = 30.0
     """A drone missing from fresh listings for this long, at least twice, is gone."""
-    queue_limit_s: float = 86400.0
-    boot_limit_s: float = 600.0
-    join_limit_s: float = 300.0
+    queued_s: float = 86400.0
+    booting_s: float = 600.0
+    joining_s: float = 300.0
     """Longest time in the pool without accepting jobs (the GPU check)."""
-    unslotted_limit_s: float = 300.0
+    slot_loss_s: float = 300.0
     """Longest time that a joined drone may be out of the pool while the site still runs it."""
-    drain_limit_s: float = 86400.0
-    stop_limit_s: float = 60.0
+    draining_s: float = 86400.0
+    stopping_s: float = 60.0
     """After this long in `stopping` it is asked again."""
     grace_s: float = 30.0
     """What the site gives a drone between notice and kill."""
     blocking: tuple[Reserve, ...] = ()
-    ask_for_owner: bool = True
+    preempt_proactively: bool = True
     """Drones are asked to leave for the owner's waiting jobs before the site takes their place."""
-    min_run_s: float = 0.0
+    min_runtime_s: float = 0.0
     """A drone that has not yet worked for so long since its first job is not asked to leave for the owner."""
     idle_timeout_s: float | None = None
     """Of its drones, instead of the policy's."""
@@ -824,16 +824,16 @@ class Policy:
     overlay_max_age_s: float = 120.0
     slot_max_age_s: float = 900.0
     """A slot not heard from for this long does not count as alive."""
-    young_s: float = 60.0
+    early_exit_window_s: float = 60.0
     """A drone that ends by itself within this time of its start, without a job, died young."""
-    brake_fraction: float = 0.2
+    max_unhealthy_fraction: float = 0.2
     """More unhealthy drones than this share at once: stop acting, it is probably us."""
-    brake_min: int = 5
+    min_unhealthy: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
     """In the order in which they are served."""
 
-    wait_worth: float = 0.3
+    waiting_cost: float = 0.3
     """GPU-seconds that a second of one job's waiting is worth: how soon a dearer start is made."""
 
     idle_fixed: bool = False

@@ -67,7 +67,7 @@ class Config(BaseModel):
     )
     memory: Size | None = Field(default=None, description="Memory for drones. Default: all of this host's.")
     disk: Size | None = Field(default=None, description="Disk for drones. Default: the size of `root`'s file system.")
-    keep_ended: Duration = Field(
+    retain_finished: Duration = Field(
         default=3600.0, description="How long the directory of an ended drone is kept for the operator, then removed."
     )
     log_limit: Size = Field(

@@ -102,7 +102,7 @@ class LocalSite:
         """Nothing is held: drones live on."""
 
     async def poll(self) -> SiteView:
-        """Everything of ours, ended drones for ``keep_ended``. Raises :class:`SiteDown`."""
+        """Everything of ours, ended drones for ``retain_finished``. Raises :class:`SiteDown`."""
         return await self._in_thread(lambda given_up: self._look())
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
@@ -194,7 +194,7 @@ class LocalSite:
         for seen in over:
             if time.monotonic() - began > _PURGE_BUDGET_S:
                 return
-            if seen.known.end is not None and now - seen.known.end.at > self._config.keep_ended:
+            if seen.known.end is not None and now - seen.known.end.at > self._config.retain_finished:
                 with contextlib.suppress(OSError):  # tried again at the next look
                     seen.directory.remove()
 

@@ -216,14 +216,16 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     owner: OwnerSettings | None = Field(
         default=None, description="Whose servers come first here. Without it the site's owner is not looked at."
     )
-    keep_ended: Duration = Field(default=600.0, ge=60.0, description="How long an ended drone is told with its end.")
-    full_listing: PositiveDuration = Field(
+    retain_finished: Duration = Field(
+        default=600.0, ge=60.0, description="How long an ended drone is told with its end."
+    )
+    full_refresh_interval: PositiveDuration = Field(
         default=600.0, description="All servers are listed so often; between, only what has changed."
     )
     console_lines: int = Field(
         default=200, ge=0, le=2000, description="Lines of its console that are kept of a server that ends; 0: none."
     )
-    sweep: Duration = Field(
+    cleanup_interval: Duration = Field(
         default=600.0,
         description="How often ports and volumes are looked for that our deleted servers have left; 0: never.",
     )

@@ -49,8 +49,8 @@ class OpenStackSite:
         self._stack = contextlib.AsyncExitStack()
         self._entered: Cloud | None = None
         self._owners: Cloud | None = None
-        self._roll = Roll(controller, name, full_s=config.full_listing, keep_s=config.keep_ended)
-        self._ends = Ends(config.keep_ended)
+        self._roll = Roll(controller, name, full_s=config.full_refresh_interval, keep_s=config.retain_finished)
+        self._ends = Ends(config.retain_finished)
         self._starting = Starting(config, controller, name)
         self._said: dict[DroneId, str] = {}
         self._known: Sequence[Server] = ()
@@ -58,7 +58,7 @@ class OpenStackSite:
         self._looks = 0
         self._errand: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._sweeper = Sweeper(config.sweep)
+        self._sweeper = Sweeper(config.cleanup_interval)
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -89,7 +89,8 @@ class OpenStackSite:
     # -------------------------------------------------------------------------------------------------------- looking
 
     async def poll(self) -> SiteView:
-        """Everything of ours (ended drones for ``keep_ended``), our quota, and where hosts are told, what is free there
+        """Everything of ours (ended drones for ``retain_finished``), our quota, and where hosts are told, what is
+        free there
         and who of the owner waits. Two calls, with an owner three, and what pages they have; a full listing is one
         more, and so are the flavours now and then. Nothing is changed by it."""
         taken_at = time.time()

@@ -34,7 +34,8 @@ class RestCluster:
     """The cluster as the user of the token sees it, or of a unix socket the account that it belongs to.
 
     A tick costs one listing of states (80 bytes a job and task, of all users) and a look (9 kB) at each job that
-    is new to the cluster, at each of ours that changed, and at ``details_per_look`` more. At the start everything is
+    is new to the cluster, at each of ours that changed, and at ``max_job_details_per_poll`` more. At the start
+    everything is
     new, and until each job was looked at once (about 200 a second) ``ours`` raises SiteDown. That a drone is being
     preempted is seen when it has its turn: with many running ones later than by the tools.
     """
@@ -44,7 +45,7 @@ class RestCluster:
         self._config = config
         self._link = RestLink(config.rest)
         self._user = _whoami(config.rest)
-        self._roll = Roll(self._link, self._user, config.rest.details_per_look)
+        self._roll = Roll(self._link, self._user, config.rest.max_job_details_per_poll)
 
     async def __aenter__(self) -> Self:
         await self._link.__aenter__()

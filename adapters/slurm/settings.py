@@ -139,7 +139,7 @@ class RestSettings(BaseModel):
         default=None, description="Login node on which the unix socket of `url` is reached, forwarded over ssh."
     )
     ca: ConfigPath | None = Field(default=None, description="File with the authorities to believe, for https.")
-    details_per_look: int = Field(
+    max_job_details_per_poll: int = Field(
         default=50,
         ge=1,
         le=1000,
@@ -273,7 +273,7 @@ class SlurmSiteConfig(Where):
         description="The nodes with GPUs, for `provisioner render blocking`.",
         examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
     )
-    keep_ended: Duration = Field(
+    retain_finished: Duration = Field(
         default=600.0, ge=60.0, description="How long an ended drone is told with its end, as long as Slurm knows it."
     )
     deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to Slurm.")

@@ -61,7 +61,7 @@ class SlurmSite:
         self._since = time.time()
         self._cancelled: dict[DroneId, float] = {}
         """When this controller asked for which end."""
-        self._forgotten = Forgotten(config.keep_ended, config.accounting)
+        self._forgotten = Forgotten(config.retain_finished, config.accounting)
         self._starts = Starts(name, _MAY_COME_S)
         self._largest = 0
         self._steady: tuple[Sequence[Partition], Sequence[Reservation]] = (), ()
@@ -97,7 +97,8 @@ class SlurmSite:
     # -------------------------------------------------------------------------------------------------------- looking
 
     async def poll(self) -> SiteView:
-        """Everything of ours (ended drones for ``keep_ended``), then the nodes, then the owner's jobs: in this order,
+        """Everything of ours (ended drones for ``retain_finished``), then the nodes, then the owner's jobs: in this
+        order,
         so that a drone which starts meanwhile is counted twice rather than not at all, and an owner's job that starts
         is missed as a claim. Nothing is changed by it."""
         taken_at = time.time()
@@ -159,7 +160,7 @@ class SlurmSite:
     def _listing(self, jobs: Iterable[Job], now: float, keep_s: float = 0.0) -> Listing:
         self._cancelled = {d: at for d, at in self._cancelled.items() if at > now - _REMEMBERED_S}
         cancelled = Cancelled(self._since, self._cancelled)
-        keep_s = keep_s or self._config.keep_ended
+        keep_s = keep_s or self._config.retain_finished
         return listing(jobs, self._controller, self._name, cancelled, now=now, keep_s=keep_s)
 
     def _accounted(self, jobs: Iterable[Job], now: float) -> Mapping[DroneId, RemoteDrone]:

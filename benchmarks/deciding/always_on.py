@@ -14,7 +14,7 @@ from benchmarks.deciding.rule import Rule, Sight
 class AlwaysOn(Rule):
     """Each type is filled up to its quota."""
 
-    tick_s: ClassVar[float] = 60.0
+    interval_s: ClassVar[float] = 60.0
 
     def decide(self, sight: Sight) -> None:
         for herd in sight.herds.values():

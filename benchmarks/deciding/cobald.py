@@ -80,7 +80,7 @@ class Cobald(Rule):
     _demand: dict[Hashable, float] = field(default_factory=lambda: defaultdict(lambda: LEAST_DEMAND))
     _pulses: dict[DroneId, Pulse] = field(default_factory=dict)
 
-    tick_s: ClassVar[float] = 30.0
+    interval_s: ClassVar[float] = 30.0
     release_s: ClassVar[float] = 180.0
 
     def decide(self, sight: Sight) -> None:
@@ -116,9 +116,9 @@ class Cobald(Rule):
     def _regulated(self, pool: Hashable, load: Load, most: float = math.inf) -> float:
         demand = self._demand[pool]
         if load.utilisation < self.low:
-            demand -= self.tick_s * self.rate
+            demand -= self.interval_s * self.rate
         elif load.allocation > self.high:
-            demand += self.tick_s * self.rate
+            demand += self.interval_s * self.rate
         self._demand[pool] = max(LEAST_DEMAND, min(most, demand))
         return self._demand[pool]
 

@@ -42,7 +42,7 @@ class Glidein(Rule):
     _unmatched: dict[TypeKey, int] = field(default_factory=dict)
     """Loops in which no idle job matched the entry."""
 
-    tick_s: ClassVar[float] = 60.0
+    interval_s: ClassVar[float] = 60.0
     idle_timeout_s: ClassVar[float] = 1200.0
 
     def decide(self, sight: Sight) -> None:

@@ -25,7 +25,7 @@ class Karpenter(Rule):
 
     empty_s: float = 30.0
 
-    tick_s: ClassVar[float] = 10.0
+    interval_s: ClassVar[float] = 10.0
 
     def decide(self, sight: Sight) -> None:
         supply = {key: len(h.idle) + len(h.coming) for key, h in sight.herds.items()}

@@ -1,7 +1,8 @@
 """What all reference rules share: they see what the service sees, and say which drones come and which go.
 
 A rule runs in the place of our planner in the real service. What became of a drone is bookkeeping and the same for all
-(``planner/life.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for each run.
+(``planner/life.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for each
+run.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Rule(ABC):
     """A drone older than this takes no new job; 0: it may live for ever."""
     _retiring: set[DroneId] = field(default_factory=set, init=False)
 
-    tick_s: ClassVar[float]
+    interval_s: ClassVar[float]
     """How often it decides, as its source has it."""
     release_s: ClassVar[float] = 20.0
     """From the end of a drone's last job until the site has the GPU back."""

@@ -93,7 +93,7 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
     blocking = _blocking(rng) if load.blocking else ()
     policy = Policy(
         max_drones=10_000,
-        brake_fraction=1.0,
+        max_unhealthy_fraction=1.0,
         idle_timeout_s=60.0 if load.idle else 600.0,
         sites={
             SITE: SitePolicy(SITE, max_drones=10_000, max_pending=2000, blocking=blocking),

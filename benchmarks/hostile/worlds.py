@@ -181,11 +181,11 @@ def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:
         max_gpu_milli=one(rng, None, 0, 3000),
         overlay_max_age_s=one(rng, 1.0, 120.0, 120.0, 1e5),
         slot_max_age_s=one(rng, 900.0, 900.0, 10.0),
-        brake_fraction=one(rng, 0.2, 1.0),
-        brake_min=one(rng, 1, 5, 50),
+        max_unhealthy_fraction=one(rng, 0.2, 1.0),
+        min_unhealthy=one(rng, 1, 5, 50),
         sites={site: random_site_policy(rng, site) for site in sites},
         headroom=headroom,
-        wait_worth=one(rng, 0.0, 0.3),
+        waiting_cost=one(rng, 0.0, 0.3),
         idle_fixed=rng.random() < 0.2,
     )
     if not calm:
@@ -193,7 +193,9 @@ def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:
     room = {"enabled": True, "max_drones": 100, "max_gpu_milli": None, "max_pending": 20}
     roomy = {name: replace(each, **room) for name, each in found.sites.items()}  # type: ignore[arg-type]
     most = one(rng, None, 9000)
-    return replace(found, max_drones=1000, overlay_max_age_s=120.0, brake_fraction=1.0, sites=roomy, max_gpu_milli=most)
+    return replace(
+        found, max_drones=1000, overlay_max_age_s=120.0, max_unhealthy_fraction=1.0, sites=roomy, max_gpu_milli=most
+    )
 
 
 def random_types(rng: Random) -> tuple[DroneType, ...]:
@@ -487,14 +489,14 @@ def random_site_policy(rng: Random, site: str) -> SitePolicy:
         one(rng, 0.0, 1.0),
         rng.random() < 0.4,
         blocking=one(rng, (), (), (whole,), (Reserve(nodes=("n1",), cpus=8), Reserve(cpus=2))),
-        ask_for_owner=rng.random() < 0.8,
-        min_run_s=one(rng, 0.0, 3600.0),
+        preempt_proactively=rng.random() < 0.8,
+        min_runtime_s=one(rng, 0.0, 3600.0),
         grace_s=one(rng, 0.0, 30.0),
         idle_timeout_s=one(rng, None, 60.0),
         idle_fixed=one(rng, None, None, True, False),
-        gone_after_s=one(rng, 30.0, 1.0),
-        settle_s=one(rng, 120.0, 1.0),
-        stop_limit_s=one(rng, 60.0, 1.0),
+        missing_s=one(rng, 30.0, 1.0),
+        order_confirm_s=one(rng, 120.0, 1.0),
+        stopping_s=one(rng, 60.0, 1.0),
     )
 
 

@@ -32,7 +32,7 @@ def replay(name: str, seed: int) -> Replay:
         jobs=day(count=JOBS, seed=seed, shapes=(Shape(Wants(), Uniform(120.0, 1800.0)),)),
         world=WORLD,
         rules=Policy(idle_timeout_s=TIMEOUTS_S[name]),
-        tick_s=30.0,
+        interval_s=30.0,
     )
 
 

@@ -244,7 +244,7 @@ async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
     from provisioner.interfaces import SupportsAudit
 
     name = f"site:{spec.name}"
-    within_s = spec.policy.look_deadline_s + 10.0
+    within_s = spec.policy.poll_deadline_s + 10.0
     looks: list[Look] = []
     try:
         async with asyncio.timeout(2 * within_s):

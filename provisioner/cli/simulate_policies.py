@@ -85,8 +85,8 @@ def _replay(config: Path, name: str, world: Path | None, trace: Trace) -> Replay
         jobs=trace.jobs,
         world=plan,
         rules=settings.policy,
-        tick_s=settings.tick_s,
-        tick_quick_s=settings.tick_quick_s,
+        interval_s=settings.interval_s,
+        active_interval_s=settings.active_interval_s,
         carbon_g_per_kwh=settings.carbon_g_per_kwh,
     )
 

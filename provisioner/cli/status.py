@@ -130,10 +130,10 @@ def _check(where: Where) -> int:
         print(formatting.clean(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
         return UNKNOWN
     idle = sum(c.waiting + c.fresh for c in facts.waiting)
-    tick_s = formatting.ago(views.at, now) if views else "-"
+    interval_s = formatting.ago(views.at, now) if views else "-"
     code, line = check_line(
         troubles(facts),
-        f"{formatting.count(len(live), 'drone')}, {formatting.count(idle, 'idle job')}, last tick {tick_s} ago",
+        f"{formatting.count(len(live), 'drone')}, {formatting.count(idle, 'idle job')}, last tick {interval_s} ago",
     )
     print(f"{line} | drones={len(live)} idle_jobs={idle}")
     return code

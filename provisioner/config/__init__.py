@@ -48,9 +48,9 @@ class Settings:
     overlay: OverlaySpec
     sites: tuple[SiteSpec, ...]
     policy: Policy
-    tick_s: float
+    interval_s: float
     """Longest pause between two ticks."""
-    tick_quick_s: float
+    active_interval_s: float
     """Pause while something is on its way."""
     carbon_g_per_kwh: float | None = None
     """CO2 of the grid; None: not told."""

@@ -115,17 +115,17 @@ def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection
 class PolicySection(Section):
     """What holds for all sites together."""
 
-    tick: PositiveDuration = Field(
+    interval: PositiveDuration = Field(
         default=15.0, description="Longest pause between two looks at the world.", examples=["15s"]
     )
-    tick_quick: PositiveDuration = Field(
-        default=2.0, description="Pause while something is on its way; at most `tick`.", examples=["2s"]
+    active_interval: PositiveDuration = Field(
+        default=2.0, description="Pause while something is on its way; at most `interval`.", examples=["2s"]
     )
     idle_timeout: PositiveDuration = Field(
         default=_POLICY.idle_timeout_s,
-        description="Longest time that a drone is kept without a job, at least `tick`. Once the first drone of a site "
-        "has come, a shorter time applies: what another start costs there, or the time that would have cost least over "
-        "the gaps between jobs (`provisioner estimates` and `provisioner explain drone` show it). It applies as "
+        description="Longest time that a drone is kept without a job, at least `interval`. Once the first drone of a "
+        "site has come, a shorter time applies: what another start costs there, or the time that would have cost least "
+        "over the gaps between jobs (`provisioner estimates` and `provisioner explain drone` show it). It applies as "
         "written with `idle_fixed`.",
         examples=["10min"],
     )
@@ -147,7 +147,7 @@ class PolicySection(Section):
     )
     overlay_max_age: PositiveDuration = Field(
         default=_POLICY.overlay_max_age_s,
-        description="Nothing is decided on a view of the pool older than this; at least `tick`.",
+        description="Nothing is decided on a view of the pool older than this; at least `interval`.",
         examples=["2min"],
     )
     slot_max_age: PositiveDuration = Field(
@@ -155,26 +155,26 @@ class PolicySection(Section):
         description="A slot not heard from for this long does not count as alive.",
         examples=["15min"],
     )
-    young: Duration = Field(
-        default=_POLICY.young_s,
+    early_exit_window: Duration = Field(
+        default=_POLICY.early_exit_window_s,
         description="A drone that ends by itself within this time, without a job, died young: its type backs off.",
         examples=["1min"],
     )
-    brake_fraction: float = Field(
-        default=_POLICY.brake_fraction,
+    max_unhealthy_fraction: float = Field(
+        default=_POLICY.max_unhealthy_fraction,
         gt=0,
         le=1,
         description="If more than this share of all drones look unhealthy at once, nothing is started or stopped.",
         examples=[0.2],
     )
-    brake_min: int = Field(
-        default=_POLICY.brake_min,
+    min_unhealthy: int = Field(
+        default=_POLICY.min_unhealthy,
         ge=1,
         description="Fewer unhealthy drones than this never stop the controller.",
         examples=[5],
     )
-    wait_worth: float = Field(
-        default=_POLICY.wait_worth,
+    waiting_cost: float = Field(
+        default=_POLICY.waiting_cost,
         ge=0,
         le=1e6,
         description="GPU-seconds that one second of one job's waiting is worth. The larger, the sooner a drone is "
@@ -197,13 +197,17 @@ class PolicySection(Section):
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
-        tick = format_duration(self.tick)
-        if self.tick_quick > self.tick:
-            raise mistake_at("tick_quick", f"is longer than `tick` ({tick}): write at most `{tick}`")
-        if self.idle_timeout < self.tick:
-            raise mistake_at("idle_timeout", f"is shorter than `tick`: drones would leave unseen; at least `{tick}`")
-        if self.overlay_max_age < self.tick:
-            raise mistake_at("overlay_max_age", f"is shorter than `tick`: views would be too old; at least `{tick}`")
+        interval = format_duration(self.interval)
+        if self.active_interval > self.interval:
+            raise mistake_at("active_interval", f"is longer than `interval` ({interval}): write at most `{interval}`")
+        if self.idle_timeout < self.interval:
+            raise mistake_at(
+                "idle_timeout", f"is shorter than `interval`: drones would leave unseen; at least `{interval}`"
+            )
+        if self.overlay_max_age < self.interval:
+            raise mistake_at(
+                "overlay_max_age", f"is shorter than `interval`: views would be too old; at least `{interval}`"
+            )
         return self
 
 
@@ -230,7 +234,7 @@ class ControllerFile(Section):
         examples=[["site_configs/*.yaml"]],
     )
     policy: PolicySection = Field(
-        default_factory=PolicySection, description="What holds for all sites together.", examples=[{"tick": "15s"}]
+        default_factory=PolicySection, description="What holds for all sites together.", examples=[{"interval": "15s"}]
     )
 
 
@@ -264,39 +268,39 @@ class TimeoutsSection(Section):
 
     view_max_age: PositiveDuration = Field(
         default=_SITE.view_max_age_s,
-        description="A listing of the site older than this is not acted on; longer than `look_deadline`.",
+        description="A listing of the site older than this is not acted on; longer than `poll_deadline`.",
         examples=["2min"],
     )
-    look_deadline: PositiveDuration = Field(
-        default=_SITE.look_deadline_s, description="Longest time for one listing of the site.", examples=["20s"]
+    poll_deadline: PositiveDuration = Field(
+        default=_SITE.poll_deadline_s, description="Longest time for one listing of the site.", examples=["20s"]
     )
-    act_deadline: PositiveDuration = Field(
-        default=_SITE.act_deadline_s, description="Longest time for one batch of starts or stops.", examples=["60s"]
+    order_deadline: PositiveDuration = Field(
+        default=_SITE.order_deadline_s, description="Longest time for one batch of starts or stops.", examples=["60s"]
     )
-    settle: PositiveDuration = Field(
-        default=_SITE.settle_s,
+    order_confirm: PositiveDuration = Field(
+        default=_SITE.order_confirm_s,
         description="After this long a fresh listing without a requested drone means that the order never arrived; "
-        "at least `act_deadline`.",
+        "at least `order_deadline`.",
         examples=["2min"],
     )
-    gone_after: PositiveDuration = Field(
-        default=_SITE.gone_after_s,
+    missing: PositiveDuration = Field(
+        default=_SITE.missing_s,
         description="A drone missing from fresh listings for this long, at least twice, is gone.",
         examples=["30s"],
     )
-    queue: PositiveDuration = Field(
-        default=_SITE.queue_limit_s, description="Longest wait in the site's own queue.", examples=["24h"]
+    queued: PositiveDuration = Field(
+        default=_SITE.queued_s, description="Longest wait in the site's own queue.", examples=["24h"]
     )
-    boot: PositiveDuration = Field(
-        default=_SITE.boot_limit_s, description="Longest time from running at the site to joined.", examples=["10min"]
+    booting: PositiveDuration = Field(
+        default=_SITE.booting_s, description="Longest time from running at the site to joined.", examples=["10min"]
     )
-    join: PositiveDuration = Field(
-        default=_SITE.join_limit_s,
+    joining: PositiveDuration = Field(
+        default=_SITE.joining_s,
         description="Longest time in the pool without accepting jobs (the GPU check).",
         examples=["5min"],
     )
-    unslotted: PositiveDuration = Field(
-        default=_SITE.unslotted_limit_s,
+    slot_loss: PositiveDuration = Field(
+        default=_SITE.slot_loss_s,
         description="Longest time that a joined drone may be out of the pool while the site still runs it.",
         examples=["5min"],
     )
@@ -313,11 +317,11 @@ class TimeoutsSection(Section):
         " to come. Default: `policy.idle_fixed`.",
         examples=[True],
     )
-    drain: PositiveDuration = Field(
-        default=_SITE.drain_limit_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]
+    draining: PositiveDuration = Field(
+        default=_SITE.draining_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]
     )
-    stop: PositiveDuration = Field(
-        default=_SITE.stop_limit_s,
+    stopping: PositiveDuration = Field(
+        default=_SITE.stopping_s,
         description="After this long a drone that was to stop is asked again.",
         examples=["1min"],
     )
@@ -327,15 +331,16 @@ class TimeoutsSection(Section):
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
-        if self.settle < self.act_deadline:
-            least = format_duration(self.act_deadline)
+        if self.order_confirm < self.order_deadline:
+            least = format_duration(self.order_deadline)
             raise mistake_at(
-                "settle", f"is shorter than `act_deadline`: orders under way would be given up; at least `{least}`"
+                "order_confirm",
+                f"is shorter than `order_deadline`: orders under way would be given up; at least `{least}`",
             )
-        if self.view_max_age <= self.look_deadline:
-            least = format_duration(self.look_deadline)
+        if self.view_max_age <= self.poll_deadline:
+            least = format_duration(self.poll_deadline)
             raise mistake_at(
-                "view_max_age", f"must be longer than `look_deadline` ({least}): a view may take that long"
+                "view_max_age", f"must be longer than `poll_deadline` ({least}): a view may take that long"
             )
         return self
 
@@ -397,14 +402,14 @@ def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSect
 class OwnerSection(Section):
     """How drones make room for the owner of the hardware."""
 
-    ask_first: bool = Field(
-        default=_SITE.ask_for_owner,
+    preempt_proactively: bool = Field(
+        default=_SITE.preempt_proactively,
         description="Ask drones to leave for the owner's waiting jobs before the site takes their place; `false`: "
         "leave it to the site.",
         examples=[True],
     )
-    min_run: Duration = Field(
-        default=_SITE.min_run_s,
+    min_runtime: Duration = Field(
+        default=_SITE.min_runtime_s,
         description="Drones that have not yet worked for so long since their first job are not asked; the owner may "
         "have to wait so long.",
         examples=["0s"],
@@ -549,7 +554,7 @@ class SiteFile(Section):
         examples=[False],
     )
     timeouts: TimeoutsSection = Field(
-        default_factory=TimeoutsSection, description="How long things may take there.", examples=[{"boot": "10min"}]
+        default_factory=TimeoutsSection, description="How long things may take there.", examples=[{"booting": "10min"}]
     )
     blocking: Annotated[tuple[BlockingSection, ...], AfterValidator(_each_is_reached)] = Field(
         default=(),
@@ -559,7 +564,7 @@ class SiteFile(Section):
     owner: OwnerSection = Field(
         default_factory=OwnerSection,
         description="How drones make room for the owner of the hardware.",
-        examples=[{"ask_first": True}],
+        examples=[{"preempt_proactively": True}],
     )
     types: dict[Name, TypeSection] = Field(
         min_length=1,

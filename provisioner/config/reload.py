@@ -66,7 +66,7 @@ def _needs_rebuilding(old: SiteSpec, new: SiteSpec) -> bool:
 
 
 def _of_controller(old: Settings, new: Settings) -> Iterator[str]:
-    for name in ("tick_s", "tick_quick_s"):
+    for name in ("interval_s", "active_interval_s"):
         yield from _note(name, getattr(old, name), getattr(new, name))
     yield from _differences("policy", old.policy, new.policy, without=("sites",))
 

@@ -193,11 +193,13 @@ def beyond_policy(document: Document, site: SiteFile, policy: PolicySection) -> 
 
 def asked_again_within_grace(document: Document, site: SiteFile) -> Iterator[Problem]:
     """A drone that uses its grace would be asked to stop once more before that is over."""
-    stop_s, grace_s = site.timeouts.stop, site.timeouts.grace
+    stop_s, grace_s = site.timeouts.stopping, site.timeouts.grace
     if grace_s and stop_s <= grace_s:
-        at = ("timeouts", "stop") if ("timeouts", "stop") in document.values else ("timeouts", "grace")
+        at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
         stop, grace = format_duration(stop_s), format_duration(grace_s)
-        text = f"`stop` ({stop}) is not longer than `grace` ({grace}): a drone is asked again before its grace is over"
+        text = (
+            f"`stopping` ({stop}) is not longer than `grace` ({grace}): a drone is asked again before its grace is over"
+        )
         yield _warning(document, at, text)
 
 

@@ -110,7 +110,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
 def _comes_within_s(policy: Policy, site: str) -> float:
     """Return the longest time from an order to a drone that accepts jobs, by the site's limits."""
     limits = policy.sites.get(site)
-    return limits.settle_s + limits.queue_limit_s + limits.boot_limit_s + limits.join_limit_s if limits else 0.0
+    return limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s if limits else 0.0
 
 
 def _own_timeout_s(policy: Policy, site: str) -> float:

@@ -136,7 +136,8 @@ class Failures:
 class Controller:
     """The service. Enter it, then call :meth:`tick` or :meth:`run`.
 
-    ``tick_s`` is the longest pause between two ticks, ``tick_quick_s`` the pause while something is on the move.
+    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while something is on the
+    move.
     """
 
     name: str
@@ -146,8 +147,8 @@ class Controller:
     sites: Mapping[str, Site]
     store: Store
     clock: Clock
-    tick_s: float = 15.0
-    tick_quick_s: float = 2.0
+    interval_s: float = 15.0
+    active_interval_s: float = 2.0
     learning: Learning = field(default_factory=Learning)
     planner: Planner = decide
     judge: Judge = check
@@ -186,7 +187,7 @@ class Controller:
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
         self._keeping = Keeping(self.learning, self.store, self.clock)
-        await self._keeping.begin(self.policy.wait_worth)
+        await self._keeping.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         overlay = Watch("overlay", lambda: self.overlay.poll(self.types), 0.0)
         if isinstance(self.overlay, PoolSeesAtOnce):
@@ -461,7 +462,7 @@ class Controller:
         for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
             site = self.sites.get(batch.site)
             limits = self.policy.sites.get(batch.site)
-            deadline_s = limits.act_deadline_s if limits else act.DRAIN_DEADLINE_S
+            deadline_s = limits.order_deadline_s if limits else act.DRAIN_DEADLINE_S
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
             work = act.carry_out(batch, site, self.overlay, self.clock, deadline_s)
@@ -519,12 +520,17 @@ class Controller:
     # ----------------------------------------------------------------------------------------------- around them
 
     def apply(
-        self, policy: Policy, types: Sequence[DroneType], sites: Mapping[str, Site], tick_s: float, tick_quick_s: float
+        self,
+        policy: Policy,
+        types: Sequence[DroneType],
+        sites: Mapping[str, Site],
+        interval_s: float,
+        active_interval_s: float,
     ) -> Collection[asyncio.Task[act.Answers]]:
         """Take over a changed configuration between two ticks. Returns the orders under way: what they were given to
         must stay open until they are done."""
         self.policy, self.types, self.sites = policy, types, sites
-        self.tick_s, self.tick_quick_s = tick_s, tick_quick_s
+        self.interval_s, self.active_interval_s = interval_s, active_interval_s
         self._watch_sites()
         return list(self._acts)
 
@@ -538,7 +544,7 @@ class Controller:
                 watch.close()
                 watch = Watch(name, site.poll, 0.0, watch.view, watch.fault)
             watch = watch or Watch(name, site.poll, 0.0)
-            watch.deadline_s = self.policy.sites[name].look_deadline_s
+            watch.deadline_s = self.policy.sites[name].poll_deadline_s
             watch.at_hand = site.glance if isinstance(site, SeesAtOnce) else None
             self._senses.sites[name] = watch
         for gone in before.values():
@@ -547,13 +553,13 @@ class Controller:
 
     def _pause(self, report: TickReport) -> float:
         if not report.recorded:
-            return self.tick_s
+            return self.interval_s
         since = self.clock.now() - QUICK_FOR_S
         moving = any(d.state in ON_THE_MOVE and d.since > since for d in self.store.drones.values())
         waiting = self._senses is not None and any(
             c.fresh for c in (self._senses.overlay.view.classes if self._senses.overlay.view else ())
         )
-        return self.tick_quick_s if report.plan.acts or moving or waiting else self.tick_s
+        return self.active_interval_s if report.plan.acts or moving or waiting else self.interval_s
 
     async def _housekeeping(self) -> None:
         now = self.clock.now()

@@ -132,7 +132,7 @@ class Learning:
     _told: tuple[CompletedJob, ...] | None = None
     _at: float = 0.0
     _dirty: bool = True
-    _wait_worth: float = 0.0
+    _waiting_cost: float = 0.0
     """Of the policy, at the newest tick."""
     _pool_at: float = 0.0
     """When the pool was seen last."""
@@ -142,7 +142,7 @@ class Learning:
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Take in what one tick saw and did."""
-        view, now, self._wait_worth = snapshot.overlay.view, snapshot.now, snapshot.policy.wait_worth
+        view, now, self._waiting_cost = snapshot.overlay.view, snapshot.now, snapshot.policy.waiting_cost
         if view is not None and view.completions and view.completions is not self._told:
             self._note_runs(view.completions, now)
         if view is not None and view.completions is not None and now - self._looked_at >= UNFINISHED_EVERY_S:
@@ -171,7 +171,7 @@ class Learning:
             self._seen,
         )
 
-    def recall(self, kept: EstimateSamples, now: float, wait_worth: float) -> None:
+    def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with what an earlier controller has kept: what it knew, this one knows from its first tick on."""
         away_s = max(0.0, now - kept.at)
         self.memory = Memory(
@@ -179,7 +179,7 @@ class Learning:
             dict(kept.delays),
             {name: SiteMemory.of(site, now, away_s) for name, site in kept.sites.items()},
         )
-        self._seen, self._wait_worth = kept.seen, wait_worth
+        self._seen, self._waiting_cost = kept.seen, waiting_cost
         self.estimates = self._tell()
 
     def forget(self, what: str) -> None:
@@ -295,7 +295,7 @@ class Learning:
             rises={name: site.rise for name, site in memory.sites.items() if site.rise is not None},
             taken_per_s={name: s.taken / s.run_s for name, s in memory.sites.items() if s.taken and s.run_s},
             idle_s={
-                name: best_timeout_s(site.gaps_s, boots[name], self._wait_worth)
+                name: best_timeout_s(site.gaps_s, boots[name], self._waiting_cost)
                 for name, site in memory.sites.items()
                 if name in boots
             },
@@ -344,12 +344,12 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
     return OwnerGrowth(tuple(rows))
 
 
-def best_timeout_s(gaps_s: Iterable[float], boot_s: float, wait_worth: float) -> float:
+def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) -> float:
     """The idle time-out under which these gaps would have cost least: idle time, and for each that was longer the
     start of another drone, for which a job waits. Of too few gaps nothing can be said: then just as long as another
     start costs, which costs at most twice what would have been best, whatever comes (``planner/idle.py``)."""
     gaps = list(gaps_s)
-    start_s = boot_s + RELEASE_S + wait_worth * boot_s
+    start_s = boot_s + RELEASE_S + waiting_cost * boot_s
     if len(gaps) < GAPS_NEEDED:
         return start_s
 

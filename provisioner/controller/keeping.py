@@ -33,7 +33,7 @@ class Keeping:
     _forgot: dict[int, Forget] = field(default_factory=dict)
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 
-    async def begin(self, wait_worth: float) -> None:
+    async def begin(self, waiting_cost: float) -> None:
         """Take up what an earlier controller knew."""
         now = self._kept_at = self.clock.now()
         try:
@@ -44,7 +44,7 @@ class Keeping:
             await self._event("estimates-reset", message=str(error)[:2000])
         else:
             if known is not None:
-                self.learning.recall(known, now, wait_worth)
+                self.learning.recall(known, now, waiting_cost)
                 away_s = round(max(0.0, now - known.at))
                 log.info("learned-before", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
         await self._forget()

@@ -39,7 +39,7 @@ OURS = {
     **dict.fromkeys(
         ("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "write `timeouts.grace`"
     ),
-    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "write `options.keep_ended`"),
+    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "write `options.retain_finished`"),
     **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _LIFE),
     **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _LIFE),
     **dict.fromkeys(("max_retries", "retry_until", "success_exit_code", "numjobstarts", "hold"), _LIFE),
@@ -86,7 +86,7 @@ _SILENT = {
     "arguments",
 }
 """Of these: what every template of TARDIS has, so that nothing is lost."""
-_NO_TICK = "there is no such cache: each tick looks once (`policy.tick`, `timeouts.view_max_age`)"
+_NO_TICK = "there is no such cache: each tick looks once (`policy.interval`, `timeouts.view_max_age`)"
 COMMON = {
     "max_age": _NO_TICK,
     "StatusUpdate": _NO_TICK,
@@ -100,7 +100,7 @@ _POLICY = (
     "blocking:                       # what each free GPU keeps for the drone that will take it",
     '  - {nodes: ["*"], cpus: 8, memory: 20 GiB}',
     "owner:                          # drones make room for the jobs that `options.owner` names",
-    "  ask_first: true",
+    "  preempt_proactively: true",
 )
 _OWNER = (
     "owner:                        # whose jobs come first here, and where they wait",

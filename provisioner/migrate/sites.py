@@ -21,7 +21,7 @@ _AGE = (
     "TARDIS drains a drone that has been available for so long. Here a drone leaves when idle (`policy.idle_timeout`),"
     " and one with a `walltime` takes no job that would not end in time: write `walltime` if the site ends drones"
 )
-_HEARTBEAT = "drones are not looked at one by one: each tick looks at all of a site at once (`policy.tick`)"
+_HEARTBEAT = "drones are not looked at one by one: each tick looks at all of a site at once (`policy.interval`)"
 
 
 class Site:

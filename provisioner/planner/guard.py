@@ -145,7 +145,7 @@ def _vanished(policy: Policy, views: Mapping[str, SiteView], sifted: Sifted) -> 
             continue
         known[site] += 1
         if drone.id not in view.drones:
-            patience_s = policy.sites[site].gone_after_s * VANISH_FACTOR
+            patience_s = policy.sites[site].missing_s * VANISH_FACTOR
             missing[site] += not drone.missing_at or view.taken_at - drone.missing_at < patience_s
     for key, count in sifted.settled.items() if missing else ():
         known[key.partition("/")[0]] += count

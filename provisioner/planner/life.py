@@ -77,32 +77,32 @@ _GONE = frozenset({S.FAILED, S.LOST, S.PREEMPTED, S.JOIN_TIMEOUT, S.UNUSED, S.CA
 
 LIFE: Mapping[DroneState, Stage] = {
     S.REQUESTED: Stage(
-        "recorded; the site has not confirmed the order", "settle_s", Overdue.FORGET, S.FAILED, _PRE | _GONE
+        "recorded; the site has not confirmed the order", "order_confirm_s", Overdue.FORGET, S.FAILED, _PRE | _GONE
     ),
     S.SUBMITTED: Stage(
         "the site took the order and does not list it yet",
-        "queue_limit_s",
+        "queued_s",
         Overdue.STOP,
         S.CANCELLED,
         (_PRE - {S.SUBMITTED}) | _GONE,
     ),
     S.QUEUED: Stage(
         "waits in the site's queue",
-        "queue_limit_s",
+        "queued_s",
         Overdue.STOP,
         S.CANCELLED,
         (_PRE - {S.SUBMITTED, S.QUEUED}) | _GONE,
     ),
     S.BOOTING: Stage(
         "runs at the site, not in the pool yet",
-        "boot_limit_s",
+        "booting_s",
         Overdue.STOP,
         S.JOIN_TIMEOUT,
         frozenset({S.QUEUED, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
     ),
     S.JOINED: Stage(
         "in the pool, does not accept jobs yet (GPU check)",
-        "join_limit_s",
+        "joining_s",
         Overdue.STOP,
         S.FAILED,
         frozenset({S.QUEUED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
@@ -123,12 +123,12 @@ LIFE: Mapping[DroneState, Stage] = {
     ),
     S.DRAINING: Stage(
         "takes no new jobs; leaves when it has none",
-        "drain_limit_s",
+        "draining_s",
         Overdue.STOP,
         S.DONE,
         frozenset({S.IDLE, S.BUSY, S.JOINED, S.STOPPING}) | _GONE,
     ),
-    S.STOPPING: Stage("the site was asked to end it", "stop_limit_s", Overdue.INSIST, S.CANCELLED, _GONE),
+    S.STOPPING: Stage("the site was asked to end it", "stopping_s", Overdue.INSIST, S.CANCELLED, _GONE),
 }
 """The table. ``next`` is what may follow; anything may also stay as it is."""
 
@@ -310,14 +310,14 @@ def _unlisted(
         return drone, None
     if drone.state is S.REQUESTED:
         waited = now - ordered_at
-        if waited <= policy.settle_s:
+        if waited <= policy.order_confirm_s:
             return drone, None
-        return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.settle_s)
+        return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.order_confirm_s)
     if not drone.missing_at:
         return changed(drone, missing_at=view.taken_at), NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
-    limit = policy.settle_s if drone.state is S.SUBMITTED else policy.gone_after_s
+    limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
     if doubted or _missing_with_many(drone, view):
         limit *= VANISH_FACTOR
     missing = view.taken_at - drone.missing_at
@@ -486,7 +486,8 @@ def on_clock(drone: Drone, by_s: float, now: float) -> Drone:
 
 def settle_start(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
     """Return what the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it:
-    one that was begun after the answer, for ``settle_s`` from then on. The order may have gone out just before."""
+    one that was begun after the answer, for ``order_confirm_s`` from then on. The order may have gone out just
+    before."""
     match receipt.answer:
         case OrderOutcome.OK:
             after = changed(

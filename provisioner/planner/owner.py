@@ -82,7 +82,7 @@ class Ground:
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
         for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
             most = claim.count if left is None else min(claim.count, left - jobs)
-            for hole in _holes(claim, most, floor, crowd, ask=policy.ask_for_owner):
+            for hole in _holes(claim, most, floor, crowd, ask=policy.preempt_proactively):
                 jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
@@ -160,9 +160,9 @@ class Crowd:
                 continue
             space = spaces.get(drone.type) or Space(drone.gpu_milli)
             told_at = drone.asked_at or drone.notice_at or drone.since
-            if _leaves(drone) and now - told_at <= policy.grace_s + policy.stop_limit_s:
+            if _leaves(drone) and now - told_at <= policy.grace_s + policy.stopping_s:
                 crowd.coming[remote.node] = crowd.coming.get(remote.node, NOTHING).plus(space)
-            elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_run_s:
+            elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_runtime_s:
                 candidate = Candidate(drone.id, space, lost_gpu_s(drone, now), _rank(drone))
                 there.setdefault(remote.node, []).append(candidate)
         crowd.candidates = {node: Residents.of(candidates) for node, candidates in there.items()}

@@ -216,8 +216,8 @@ def _one(
         return asked.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
     if drone.unslotted_at and scene.trust.overlay is None and drone.state is not DroneState.STOPPING:
         away = now - max(drone.unslotted_at, _pool_seen_since(scene))
-        if away > policy.unslotted_limit_s:
-            return asked.stop(drone, LeftPool(away, policy.unslotted_limit_s), DroneState.LOST)
+        if away > policy.slot_loss_s:
+            return asked.stop(drone, LeftPool(away, policy.slot_loss_s), DroneState.LOST)
     if drone.type not in scene.types and not drone.goes:
         if drone.joined_at:
             return asked.drain(drone, DrainMode.PEACEFUL, TypeRemoved(drone.type), worked)
@@ -274,7 +274,7 @@ def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> N
     spent = (_heard_at(scene, drone) if drone.state is DroneState.JOINED else scene.now) - since
     if drone.state is DroneState.DRAINING and not drone.jobs and scene.trust.overlay is None:
         # Empty, and still there: the drain was refused, lost or had no effect. The site's notice does it.
-        wait = 0.0 if drone.asked else policy.stop_limit_s
+        wait = 0.0 if drone.asked else policy.stopping_s
         idle = _heard_at(scene, drone) - max(drone.since, drone.idle_at, _pool_seen_since(scene))
         if idle >= wait:
             refused = DrainRefused("", drone.drain_refusal)
@@ -332,7 +332,7 @@ def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float
                 return 0.0, drone.since
             return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
         case DroneState.STOPPING:
-            return policy.stop_limit_s, drone.asked_at
+            return policy.stopping_s, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:
             # While the pool could not be seen nobody could join: that time does not count.
             return float(getattr(policy, LIFE[drone.state].limit)), max(drone.since, _pool_seen_since(scene))

@@ -205,6 +205,6 @@ def _brake(policy: Policy, unsettled: Iterable[Drone], live: int) -> Reason | No
         and (d.missing_at or d.unslotted_at)
         and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
     )
-    if ill >= policy.brake_min and ill > policy.brake_fraction * live:
-        return TooManyUnhealthy(ill, live, policy.brake_fraction)
+    if ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live:
+        return TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction)
     return None

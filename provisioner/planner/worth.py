@@ -108,7 +108,7 @@ class Waiting:
     ) -> AwaitingCheaperType | None:
         """Why a cheaper start among ``kinds`` is still to be waited for, if so."""
         mine = self.held.get(kind.key)
-        worth = self.scene.snapshot.policy.wait_worth
+        worth = self.scene.snapshot.policy.waiting_cost
         if mine is None or not worth:
             return None
         cheapest = min((self.held[key] for key in kinds if key in self.held), default=mine)

@@ -23,7 +23,12 @@ def small(
 ) -> Facility:
     """``gpus`` GPUs in two nodes, no owner, quick to boot."""
     policy = SitePolicy(
-        name, max_drones=max_drones, max_pending=max_drones, max_starts_per_tick=max_drones, grace_s=5.0, settle_s=120.0
+        name,
+        max_drones=max_drones,
+        max_pending=max_drones,
+        max_starts_per_tick=max_drones,
+        grace_s=5.0,
+        order_confirm_s=120.0,
     )
     return Facility(
         policy=policy,

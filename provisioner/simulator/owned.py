@@ -72,8 +72,8 @@ def owned(seed: int, load: Load, chooser: Chooser, *, site_waits: bool = True) -
         jobs=_work(rng, 0.8 * left_gpu_s),
         seed=seed,
         policy=Policy(idle_timeout_s=120.0),
-        tick_s=TICK_S,
-        tick_quick_s=TICK_S,
+        interval_s=TICK_S,
+        active_interval_s=TICK_S,
         pool=PoolHabits(negotiation_s=20.0),
         limit_s=6 * SPAN_S,
     )

@@ -45,8 +45,8 @@ class Replay:
     jobs: tuple[SimJob, ...]
     world: WorldPlan
     rules: Policy
-    tick_s: float = 15.0
-    tick_quick_s: float = 2.0
+    interval_s: float = 15.0
+    active_interval_s: float = 2.0
     planner: Callable[[], Planner] | None = None
     """A function of a module that makes what decides; None: ours."""
     carbon_g_per_kwh: float | None = None
@@ -83,8 +83,8 @@ class Replay:
             jobs=self.jobs,
             seed=seed,
             policy=self.rules,
-            tick_s=self.tick_s,
-            tick_quick_s=self.tick_quick_s,
+            interval_s=self.interval_s,
+            active_interval_s=self.active_interval_s,
             pool=self.world.pool,
             spells=self.world.spells,
             blows=self.world.blows,

@@ -44,8 +44,8 @@ class Scenario:
     seed: int = 0
     policy: Policy = field(default_factory=Policy)
     """``sites`` is filled in from the facilities."""
-    tick_s: float = 15.0
-    tick_quick_s: float = 2.0
+    interval_s: float = 15.0
+    active_interval_s: float = 2.0
     pool: PoolHabits = field(default_factory=PoolHabits)
     spells: tuple[Spell, ...] = ()
     blows: tuple[Blow, ...] = ()
@@ -195,8 +195,8 @@ class _Stage:
                 sites={name: MortalSite(site, fuse) for name, site in world.sites.items()},
                 store=mortal,
                 clock=VirtualClock(),
-                tick_s=scenario.tick_s,
-                tick_quick_s=scenario.tick_quick_s,
+                interval_s=scenario.interval_s,
+                active_interval_s=scenario.active_interval_s,
                 planner=scenario.planner(),
                 judge=scenario.judge,
             )

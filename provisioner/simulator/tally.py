@@ -31,7 +31,8 @@ class CapBroken:
 
 
 class OwnerWait(NamedTuple):
-    """How long an owner's job has waited in all, and which parts of it were our doing (``simulator/owner.py`` says how they
+    """How long an owner's job has waited in all, and which parts of it were our doing (``simulator/owner.py`` says
+    how they
     are told from the site's own)."""
 
     gpus: int

@@ -38,7 +38,7 @@ class Config(BaseModel):
 
     endpoint: str = Field(description="Address of the API.")
     deadline: Duration = Field(default=5.0, description="Longest wait for one answer.")
-    keep_ended: Duration = Field(default=3600.0, description="How long the pod of an ended drone is kept.")
+    retain_finished: Duration = Field(default=3600.0, description="How long the pod of an ended drone is kept.")
 
 
 class PodSite:
@@ -87,7 +87,7 @@ class PodSite:
     async def _delete_old(self, view: SiteView) -> None:
         """Delete the pods of drones that ended long ago."""
         for drone_id, each in view.drones.items():
-            if each.end is not None and view.taken_at - each.end.at > self._config.keep_ended:
+            if each.end is not None and view.taken_at - each.end.at > self._config.retain_finished:
                 try:
                     await self._delete(drone_id, kill=True)
                 except AdapterError:

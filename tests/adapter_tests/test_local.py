@@ -86,7 +86,7 @@ class LocalWorld:
         raise NotSupported("nobody stands between us and our processes who could refuse")
 
     def forgetful_site(self) -> LocalSite:
-        return LocalSite(HERE, config(self.root, keep_ended="0s"), [SMALL, HUGE], self.controller)
+        return LocalSite(HERE, config(self.root, retain_finished="0s"), [SMALL, HUGE], self.controller)
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         return [str(self.root / name) for name in (drone_id, f".old-{drone_id}") if (self.root / name).exists()]

@@ -73,7 +73,7 @@ class PodWorld(ShellDrones):
         return self._with(stop_status=status)
 
     def forgetful_site(self) -> PodSite:
-        return self.site(keep_ended="0s")
+        return self.site(retain_finished="0s")
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         return [f"pod {drone_id}"] if self.server.pod(drone_id) else []

@@ -179,7 +179,7 @@ def test_what_is_hardly_meant_is_a_warning_and_no_mistake(cli: Cli, lib: Path) -
     path = configured(lib.parent, "plain-cluster", blocking="timeouts: {grace: 5min}\n")
     ran = cli("check", path)
     assert (ran.code, ran.out) == (Exit.OK, "")
-    assert "topas.yaml:4:19: warning: `stop` (1min) is not longer than `grace` (5min)" in ran.err
+    assert "topas.yaml:4:19: warning: `stopping` (1min) is not longer than `grace` (5min)" in ran.err
     assert "no problem" in ran.err
 
 

@@ -731,7 +731,7 @@ def _configuration(place: Path) -> Path:
     """A small configuration that is valid: the embedded overlay and no site."""
     path = place / "provisioner.yaml"
     path.write_text(
-        "controller: kit\nstore: {path: record.db}\npolicy: {tick: 1s, tick_quick: 500ms, idle_timeout: 10s}\n"
+        "controller: kit\nstore: {path: record.db}\npolicy: {interval: 1s, active_interval: 500ms, idle_timeout: 10s}\n"
         "overlay: {adapter: embedded, options: {path: queue.db}}\nsites: [site.yaml]\n"
     )
     (place / "site.yaml").write_text(

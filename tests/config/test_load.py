@@ -31,16 +31,16 @@ overlay:
   options: {path: var/queue.db, lease: 1min}
 sites: ["sites/*.yaml"]
 policy:
-  tick: 20s
-  tick_quick: 3s
+  interval: 20s
+  active_interval: 3s
   idle_timeout: 5min
   max_drones: 7
   max_gpus: 6.5
   overlay_max_age: 90s
   slot_max_age: 10min
-  young: 30s
-  brake_fraction: 0.3
-  brake_min: 4
+  early_exit_window: 30s
+  max_unhealthy_fraction: 0.3
+  min_unhealthy: 4
 """
 
 SITE = """\
@@ -50,8 +50,8 @@ enabled: false
 limits: {max_drones: 5, max_gpus: 4, max_pending: 3, max_starts_per_tick: 2}
 price: 1.5
 queue_when_full: true
-timeouts: {view_max_age: 3min, look_deadline: 21s, act_deadline: 61s, settle: 121s, gone_after: 31s, queue: 23h,
-           boot: 11min, join: 6min, unslotted: 7min, drain: 22h, stop: 2min, grace: 40s}
+timeouts: {view_max_age: 3min, poll_deadline: 21s, order_deadline: 61s, order_confirm: 121s, missing: 31s, queued: 23h,
+           booting: 11min, joining: 6min, slot_loss: 7min, draining: 22h, stopping: 2min, grace: 40s}
 types:
   a100:
     gpus: 0.5
@@ -105,16 +105,16 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         price=1.5,
         queue_when_full=True,
         view_max_age_s=180,
-        look_deadline_s=21,
-        act_deadline_s=61,
-        settle_s=121,
-        gone_after_s=31,
-        queue_limit_s=23 * 3600,
-        boot_limit_s=660,
-        join_limit_s=360,
-        unslotted_limit_s=420,
-        drain_limit_s=22 * 3600,
-        stop_limit_s=120,
+        poll_deadline_s=21,
+        order_deadline_s=61,
+        order_confirm_s=121,
+        missing_s=31,
+        queued_s=23 * 3600,
+        booting_s=660,
+        joining_s=360,
+        slot_loss_s=420,
+        draining_s=22 * 3600,
+        stopping_s=120,
         grace_s=40,
     )
     a100 = DroneType(
@@ -160,13 +160,13 @@ def test_every_key_arrives(tmp_path: Path) -> None:
             max_gpu_milli=6500,
             overlay_max_age_s=90,
             slot_max_age_s=600,
-            young_s=30,
-            brake_fraction=0.3,
-            brake_min=4,
+            early_exit_window_s=30,
+            max_unhealthy_fraction=0.3,
+            min_unhealthy=4,
             sites={"big": policy},
         ),
-        tick_s=20,
-        tick_quick_s=3,
+        interval_s=20,
+        active_interval_s=3,
     )
 
 
@@ -291,8 +291,10 @@ def test_real_names_are_no_placeholders(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None:
     """A drone that uses all of its grace would be asked to stop once more, for nothing."""
-    file = written(tmp_path, big=SITE.replace("stop: 2min", "stop: 40s"), one=SITE.replace("site: big", "site: one"))
-    text = "warning: `stop` (40s) is not longer than `grace` (40s): a drone is asked again before its grace is over"
+    file = written(
+        tmp_path, big=SITE.replace("stopping: 2min", "stopping: 40s"), one=SITE.replace("site: big", "site: one")
+    )
+    text = "warning: `stopping` (40s) is not longer than `grace` (40s): a drone is asked again before its grace is over"
 
     assert check(file) == []
     [warning] = load(file).warnings

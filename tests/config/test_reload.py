@@ -30,8 +30,8 @@ def settings(*sites: SiteSpec, **changed: object) -> Settings:
         overlay=OverlaySpec("embedded", Options()),
         sites=sites,
         policy=Policy(sites={spec.name: spec.policy for spec in sites}),
-        tick_s=15,
-        tick_quick_s=2,
+        interval_s=15,
+        active_interval_s=2,
     )
     return replace(made, **changed)  # type: ignore[arg-type]
 
@@ -45,11 +45,11 @@ def test_nothing_changed() -> None:
 
 def test_policy_and_limits_change_in_place() -> None:
     old = settings(site("a"))
-    new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), tick_s=30)
+    new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), interval_s=30)
     new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
 
     assert changes(old, new, {"a": 3}) == Change(
-        notes=("tick_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20"),
+        notes=("interval_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20"),
     )
 
 

@@ -73,7 +73,7 @@ def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(wire: s
         ill, well = Place("ill"), Place("well")
         setattr(ill, wire, trouble)
         jobs = (replace(Pool().classes[0], waiting=3),)
-        async with serving(ill, well, pool=Pool(jobs), boot_limit_s=30) as controller:
+        async with serving(ill, well, pool=Pool(jobs), booting_s=30) as controller:
             await run_for(controller, 600)
             assert len(well.told) > 2
             assert "look_wire" not in wire or ill.told == []
@@ -110,7 +110,7 @@ def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> 
         deaf.start_wire = never
         jobs = (replace(Pool().classes[0], waiting=2),)
         store = MemoryStore("kit", 1e9, 10)
-        async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, act_deadline_s=1e4) as controller:
+        async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
             await controller.tick()
             asked = loop.time()
         assert LEAVE_PATIENCE_S <= loop.time() - asked < LEAVE_PATIENCE_S + 1
@@ -269,7 +269,7 @@ def test_a_removed_site_is_not_looked_at_any_more() -> None:
         loop = asyncio.get_running_loop()
         gone, here = Place("gone"), Place("here")
         gone.look_wire = never
-        async with serving(gone, here, look_deadline_s=1e5) as controller:
+        async with serving(gone, here, poll_deadline_s=1e5) as controller:
             await controller.tick()
             policy = replace(controller.policy, sites={"here": controller.policy.sites["here"]})
             controller.apply(policy, controller.types[1:], {"here": here}, 15.0, 2.0)

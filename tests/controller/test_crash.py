@@ -35,8 +35,8 @@ overlay:
     poll: 100ms
 sites: [site.yaml]
 policy:
-  tick: 300ms
-  tick_quick: 100ms
+  interval: 300ms
+  active_interval: 100ms
   idle_timeout: 1s
   overlay_max_age: 10s
   slot_max_age: 15s
@@ -47,13 +47,13 @@ adapter: local
 limits: {{max_drones: {cap}, max_gpus: {cap}, max_pending: {cap}, max_starts_per_tick: 2}}
 timeouts:
   view_max_age: 15s
-  look_deadline: 5s
-  act_deadline: 5s
-  settle: 6s
-  gone_after: 2s
-  boot: 30s
-  drain: 20s
-  stop: 5s
+  poll_deadline: 5s
+  order_deadline: 5s
+  order_confirm: 6s
+  missing: 2s
+  booting: 30s
+  draining: 20s
+  stopping: 5s
   grace: 2s
 types:
   gpu: {{gpus: 1, vram: 16 GiB, cpus: 1, memory: 128 MiB, disk: 10 MiB}}

@@ -218,7 +218,7 @@ class Deaf(MemoryStore):
 def test_a_disk_that_can_neither_read_nor_write_it_stops_no_loop() -> None:
     async def story() -> None:
         here, store = Place(), Deaf("kit", 1e9, 10)
-        async with serving(here, store=store, pool=BusyPool(classes=(JOB,)), boot_limit_s=1e9) as controller:
+        async with serving(here, store=store, pool=BusyPool(classes=(JOB,)), booting_s=1e9) as controller:
             await run_for(controller, 2 * KEEP_EVERY_S)
             assert runs_of(controller) and len(here.told) == 1
 

@@ -78,7 +78,7 @@ controller: proc
 store: {path: record.db}
 overlay: {adapter: embedded, options: {path: queue.db, negotiation: 0s}}
 sites: [site-*.yaml]
-policy: {tick: 300ms, tick_quick: 100ms, idle_timeout: 10min}
+policy: {interval: 300ms, active_interval: 100ms, idle_timeout: 10min}
 """
 SITE = """\
 site: NAME

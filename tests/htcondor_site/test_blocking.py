@@ -185,7 +185,7 @@ def test_without_blocking_only_the_priority_is_printed() -> None:
 def test_drones_that_are_asked_get_a_head_start_before_the_site_takes_their_place() -> None:
     """Else both make room for one job, and twice as many leave. Only a drone's slot waits, and RANK knows no age: a
     claim keeps the rank that it began with, and owner's jobs would throw out each other."""
-    asks, leaves_it = loaded(render(site(), ())), loaded(render(replace(site(), ask_for_owner=False), ()))
+    asks, leaves_it = loaded(render(site(), ())), loaded(render(replace(site(), preempt_proactively=False), ()))
     young, old = (job(1, more=f"QDate = time() - {age}") for age in (30, 500))
     drone = job(1, more="IsBackfill = true")
     held, free = pslot(more='DroneId = "kit-1"'), pslot()

@@ -143,7 +143,7 @@ def test_a_site_without_any_token_is_refused() -> None:
         HTCondorSiteConfig.model_validate({"collector": "a:1", "work_directory": "/w"})
 
 
-@pytest.mark.parametrize(("name", "value"), [("lease", "19s"), ("keep_ended", "59s")])
+@pytest.mark.parametrize(("name", "value"), [("lease", "19s"), ("retain_finished", "59s")])
 def test_what_is_too_short_to_work_is_refused(name: str, value: str) -> None:
     assert "greater than or equal" in refused(**{name: value})
 

@@ -43,8 +43,8 @@ overlay:
 {drone_config}
 sites: [site-*.yaml]
 policy:
-  tick: 1s
-  tick_quick: 500ms
+  interval: 1s
+  active_interval: 500ms
   idle_timeout: {idle_s}s
   overlay_max_age: 12s
 """
@@ -53,7 +53,7 @@ SITE = """\
 site: {name}
 adapter: local
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
-timeouts: {{act_deadline: 15s, settle: 20s, gone_after: 5s, boot: {boot_s}s, grace: 10s, stop: 30s}}
+timeouts: {{order_deadline: 15s, order_confirm: 20s, missing: 5s, booting: {boot_s}s, grace: 10s, stopping: 30s}}
 types:
   {kind}:
     gpus: 1
@@ -69,7 +69,7 @@ options:
   memory: 1000 GiB
   disk: 1000 GiB
   gpus: [{{count: 64, model: {model}, vram: {vram} MiB, capability: {capability}, simulate: {simulate}}}]
-  keep_ended: 1h
+  retain_finished: 1h
 """
 
 

@@ -21,13 +21,13 @@ site: gridka
 adapter: openstack
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
 timeouts:
-  look_deadline: 20s
-  act_deadline: {act_s}s
-  settle: {settle_s}s
-  gone_after: 3s
-  boot: {boot_s}s
+  poll_deadline: 20s
+  order_deadline: {act_s}s
+  order_confirm: {order_confirm_s}s
+  missing: 3s
+  booting: {boot_s}s
   grace: 4s
-  stop: 30s
+  stopping: 30s
 {owner}
 types:
   # Whole GPUs: what the image pretends of them is IMAGE's.
@@ -82,7 +82,7 @@ class GridkaSite:
     most: int = 10
     whole: int = 8
     virtual: int = 8
-    settle_s: int = 60
+    order_confirm_s: int = 60
     act_s: int = 45
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = "gridka"
@@ -111,9 +111,9 @@ class GridkaSite:
             whole=self.whole,
             virtual=self.virtual,
             act_s=self.act_s,
-            settle_s=self.settle_s,
+            order_confirm_s=self.order_confirm_s,
             boot_s=controller.boot_s,
-            owner="owner: {ask_first: true}" if self.owner else "",
+            owner="owner: {preempt_proactively: true}" if self.owner else "",
             options=json.dumps(options),
         )
 

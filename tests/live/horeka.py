@@ -21,13 +21,13 @@ site: horeka
 adapter: slurm
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
 timeouts:
-  look_deadline: 20s
-  act_deadline: {act_s}s
-  settle: {settle_s}s
-  gone_after: 3s
-  boot: {boot_s}s
+  poll_deadline: 20s
+  order_deadline: {act_s}s
+  order_confirm: {order_confirm_s}s
+  missing: 3s
+  booting: {boot_s}s
   grace: 4s
-  stop: 30s
+  stopping: 30s
 types:
   a100:
     gpus: 1
@@ -61,7 +61,7 @@ class HorekaSite:
     slurm: SlurmLab
     way: str = "tools"
     most: int = 12
-    settle_s: int = 30
+    order_confirm_s: int = 30
     act_s: int = 25
     options: Mapping[str, Any] = field(default_factory=dict)
     name: str = "horeka"
@@ -80,7 +80,7 @@ class HorekaSite:
         return SITE_FILE.format(
             most=self.most,
             act_s=self.act_s,
-            settle_s=self.settle_s,
+            order_confirm_s=self.order_confirm_s,
             boot_s=controller.boot_s,
             options=json.dumps(options),
         )

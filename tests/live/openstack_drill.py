@@ -54,13 +54,13 @@ class DrillSite:
             "adapter": "openstack",
             "limits": {"max_drones": self.most, "max_pending": self.most, "max_starts_per_tick": self.most},
             "timeouts": {
-                "look_deadline": "20s",
+                "poll_deadline": "20s",
                 "view_max_age": "30s",
-                "act_deadline": "12s",
-                "settle": "12s",
-                "gone_after": "2s",
-                "boot": "30min",
-                "stop": "20s",
+                "order_deadline": "12s",
+                "order_confirm": "12s",
+                "missing": "2s",
+                "booting": "30min",
+                "stopping": "20s",
                 "grace": "2s",
                 **self.timeouts,
             },
@@ -91,7 +91,7 @@ class QueueController(LabController):
             "store": {"path": "provisioner.db"},
             "overlay": {"adapter": "embedded", "options": {"path": "queue.db"}},
             "sites": ["site-*.yaml"],
-            "policy": {"tick": "500ms", "tick_quick": "300ms", "idle_timeout": f"{self.idle_s}s"},
+            "policy": {"interval": "500ms", "active_interval": "300ms", "idle_timeout": f"{self.idle_s}s"},
         }
         self.config.write_text(json.dumps(told, indent=1))
         for site in self.sites:

@@ -275,7 +275,7 @@ def carriers(overlay: Pool, cluster: int) -> set[str]:
     return {drone_of(ad) for ad in overlay.jobs(cluster)} - {""}
 
 
-def tick_s(controller: LabController) -> float:
+def interval_s(controller: LabController) -> float:
     """The controller's longest tick so far, by the log of those that acted; a busy host makes it longer."""
     at = [
         (int(line.partition(" tick=")[2].split()[0]), datetime.fromisoformat(line.split()[0]).timestamp())
@@ -344,15 +344,15 @@ site: {name}
 adapter: htcondor
 limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
 timeouts:
-  look_deadline: 10s
-  act_deadline: 15s
-  settle: 20s
-  gone_after: 5s
-  boot: {boot_s}s
+  poll_deadline: 10s
+  order_deadline: 15s
+  order_confirm: 20s
+  missing: 5s
+  booting: {boot_s}s
   grace: {grace_s}s
-  stop: 30s
+  stopping: 30s
 {blocking}
-owner: {{ask_first: {ask_first}}}
+owner: {{preempt_proactively: {preempt_proactively}}}
 types:
 {types}
 options:
@@ -404,7 +404,7 @@ class TopasSite:
     types: str = GPU_TYPE
     blocking: str = BLOCKING
     most: int = 40
-    ask_first: bool = True
+    preempt_proactively: bool = True
     name: str = "topas"
 
     def text(self, controller: LabController) -> str:
@@ -422,7 +422,7 @@ class TopasSite:
             most=self.most,
             types=self.types,
             blocking=self.blocking,
-            ask_first=str(self.ask_first).lower(),
+            preempt_proactively=str(self.preempt_proactively).lower(),
             collector=self.site.collector,
             schedd=SITE_SCHEDD,
             boot_s=controller.boot_s,

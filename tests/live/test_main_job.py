@@ -51,9 +51,11 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, La
     controller.start()
     submitted = time.time()
     plain, big, never = idle_jobs(pool)
-    asked, tick_s = first_drone(controller)
+    asked, interval_s = first_drone(controller)
     asked_after_s, cycle_s = asked - submitted, negotiation_s(pool)
-    assert asked_after_s < 2 * tick_s + cycle_s + 1, f"two ticks of {tick_s:.1f} s and a negotiation of {cycle_s:.0f} s"
+    assert asked_after_s < 2 * interval_s + cycle_s + 1, (
+        f"two ticks of {interval_s:.1f} s and a negotiation of {cycle_s:.0f} s"
+    )
     until(lambda: len(controller.drones()) >= 20, what="all the drones that the jobs need")
     until(lambda: not pool.jobs(plain) and not pool.jobs(big), 240, what="all matchable jobs done", every_s=1)
     assert len(pool.history(plain)) == len(pool.history(big)) == 10

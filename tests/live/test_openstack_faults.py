@@ -59,7 +59,7 @@ def quiet(lab: Drill, cloud: OpenStackLab, ticks: int = 4) -> None:
 
 
 def test_the_quota_is_reached_in_the_middle_of_a_batch(openstack: OpenStackLab) -> None:
-    slow = {"act_deadline": "60s", "settle": "60s"}
+    slow = {"order_deadline": "60s", "order_confirm": "60s"}
     with drill(openstack, timeouts=slow, options={"parallel": 1}) as lab, old_limits(openstack):
         lab.controller.start()
         openstack.set_quota(instances=3)

@@ -40,7 +40,7 @@ def room(lab: Drill) -> None:
 
 
 def test_killed_between_create_and_answer(openstack: OpenStackLab) -> None:
-    quick = {"act_deadline": "5s", "settle": "5s"}
+    quick = {"order_deadline": "5s", "order_confirm": "5s"}
     with drill(openstack, most=CAP, timeouts=quick, options={"create_deadline": "4s"}) as lab:
         lab.controller.write()
         lab.controller.begin()

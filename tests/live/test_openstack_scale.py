@@ -38,7 +38,7 @@ def of_looks(lab: Drill) -> Counter[str]:
 def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStack) -> None:
     with running_openstack(openstack_programs, page=PAGE) as cloud:
         cloud.set_quota(instances=100)
-        with drill(cloud, most=STEPS[-1], timeouts={"act_deadline": "60s", "settle": "90s"}) as lab:
+        with drill(cloud, most=STEPS[-1], timeouts={"order_deadline": "60s", "order_confirm": "90s"}) as lab:
             lab.controller.start()
             there = 0
             for servers in STEPS:

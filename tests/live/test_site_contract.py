@@ -92,7 +92,9 @@ class FarmWorld(ShellDrones):
         raise NotSupported("this lab's schedd lets each user remove their own jobs")
 
     def forgetful_site(self) -> HTCondorSite:
-        config = site_config(self.pool, self.work).model_copy(update={"keep_ended": 1.0})  # operators: a minute or more
+        config = site_config(self.pool, self.work).model_copy(
+            update={"retain_finished": 1.0}
+        )  # operators: a minute or more
         return HTCondorSite(HERE, config, [A100, HUGE], self.controller)
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:

@@ -21,10 +21,10 @@ from tests.live.site_lab import (
     TopasSite,
     carriers,
     events,
+    interval_s,
     node_of,
     owner_job,
     site_alone,
-    tick_s,
     topas_lab,
 )
 
@@ -72,7 +72,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
     once takes places of its own choice, beside those that are being freed.
     """
     with topas_lab(newest_condor, rank=PREEMPTS_LATE if ask else PREEMPTS) as lab:
-        lab.controller.sites = (TopasSite(lab.site, lab.etp, ask_first=ask),)
+        lab.controller.sites = (TopasSite(lab.site, lab.etp, preempt_proactively=ask),)
         lab.controller.idle_s = 60
         lab.controller.start()
         long_done, short_done = lab.overlay.file("long"), lab.overlay.file("short")
@@ -96,7 +96,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         owners = lab.etp.submit(owner_job(n=3), STUDENT)
         until(lambda: len(waits_s(lab, owners)) == 3, 120, what="the owner's jobs run")
         waited_s = waits_s(lab, owners)[-1]
-        may_s = GRACE_S + 2 * tick_s(lab.controller) + alone_s + negotiation_s(lab.site)
+        may_s = GRACE_S + 2 * interval_s(lab.controller) + alone_s + negotiation_s(lab.site)
         print(f"the owner waited {waited_s:.1f} s; {alone_s:.1f} s with free GPUs; {may_s:.1f} s would be in time")
         assert waited_s < may_s
 

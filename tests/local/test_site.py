@@ -229,11 +229,11 @@ async def test_whatever_else_lies_in_the_root_is_ignored(
 
 
 async def test_ended_drones_are_kept_and_then_removed(make_site: MakeSite, order: Order, root: Path) -> None:
-    async with make_site(keep_ended="1h") as site:
+    async with make_site(retain_finished="1h") as site:
         await site.start([order(1, exiting(0))])
         await ended(site, order(1))
         os.utime(root / order(1).drone_id / ".site" / "end", (0, 0))
-    async with make_site(keep_ended="1h") as site:
+    async with make_site(retain_finished="1h") as site:
         assert order(1).drone_id in (await site.poll()).drones  # told once more, then gone
         assert order(1).drone_id not in (await site.poll()).drones
         assert os.listdir(root) == [".lock"]

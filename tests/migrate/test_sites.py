@@ -31,7 +31,7 @@ limits:
 # blocking:                       # what each free GPU keeps for the drone that will take it
 #   - {nodes: ["*"], cpus: 8, memory: 20 GiB}
 # owner:                          # drones make room for the jobs that `options.owner` names
-#   ask_first: true
+#   preempt_proactively: true
 
 types:
   one-gpu:
@@ -194,7 +194,7 @@ def test_blocking_and_owner_are_named_once_and_stand_there_as_remarks() -> None:
     lines = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in text.splitlines()[4:]]
     whole = yaml.safe_load("\n".join(lines).replace("gpu_model:", "# ").replace("driver:", "# "))
     assert whole["blocking"] == [{"nodes": ["*"], "cpus": 8, "memory": "20 GiB"}]
-    assert whole["owner"] == {"ask_first": True}
+    assert whole["owner"] == {"preempt_proactively": True}
     assert whole["options"]["owner"]["schedds"] == ["submit.example.org"]
 
 

@@ -158,7 +158,7 @@ def test_a_name_leads_to_one_thing(key: str, value: str) -> None:
         {"hosts": [{**HOST, "names": []}]},
         {"hosts": [{**HOST, "gpus": 0}]},
         {"hosts": [{**HOST, "names": ["gk-gpu-[01-08]"]}]},
-        {"keep_ended": "10s"},
+        {"retain_finished": "10s"},
         {"console_lines": -1},
         {"parallel": 0},
         {"flavour": "gpu"},
@@ -313,7 +313,7 @@ def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteSpec) -> None:
 
 def test_gridkas_times_go_with_how_nova_works(gridka: SiteSpec) -> None:
     assert gridka.policy.grace_s < 60, "Nova's shutdown_timeout, unless the image says otherwise"
-    assert gridka.policy.settle_s > 300, "a create without an answer may still get through"
-    assert gridka.policy.act_deadline_s >= gridka.options.create_deadline + gridka.options.deadline
-    assert gridka.policy.look_deadline_s >= 3 * gridka.options.deadline
+    assert gridka.policy.order_confirm_s > 300, "a create without an answer may still get through"
+    assert gridka.policy.order_deadline_s >= gridka.options.create_deadline + gridka.options.deadline
+    assert gridka.policy.poll_deadline_s >= 3 * gridka.options.deadline
     assert gridka.options.owner is not None and gridka.options.hosts

@@ -149,15 +149,15 @@ def test_the_operator_may_leave_it_to_the_site_or_grant_a_minimum_run_time() -> 
         return leavers(told(drones, nodes=[full], claims=[claim(1)], limits=limits))
 
     assert asked() == ["kit-ab12-1"]
-    assert asked(min_run_s=60.0) == ["kit-ab12-2"]
-    assert asked(min_run_s=600.0) == []
-    assert asked(ask_for_owner=False) == []
+    assert asked(min_runtime_s=60.0) == ["kit-ab12-2"]
+    assert asked(min_runtime_s=600.0) == []
+    assert asked(preempt_proactively=False) == []
 
 
 def test_a_minimum_run_time_counts_from_the_first_job_not_from_the_last_checkpoint() -> None:
     saves = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
     full = node("n1", 1, free_gpus=0, free_cpus=8, free_gib=20)
-    assert len(told([saves], nodes=[full], claims=[claim(1)], limits={"min_run_s": 600.0}).stops) == 1
+    assert len(told([saves], nodes=[full], claims=[claim(1)], limits={"min_runtime_s": 600.0}).stops) == 1
 
 
 def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> None:

@@ -364,7 +364,7 @@ def test_too_much_trouble_at_once_is_probably_ours() -> None:
     plan = plan_of(snap)
     assert not plan.acts
     assert why(plan, "all") == [TooManyUnhealthy(5, 20, 0.2)]
-    calm = replace(snap, policy=replace(snap.policy, brake_fraction=0.5))
+    calm = replace(snap, policy=replace(snap.policy, max_unhealthy_fraction=0.5))
     assert len(plan_of(calm).stops) == 5
 
 
@@ -391,7 +391,7 @@ def test_an_operator_takes_a_draining_drone_back_into_service_whoever_drained_it
     )
     slot = slot_of(drains, state=SlotState.DRAINING, jobs=working, heard_at=NOW - 2)
     request = ask(RequestKind.DRAIN, drains.id, mode=DrainMode.RESUME)
-    plan = plan_of(snapshot(drones=[drains], slots=[slot], requests=[request], limits={"stop_limit_s": 900}))
+    plan = plan_of(snapshot(drones=[drains], slots=[slot], requests=[request], limits={"stopping_s": 900}))
     (back,) = plan.drains
     assert (back.mode, back.reason) == (DrainMode.RESUME, OperatorRequested("anna", "broken fan"))
     assert (back.drone.state, back.drone.leaving, back.drone.asked_at) == (S.BUSY if working else S.IDLE, None, 0.0)

@@ -310,7 +310,9 @@ def dear(waited_s: float, waiting: int = 1) -> Snapshot:
     made = world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting)
     level = tuple(replace(kind, price=1.0) for kind in made.types)
     full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-    return replace(made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, wait_worth=0.5))
+    return replace(
+        made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, waiting_cost=0.5)
+    )
 
 
 def test_a_dear_start_is_made_once_waiting_has_cost_as_much() -> None:
@@ -325,7 +327,7 @@ def test_many_jobs_wait_for_a_dear_start_only_shortly() -> None:
 
 def test_where_waiting_is_worth_nothing_told_all_start_at_once() -> None:
     made = dear(1.0)
-    assert at("topas", plan_of(replace(made, policy=replace(made.policy, wait_worth=0.0)))) == 1
+    assert at("topas", plan_of(replace(made, policy=replace(made.policy, waiting_cost=0.0)))) == 1
 
 
 # -------------------------------------------------------------------------------------------------------- short jobs

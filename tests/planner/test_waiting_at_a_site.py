@@ -249,7 +249,7 @@ def test_an_order_says_how_long_the_drone_may_be_on_its_way() -> None:
     snap = snapshot(classes=[jobs(waiting=1)], types=(A100,))
     [site] = snap.policy.sites
     limits = snap.policy.sites[site]
-    at_site = replace(limits, settle_s=1.0, queue_limit_s=3 * 86400.0, boot_limit_s=20.0, join_limit_s=300.0)
+    at_site = replace(limits, order_confirm_s=1.0, queued_s=3 * 86400.0, booting_s=20.0, joining_s=300.0)
     policy = replace(snap.policy, sites={site: at_site})
     [batch] = batches(plan_of(snap), {A100.key: A100}, policy)
     assert [order.comes_within_s for order in batch.starts] == [3 * 86400.0 + 321.0]

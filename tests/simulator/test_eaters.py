@@ -41,7 +41,7 @@ def played(watched: Watched, seed: int) -> Outcome:
             jobs=work,
             seed=seed,
             policy=BRISK,
-            tick_s=10.0,
+            interval_s=10.0,
             limit_s=4 * 3600.0,
             planner=lambda: watched,
         )

@@ -176,7 +176,9 @@ def test_drones_that_break_down_now_and_then_cost_work_only() -> None:
 
 
 def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() -> None:
-    late = Spell(Trouble.LATE, "kit", "start", to_s=60.0, amount=260.0)  # settle_s is 120, after a minute of silence
+    late = Spell(
+        Trouble.LATE, "kit", "start", to_s=60.0, amount=260.0
+    )  # order_confirm_s is 120, after a minute of silence
     outcome = kept(replace(calm(jobs=burst(2, SHORT)), spells=(late,), least_s=900.0))
     assert outcome.tally.accepted["kit"] > 2, "the late ones came too"
 
@@ -197,7 +199,7 @@ def test_any_trouble_at_any_time(trouble: Spell, start_s: float, for_s: float, c
 def test_small_jobs_share_drones() -> None:
     site = small(gpus=2, max_drones=2)
     shape = replace(SHORT, wants=replace(SHORT.wants, gpu_milli=250))
-    scenario = Scenario((site,), burst(8, shape), policy=BRISK, tick_s=10.0, limit_s=3600.0)
+    scenario = Scenario((site,), burst(8, shape), policy=BRISK, interval_s=10.0, limit_s=3600.0)
     outcome = kept(scenario)
     assert outcome.drones == 2
 

@@ -26,7 +26,7 @@ def played(*headroom: Headroom, jobs: int = 2) -> Outcome:
             facilities=(small(gpus=4, max_drones=4, habits=slow),),
             jobs=tuple(SimJob(COME_S, WORKS_S, Wants(cpus=8, memory_mib=8192)) for _ in range(jobs)),
             policy=replace(BRISK, headroom=headroom),
-            tick_s=15.0,
+            interval_s=15.0,
             limit_s=4 * 3600.0,
         )
     )

@@ -27,7 +27,7 @@ def result(facility: Facility, *jobs: SimJob, blows: tuple[Blow, ...] = ()) -> R
     """With rare looks, for days are to pass."""
     world = WorldPlan((facility,), PoolHabits(negotiation_s=600.0, update_s=600.0), blows=blows)
     rules = Policy(idle_timeout_s=600.0)
-    return run(Replay("ours", "t", jobs or (JOB,), world, rules, tick_s=300.0, tick_quick_s=300.0), seed=1)
+    return run(Replay("ours", "t", jobs or (JOB,), world, rules, interval_s=300.0, active_interval_s=300.0), seed=1)
 
 
 def test_jobs_that_can_never_be_done_end_the_replay_after_a_day() -> None:
@@ -57,7 +57,7 @@ def test_jobs_that_fit_no_drone_are_not_waited_for() -> None:
 
 def test_a_queue_of_days_is_waited_for() -> None:
     facility = small(gpus=4, habits=Habits(queue=Fixed(3 * DAY_S), boot=Fixed(60.0)))
-    facility = replace(facility, policy=replace(facility.policy, queue_limit_s=10 * DAY_S))
+    facility = replace(facility, policy=replace(facility.policy, queued_s=10 * DAY_S))
     assert result(facility).violations == ()
 
 

@@ -69,8 +69,8 @@ def watch(
         tuple(replace(s, habits=replace(s.habits, release=Fixed(rule.release_s))) for s in sites),
         tuple(work),
         policy=Policy(idle_timeout_s=(rule.idle_timeout_s - OWN_TIMEOUT_MORE_S) / OWN_TIMEOUT_FACTOR),
-        tick_s=rule.tick_s,
-        tick_quick_s=rule.tick_s,
+        interval_s=rule.interval_s,
+        active_interval_s=rule.interval_s,
         pool=POOL,
         limit_s=limit_s,
         planner=lambda: watched,
@@ -148,7 +148,7 @@ def test_karpenter_goes_to_the_next_site_where_one_shows_no_free_gpu() -> None:
     watched, outcome = watch(Karpenter, [site("first", 6, taken=4), site("second", 6)], jobs(5, HOUR_S))
     assert watched.starts("first") == [2]
     assert watched.starts("second") == [3]
-    assert outcome.tally.mean_wait_s < 60.0 + 2 * Karpenter.tick_s
+    assert outcome.tally.mean_wait_s < 60.0 + 2 * Karpenter.interval_s
 
 
 def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
@@ -162,7 +162,7 @@ def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
 def test_karpenter_lets_an_empty_node_go_after_30_seconds() -> None:
     _, outcome = watch(Karpenter, [site("kit", 4)], [*jobs(4, 600.0), *jobs(1, 600.0, 2 * HOUR_S)])
     of_the_first = outcome.tally.gpu_seconds.idle  # the last one goes with the trace
-    assert 4 * 30.0 <= of_the_first <= 4 * (30.0 + Karpenter.tick_s)
+    assert 4 * 30.0 <= of_the_first <= 4 * (30.0 + Karpenter.interval_s)
 
 
 # --------------------------------------------------------------------------------------------------------- retiring

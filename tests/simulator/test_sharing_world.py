@@ -245,7 +245,7 @@ def kit_burst(kind: DroneType, gpu_milli: int) -> Outcome:
             facilities=(site(kind, gpus=8, habits=replace(STEADY, queue=Fixed(10.0))),),
             jobs=tuple(SimJob(0.0, KIT_RUN_S, wants) for _ in range(KIT_JOBS)),
             policy=Policy(idle_timeout_s=60.0),
-            tick_s=15.0,
+            interval_s=15.0,
             pool=PoolHabits(negotiation_s=0.0),
             limit_s=86400.0,
         )

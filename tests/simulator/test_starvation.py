@@ -71,7 +71,7 @@ def played(
             max_pending=1000,
             max_starts_per_tick=500,
             blocking=(KEPT,) if blocking else (),
-            ask_for_owner=False,
+            preempt_proactively=False,
         ),
         types=(
             drone_type("marin", "h100", gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144, vram_mib=81559),
@@ -92,8 +92,8 @@ def played(
                 *(SimJob(COME_S, 600.0, GANG) for _ in range(NODES)),
             ),
             policy=Policy(idle_timeout_s=120.0),
-            tick_s=15.0,
-            tick_quick_s=15.0,
+            interval_s=15.0,
+            active_interval_s=15.0,
             limit_s=12 * 3600.0,
             planner=lambda: watched,
         )

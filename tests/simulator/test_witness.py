@@ -87,7 +87,7 @@ def test_an_order_that_comes_late_was_given_when_no_job_ran() -> None:
 def test_warm_drones_need_no_job() -> None:
     warm = Headroom("warm", cpus=2, count=2, to_h=NEXT_HOUR)
     seen = watched(
-        Scenario((small(gpus=4),), (), policy=replace(calm().policy, headroom=(warm,)), least_s=300.0, tick_s=10.0)
+        Scenario((small(gpus=4),), (), policy=replace(calm().policy, headroom=(warm,)), least_s=300.0, interval_s=10.0)
     )
     assert seen.violations == ()
     assert (seen.warm, seen.ours, seen.most) == (2, 2, 2)

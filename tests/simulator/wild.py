@@ -41,7 +41,7 @@ def wild(seed: int) -> Scenario:
 
 
 def plain(seed: int) -> Scenario:
-    """One to three sites; lies are shorter than ``gone_after``, so that no cap may be broken because of them."""
+    """One to three sites; lies are shorter than ``missing``, so that no cap may be broken because of them."""
     rng = keyed(seed, "wild")
     facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
     return Scenario(
@@ -54,8 +54,8 @@ def plain(seed: int) -> Scenario:
             max_gpu_milli=rng.choice([None, 4000]),
             slot_max_age_s=rng.choice([120.0, 900.0]),
         ),
-        tick_s=10.0,
-        tick_quick_s=3.0,
+        interval_s=10.0,
+        active_interval_s=3.0,
         spells=_lies(facilities, rng) + (rough_wire(seed, chance=0.2) if rng.random() < 0.7 else ()),
         blows=_blows(facilities, rng),
         crashes=crashes(seed, rng.randint(0, 2), furthest=200),
@@ -72,9 +72,9 @@ def _facility(name: str, rng: Random) -> Facility:
         max_starts_per_tick=rng.randint(1, 4),
         grace_s=rng.choice([2.0, 10.0]),
         queue_when_full=rng.random() < 0.4,
-        queue_limit_s=rng.choice([900.0, 86400.0]),
-        boot_limit_s=200.0,
-        join_limit_s=60.0,
+        queued_s=rng.choice([900.0, 86400.0]),
+        booting_s=200.0,
+        joining_s=60.0,
     )
     pool = GpuPool(
         "pool",
@@ -163,7 +163,7 @@ def _dear(facility: Facility, rng: Random) -> Facility:
         facility,
         types=(*facility.types, kind),
         habits_of={"dear": slow},
-        policy=replace(facility.policy, boot_limit_s=400.0),
+        policy=replace(facility.policy, booting_s=400.0),
     )
 
 

@@ -26,7 +26,7 @@ def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4
         jobs=burst(12, SHORT, seed=seed) if jobs is None else jobs,
         seed=seed,
         policy=BRISK,
-        tick_s=10.0,
+        interval_s=10.0,
         limit_s=4 * 3600.0,
     )
 
@@ -45,7 +45,7 @@ def rough(seed: int) -> Scenario:
         jobs=burst(8, SHORT, seed=seed) + burst(4, SHORT, at_s=rng.uniform(50.0, 250.0), seed=seed),
         seed=seed,
         policy=replace(BRISK, max_drones=rng.randint(3, 6)),
-        tick_s=10.0,
+        interval_s=10.0,
         pool=PoolHabits(lease_s=30.0),
         spells=rough_wire(seed),
         crashes=crashes(seed, 3, furthest=50, acts_only=rng.random() < 0.8),
@@ -60,8 +60,8 @@ def busy_day(*, seed: int = 1, jobs: int = 4000) -> Scenario:
         jobs=day(count=jobs, seed=seed),
         seed=seed,
         policy=Policy(idle_timeout_s=300.0),
-        tick_s=60.0,
-        tick_quick_s=20.0,
+        interval_s=60.0,
+        active_interval_s=20.0,
         pool=PoolHabits(negotiation_s=60.0),
         limit_s=3 * 86400.0,
     )

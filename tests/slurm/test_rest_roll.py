@@ -18,7 +18,7 @@ from tests.slurm.restd import Restd, running
 
 
 def cluster(restd: Restd, per_look: int = 1, deadline: str = "5s") -> RestCluster:
-    rest = {"url": restd.url, "user": "drone", "token": {"env": "HOME"}, "details_per_look": per_look}
+    rest = {"url": restd.url, "user": "drone", "token": {"env": "HOME"}, "max_job_details_per_poll": per_look}
     config = {"transport": "rest", "deadline": deadline, "submit_deadline": "5s", "rest": rest}
     return RestCluster(SlurmSiteConfig.model_validate(config), "s")
 

@@ -22,11 +22,11 @@ from tests.store.story import CONTROLLER, DONE, KEEP_S, KNOWN, SNAPSHOTS, now_is
 WHY = '{"class_id":"class-1","waiting":7,"covered":2,"starts":1,"kind":"jobs-waiting"}'
 POLICY = (
     '{"idle_timeout_s":600.0,"max_drones":1000,"max_gpu_milli":null,"overlay_max_age_s":120.0,"slot_max_age_s":900.0,'
-    '"young_s":60.0,"brake_fraction":0.2,"brake_min":5,"sites":{"topas":{"site":"topas","enabled":true,"max_drones":10,'
+    '"early_exit_window_s":60.0,"max_unhealthy_fraction":0.2,"min_unhealthy":5,"sites":{"topas":{"site":"topas","enabled":true,"max_drones":10,'
     '"max_gpu_milli":null,"max_pending":20,"max_starts_per_tick":10,"price":1.0,"queue_when_full":false,'
-    '"view_max_age_s":120.0,"look_deadline_s":20.0,"act_deadline_s":60.0,"settle_s":120.0,"gone_after_s":30.0,'
-    '"queue_limit_s":86400.0,"boot_limit_s":600.0,"join_limit_s":300.0,"unslotted_limit_s":300.0,'
-    '"drain_limit_s":86400.0,"stop_limit_s":60.0,"grace_s":30.0}}}'
+    '"view_max_age_s":120.0,"poll_deadline_s":20.0,"order_deadline_s":60.0,"order_confirm_s":120.0,"missing_s":30.0,'
+    '"queued_s":86400.0,"booting_s":600.0,"joining_s":300.0,"slot_loss_s":300.0,'
+    '"draining_s":86400.0,"stopping_s":60.0,"grace_s":30.0}}}'
 )
 VIEWS = {
     ("policy", "", 0.0): POLICY,

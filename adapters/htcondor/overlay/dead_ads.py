@@ -47,7 +47,7 @@ class DeadAds:
     def remove(self, ended_at: Mapping[str, float]) -> None:
         """Have the collectors drop the slot and master ads of drones that ended at these times (this host's clock).
 
-        An ad that was sent after that time stays: its drone lives. SiteDenied if the collector keeps a slot.
+        An ad that was sent after that time stays: its drone lives. AuthError if the collector keeps a slot.
         """
         try:
             with self._reasons.told(f"collector {self._address}"):

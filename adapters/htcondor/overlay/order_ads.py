@@ -42,7 +42,7 @@ class OrderAds:
 
     def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
         """Advertise an order (serial number, mode) for each drone; return those that stand in the collector under one
-        of our ``identities``. SiteDenied if none does."""
+        of our ``identities``. AuthError if none does."""
         ads = [
             classad2.ClassAd(
                 {

@@ -136,7 +136,8 @@ class HTCondorOverlay:
         self._pool = self._completions = self._directory = self._drainer = self._orders = None
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        """SiteDown if the collector or all schedds did not answer in time, or SiteDenied. A schedd that does not answer
+        """UnavailableError if the collector or all schedds did not answer in time, or AuthError. A schedd that does
+        not answer
         beside others is left out: see ``unheard`` of the view."""
         if self._pool is None or self._completions is None or self._directory is None:
             raise UnavailableError("the overlay is not connected")

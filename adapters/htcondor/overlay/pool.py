@@ -228,7 +228,7 @@ class Pool:
         }
 
     def _queues(self, ads: Mapping[str, Ad], now: float) -> list[Queue]:
-        """Return the schedds whose jobs count and that answer a trivial question. SiteDown if there is none.
+        """Return the schedds whose jobs count and that answer a trivial question. UnavailableError if there is none.
 
         The others are left out, and their last answers kept for a while. Anybody can have a schedd listed: one that
         flocks here and denies reading, or a machine that is switched off, stops nothing.

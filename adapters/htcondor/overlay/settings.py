@@ -89,7 +89,8 @@ class HTCondorConfig(BaseModel):
     drone_token_margin: PositiveDuration = Field(
         default=3600.0,
         description="A token of `signing-key` expires this long after the last moment at which the drone may be there:"
-        " the site's `timeouts` for `queue`, `boot` and `join`, then the walltime of its type and `timeouts.grace`.",
+        " the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its type and"
+        " `timeouts.grace`.",
     )
     drone_token_lifetime: PositiveDuration = Field(
         default=7 * 86400.0,

@@ -190,7 +190,7 @@ def _head_start(policy: SitePolicy) -> str:
     """Seen with real pools: asked and preempted at once, twice as many drones leave as the owner needs, for the
     negotiator does not know that room is being made. In START of the drone's own slot, not in RANK: a claim keeps the
     rank that it began with, and a rank that grows with age lets the owner's jobs throw out each other (seen too)."""
-    if not policy.ask_for_owner:
+    if not policy.preempt_proactively:
         return ""
     head_start_s = round(policy.grace_s) + HEAD_START_S
     return f"""\

@@ -40,7 +40,7 @@ OURS = {
     **dict.fromkeys(("job_lease_duration", "jobleaseduration"), "set `lease`"),
     **dict.fromkeys(("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "set `timeouts.grace`"),
     **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "a drone leaves when it is told"),
-    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "set `keep_ended`"),
+    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "set `retain_finished`"),
     **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _ONE_LIFE),
     **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _ONE_LIFE),
     **dict.fromkeys(("max_retries", "retry_until", "success_exit_code", "numjobstarts"), _ONE_LIFE),
@@ -209,7 +209,7 @@ class HTCondorSiteConfig(BaseModel):
         description="How long a drone outlives the contact between its schedd and its node, and a job that is removed"
         " while the site vacates it stays in the queue.",
     )
-    keep_ended: Duration = Field(
+    retain_finished: Duration = Field(
         default=600.0,
         ge=60.0,
         description="How long an ended drone stays in the site's queue, to be listed with its end.",

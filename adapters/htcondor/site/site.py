@@ -98,7 +98,8 @@ class HTCondorSite:
     # -------------------------------------------------------------------------------------------------------- looking
 
     async def poll(self) -> SiteView:
-        """All nodes, then everything of ours (ended drones for ``keep_ended``), then the owner's claims, asked in this
+        """All nodes, then everything of ours (ended drones for ``retain_finished``), then the owner's claims, asked
+        in this
         order. Nothing is changed by it; SiteDown if the nodes that were there a while ago are not listed."""
         taken_at = time.time()
         site = await hardware(self._cluster, self._config.slot_max_age)

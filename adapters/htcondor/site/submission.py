@@ -156,7 +156,7 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
         "want_graceful_removal": "True",
         "on_exit_remove": "True",
         "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
-        f" {round(config.keep_ended)}",
+        f" {round(config.retain_finished)}",
         "periodic_remove": _periodic_remove(config),
         **_ours(order, controller, digest, forwarded=grid),
     }
