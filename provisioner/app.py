@@ -39,7 +39,8 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     ``root``: what relative paths in the files start from, where that is not the files' own directory.
 
     SIGHUP reads the configuration anew. Drones outlive the controller: the next one takes them over.
-    Raises ConfigErrors, StoreError (StoreHeld: another controller runs), SiteError (the overlay, or an adapter as it is
+    Raises ConfigErrors, StoreError (StoreHeld: another controller runs), AdapterError (the overlay, or an adapter as
+    it is
     built), AdapterBroken and AdapterUnknown.
     """
     settings = load(path, root=root)

@@ -16,7 +16,7 @@ from provisioner.interfaces import OverlayFactory, SiteFactory
 SITES = "provisioner.sites"
 OVERLAYS = "provisioner.overlays"
 _OWN_PACKAGE = "adapters"
-_WANTED = {SITES: ("look", "start", "stop"), OVERLAYS: ("look", "drain", "admission")}
+_WANTED = {SITES: ("poll", "start", "stop"), OVERLAYS: ("poll", "drain", "bootstrap")}
 _KIND = {SITES: "site", OVERLAYS: "overlay"}
 
 

@@ -5,7 +5,7 @@ loop even from a thread. Here it lives in a child, started with ``python -m prov
 call:
 
     pool = Child("adapters.condor.pool:open_pool", "pool.example.org:9618")
-    view = await pool.call("look", deadline_s=20.0)
+    view = await pool.call("poll", deadline_s=20.0)
 
 ``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments and
 results are plain picklable values. The pickles go through two pipes, each with its length in front; the child holds no
@@ -69,7 +69,7 @@ class WorkerProcess:
         return self._process.pid if running and self._process else None
 
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
-        """``object.name(*args)`` in the child. Raises what the call raised if that is a :class:`SiteError`;
+        """``object.name(*args)`` in the child. Raises what the call raised if that is a :class:`AdapterError`;
         :class:`UnavailableError` if it raised anything else, took longer than ``deadline_s`` (waiting for its turn
         and for
         the start of the child included; the child is killed and started anew at the next call) or crashed."""

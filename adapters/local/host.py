@@ -36,7 +36,7 @@ class Host:
 
 
 def survey(config: Config) -> Host:
-    """This host as the configuration sees it. Blocks for up to ``probe_deadline``; raises :class:`SiteDown`."""
+    """This host as the configuration sees it. Blocks for up to ``probe_deadline``; raises :class:`UnavailableError`."""
     notices: tuple[str, ...] = ()
     if config.gpus == "auto":
         gpus, notices = _probe(config.probe_deadline)
@@ -66,7 +66,7 @@ def memory_mib() -> int:
 
 
 def disk_mib(root: Path) -> int:
-    """Return the size of the file system of ``root``. Raises :class:`SiteDown`."""
+    """Return the size of the file system of ``root``. Raises :class:`UnavailableError`."""
     try:
         system = os.statvfs(root)
     except OSError as error:

@@ -102,7 +102,7 @@ class LocalSite:
         """Nothing is held: drones live on."""
 
     async def poll(self) -> SiteView:
-        """Everything of ours, ended drones for ``retain_finished``. Raises :class:`SiteDown`."""
+        """Everything of ours, ended drones for ``retain_finished``. Raises :class:`UnavailableError`."""
         return await self._in_thread(lambda given_up: self._look())
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:

@@ -46,7 +46,7 @@ class Catalogue:
             }
 
     async def resolved(self, kind: DroneType) -> Resolved:
-        """What servers of a drone type are made of. SiteRefused (CONFIG) where the cloud has no such thing, or the
+        """What servers of a drone type are made of. RejectedError (CONFIG) where the cloud has no such thing, or the
         flavour is too small for the type."""
         async with self._asking:
             await self._fresh()

@@ -9,7 +9,8 @@ from adapters.openstack.records import Flavor, Image, Limits, Port, Server, Serv
 
 
 class Cloud(Protocol):
-    """One project of one cloud. Reads raise SiteDown or SiteDenied, and may be tried again within their deadline;
+    """One project of one cloud. Reads raise UnavailableError or AuthError, and may be tried again within their
+    deadline;
     writes are tried once, and raise Unsure where nobody knows what came of them."""
 
     project: str
@@ -24,11 +25,12 @@ class Cloud(Protocol):
     async def servers(self, *, tag: str = "", name: str = "", since: float = 0.0) -> Sequence[Server]:
         """All pages of the project's servers: that carry ``tag``, whose name matches the regular expression ``name``;
         with ``since`` those that have changed after it, deleted ones included (their tags are gone). Without any of
-        these down cells' servers come as UNKNOWN; with one of them they do not come. SiteDown if a page is missing."""
+        these down cells' servers come as UNKNOWN; with one of them they do not come. UnavailableError if a page is
+        missing."""
         ...
 
     async def create(self, server: Mapping[str, Any], hints: Mapping[str, str], *, deadline_s: float) -> str:
-        """POST /servers; the new server's id. SiteRefused with QUOTA, CAPACITY, CONFIG, THROTTLED; Unsure."""
+        """POST /servers; the new server's id. RejectedError with QUOTA, CAPACITY, CONFIG, THROTTLED; Unsure."""
         ...
 
     async def delete(self, server_id: str) -> None:
@@ -37,7 +39,7 @@ class Cloud(Protocol):
 
     async def shut_down(self, server_id: str) -> None:
         """os-stop: the guest is told to shut down, and cut off after the image's or Nova's shutdown time-out. Gone or
-        not running any more is done; SiteRefused if it does not run yet."""
+        not running any more is done; RejectedError if it does not run yet."""
         ...
 
     async def console(self, server_id: str, lines: int) -> str:

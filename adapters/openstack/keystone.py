@@ -104,8 +104,8 @@ class Keystone:
         """The login that is good now, another than ``refused``.
 
         Raises:
-            SiteDenied: it does not accept us, or what is set for it is no good.
-            SiteDown: it does not answer, or not as a Keystone does.
+            AuthError: it does not accept us, or what is set for it is no good.
+            UnavailableError: it does not answer, or not as a Keystone does.
         """
         if (good := self._good(refused)) is not None:
             return good

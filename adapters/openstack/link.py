@@ -72,8 +72,8 @@ class Link:
         Tried again, within the deadline, where a service stutters.
 
         Raises:
-            SiteDown: no answer, or none that can be understood.
-            SiteDenied: we are not accepted, or may not ask this.
+            UnavailableError: no answer, or none that can be understood.
+            AuthError: we are not accepted, or may not ask this.
         """
         method = "GET" if body is None else "POST"
         try:
@@ -93,7 +93,7 @@ class Link:
         self, service: str, path: str, key: str, query: Query = (), *, deadline_s: float
     ) -> list[Mapping[str, Any]]:
         """All pages of a list, each within the deadline, as large as the service makes them: a ``limit`` of ours would
-        have Nova leave the servers of a cell that is down out without a word. SiteDown if one is missing.
+        have Nova leave the servers of a cell that is down out without a word. UnavailableError if one is missing.
 
         Of the link to the next page only its marker is believed: the address in it is often one from behind a proxy,
         and our token goes where the catalogue says and nowhere else.
@@ -126,8 +126,8 @@ class Link:
         """Something is to be done, and is asked for once; the answer, if it is a yes or one of ``settled``.
 
         Raises:
-            SiteDown: it was not asked, or is not there.
-            SiteDenied, SiteRefused: it said no, and nothing was done.
+            UnavailableError: it was not asked, or is not there.
+            AuthError, RejectedError: it said no, and nothing was done.
             Unsure: it was told, and did not answer, or not so that it could be understood.
         """
         sent: list[bool] = []
@@ -261,7 +261,7 @@ def _address(service: str, url: str) -> str:
 
 
 def listed(service: str, page: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """The list that an answer is about. SiteDown if it is not there or torn."""
+    """The list that an answer is about. UnavailableError if it is not there or torn."""
     items = (page or {}).get(key)
     if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
         raise UnavailableError(f"{service}: it gives an answer without a list of `{key}`")

@@ -38,7 +38,7 @@ def is_id(told: object) -> bool:
 
 
 def identity(record: Record, what: str) -> str:
-    """The id of a thing. SiteDown without one: it would be taken for another thing, or for none."""
+    """The id of a thing. UnavailableError without one: it would be taken for another thing, or for none."""
     told = record.get("id")
     if not isinstance(told, str) or not is_id(told):
         raise UnavailableError(f"the cloud tells of a {what} without an id")

@@ -67,7 +67,8 @@ class Roll:
         self._full_at = -math.inf
 
     async def poll(self, cloud: Cloud) -> Muster:
-        """Raises what ``cloud`` raises, and SiteDown for a listing that may lack some of ours. Then nothing is merged,
+        """Raises what ``cloud`` raises, and UnavailableError for a listing that may lack some of ours. Then nothing
+        is merged,
         and the next look is a full one."""
         began_at, last_full_at = self._clock(), self._full_at
         self._full_at = -math.inf

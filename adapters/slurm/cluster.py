@@ -183,8 +183,8 @@ class Cluster(Protocol):
         """The job id (of the whole array, if it is one).
 
         Raises:
-            SiteRefused: Slurm said no; ``kind`` tells QUOTA, CONFIG, DENIED, ... apart (:func:`states.refusal`).
-            SiteDown: it was certainly not asked.
+            RejectedError: Slurm said no; ``kind`` tells QUOTA, CONFIG, DENIED, ... apart (:func:`states.refusal`).
+            UnavailableError: it was certainly not asked.
             Unsure: it may have been taken.
         """
         ...

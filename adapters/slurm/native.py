@@ -78,7 +78,7 @@ class NativeCluster:
 
     async def _asked(self, question: str, *args: object) -> object:
         try:
-            return await self._child("look").call(question, *args, deadline_s=self._config.deadline)
+            return await self._child("poll").call(question, *args, deadline_s=self._config.deadline)
         except UnavailableError as error:
             raise explained(error) from None
 

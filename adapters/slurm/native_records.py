@@ -27,7 +27,7 @@ def task_numbers(text: str) -> tuple[int, ...]:
     """Of an array's waiting tasks: ``0-3,7,10-20:2%5`` written out.
 
     Raises:
-        SiteDown: it is no such list, or one that was cut short: then it does not tell all.
+        UnavailableError: it is no such list, or one that was cut short: then it does not tell all.
     """
     found: list[int] = []
     for part in text.partition("%")[0].split(","):

@@ -167,7 +167,7 @@ def check_release(pyslurm_version: str, api: int) -> None:
     releases, so nothing is tried with another one.
 
     Raises:
-        SiteDown: (CONFIG) pyslurm is not for this library.
+        UnavailableError: (CONFIG) pyslurm is not for this library.
     """
     numbers = re.match(r"(\d+)\.(\d+)", pyslurm_version)
     built_for = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
@@ -235,7 +235,7 @@ def expanded(told: Any) -> Iterator[Job]:
 
 
 def described(submission: Submission) -> Mapping[str, object]:
-    """A submission as attributes of pyslurm's job description. SiteRefused for an option that it cannot say."""
+    """A submission as attributes of pyslurm's job description. RejectedError for an option that it cannot say."""
     try:
         more = attributes(submission.more)
     except Unsayable as error:

@@ -36,7 +36,8 @@ class RestCluster:
     A tick costs one listing of states (80 bytes a job and task, of all users) and a look (9 kB) at each job that
     is new to the cluster, at each of ours that changed, and at ``max_job_details_per_poll`` more. At the start
     everything is
-    new, and until each job was looked at once (about 200 a second) ``ours`` raises SiteDown. That a drone is being
+    new, and until each job was looked at once (about 200 a second) ``ours`` raises UnavailableError. That a drone is
+    being
     preempted is seen when it has its turn: with many running ones later than by the tools.
     """
 

@@ -58,7 +58,7 @@ class Answer:
         return any(number in numbers for number, _ in self.complaints)
 
     def items(self, key: str) -> Sequence[Mapping[str, Any]]:
-        """The list that the answer is about. SiteDown if it is not there or torn."""
+        """The list that the answer is about. UnavailableError if it is not there or torn."""
         found = self.body.get(key)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise UnavailableError(f"slurmrestd gives an answer without a list of `{key}`")
@@ -123,8 +123,8 @@ class RestLink:
         """One call and its answer, a no included.
 
         Raises:
-            SiteDown: it was not asked, or is not there; of a question also: no answer.
-            SiteDenied: it does not accept us.
+            UnavailableError: it was not asked, or is not there; of a question also: no answer.
+            AuthError: it does not accept us.
             Unsure: it was told something, and did not answer.
         """
         sent: list[bool] = []

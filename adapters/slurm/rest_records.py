@@ -113,7 +113,7 @@ def _base(value: object, bases: frozenset[str]) -> tuple[str, frozenset[str]]:
 
 
 def entry(record: Record) -> Entry:
-    """SiteDown for one that cannot be read: a listing that is not understood is not whole."""
+    """UnavailableError for one that cannot be read: a listing that is not understood is not whole."""
     found = _ENTRY.fullmatch(str(record.get("job_id")))
     state, flags = _base(record.get("state"), _JOB_BASES)
     if not found or not state:

@@ -62,13 +62,13 @@ class Roll:
         self._surely_ours = 0
 
     async def ours(self, deadline_s: float) -> Sequence[Job]:
-        """All of our jobs. SiteDown as long as it is not known of every job whether it is ours."""
+        """All of our jobs. UnavailableError as long as it is not known of every job whether it is ours."""
         jobs = await self._caught_up(deadline_s, old_s=0.0)
         self._judge_who_we_are()
         return [job for job in jobs if job.user == self._user]
 
     async def watched(self, partitions: Collection[str], deadline_s: float) -> Sequence[Job]:
-        """Everyone's jobs that wait or run in these partitions. SiteDown as in :meth:`ours`."""
+        """Everyone's jobs that wait or run in these partitions. UnavailableError as in :meth:`ours`."""
         wanted = self._watched = frozenset(partitions)
         jobs = await self._caught_up(deadline_s, old_s=_STILL_NEW_S)
         return [job for job in jobs if job.state in _WAITS_OR_RUNS and _in(job, wanted)]

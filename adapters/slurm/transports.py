@@ -12,7 +12,7 @@ def cluster_of(config: SlurmSiteConfig, name: str) -> Cluster:
     """The way to the Slurm of site ``name``, not entered yet.
 
     Raises:
-        SiteDown: (CONFIG) a Python package is missing that this way needs.
+        UnavailableError: (CONFIG) a Python package is missing that this way needs.
     """
     match config.transport:
         case "tools":

@@ -54,7 +54,7 @@ class Trouble(StrEnum):
 
 
 LIES = frozenset({Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.FREE_WRONG, Trouble.UNKNOWN_STATES})
-ACTS = frozenset({"start", "stop", "drain", "admission"})
+ACTS = frozenset({"start", "stop", "drain", "bootstrap"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ def rough_wire(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple
         Spell(Trouble.DOWN, verb="act"),
     ]
     looks = [
-        Spell(Trouble.DOWN, verb="look"),
-        Spell(Trouble.HANG, verb="look"),
-        Spell(Trouble.SLOW, verb="look", amount=rng.uniform(0.5, 15.0)),
-        Spell(Trouble.BUG, verb="look"),
+        Spell(Trouble.DOWN, verb="poll"),
+        Spell(Trouble.HANG, verb="poll"),
+        Spell(Trouble.SLOW, verb="poll", amount=rng.uniform(0.5, 15.0)),
+        Spell(Trouble.BUG, verb="poll"),
     ]
     chosen = (*rng.sample(acts, 3), rng.choice(looks))
     return tuple(replace(spell, chance=rng.uniform(0.3, 1.0) * chance) for spell in chosen)

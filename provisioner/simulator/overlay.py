@@ -179,7 +179,7 @@ class SimOverlay:
         return await self._wire.act("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
-        return await self._wire.ask("admission", lambda: Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id}))
+        return await self._wire.ask("bootstrap", lambda: Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id}))
 
     # ----------------------------------------------------------------------------------------------- what is listed
 

@@ -52,7 +52,7 @@ class Wire:
 
     async def poll(self, see: Callable[[], T], lie: Lying[T]) -> T:
         """What ``see`` returns when the question arrives, bent by ``lie`` where a spell wants it."""
-        spell, latency_s = self._next("look")
+        spell, latency_s = self._next("poll")
         if spell is not None and spell.trouble in LIES:
             return lie(await self._exchange(see, latency_s), spell)
         return await self._troubled(see, latency_s, spell)

@@ -180,7 +180,7 @@ class TroubleSection(Section):
 
     trouble: Trouble = Field(description="What happens.", examples=["down"])
     where: str = Field(default="*", description="A site, `overlay`, or `*`.", examples=["horeka"])
-    verb: str = Field(default="*", description="look, start, stop, drain, admission, act or `*`.", examples=["look"])
+    verb: str = Field(default="*", description="poll, start, stop, drain, bootstrap, act or `*`.", examples=["poll"])
     from_: Duration = Field(default=0.0, alias="from", description="Since the start.", examples=["2d"])
     to: Duration | None = Field(default=None, description="Since the start. Default: to the end.", examples=["3d"])
     chance: float = Field(default=1.0, gt=0, le=1, description="Of each call.", examples=[0.1])

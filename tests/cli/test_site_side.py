@@ -17,7 +17,7 @@ SITE = '''
 import asyncio
 from pydantic import BaseModel
 from provisioner.model import Claim, Node, OwnerLoad, SiteView
-from provisioner.sites import Gap, SiteDenied, SiteRefused
+from provisioner.sites import Gap, AuthError, RejectedError
 
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
@@ -39,8 +39,8 @@ class Plain:
         self.entered = False
 
     async def look(self):
-        if self.config.fails == "look":
-            raise SiteDenied("the token has expired")
+        if self.config.fails == "poll":
+            raise AuthError("the token has expired")
         nodes = tuple(Node(f"topas-a100-{n}", ("a100",), 8000, 192, 1 << 20, 1 << 21, 1000 * n, 9, 9, 9)
                       for n in range(1, self.config.nodes + 1))
         claims = (Claim(2, 4000, 8, 1, 1.0), Claim(1, 0, 1, 1, 1.0))
@@ -58,7 +58,7 @@ class Telling(Plain):
     async def audit(self, policy):
         assert self.entered
         if self.config.fails == "audit":
-            raise SiteRefused("the collector does not let us read its configuration")
+            raise RejectedError("the collector does not let us read its configuration")
         keeps = policy.blocking[0].cpus if policy.blocking else 0
         gaps = [Gap(f"topas-a100-{n}", "cpus", f"keeps 0 CPUs per free GPU, wanted {keeps}: put the block in place")
                 for n in range(self.config.nodes, 0, -1)]
@@ -68,7 +68,7 @@ class Telling(Plain):
     def render_blocking(self, policy):
         assert not self.entered, "rendering asks nothing of the site"
         if self.config.fails == "render":
-            raise SiteRefused("disk cannot be kept without a disk of its own")
+            raise RejectedError("disk cannot be kept without a disk of its own")
         lines = [f"# {' '.join(kept.nodes)}: {kept.cpus} CPUs, {kept.memory_mib} MiB" for kept in policy.blocking]
         return "\\n".join([f"# grace {policy.grace_s:g} s", *lines])
 '''

@@ -25,7 +25,7 @@ import asyncio, time
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from provisioner.model import Answer, RemoteDrone, RemoteState, Receipt, SiteView
-from provisioner.sites import SiteDown
+from provisioner.sites import UnavailableError
 
 class Config(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -49,7 +49,7 @@ class Files:
 
     async def __aenter__(self):
         if (self.root / "down").exists():
-            raise SiteDown("no route to host")
+            raise UnavailableError("no route to host")
         self.say("opened")
         return self
 

@@ -196,10 +196,10 @@ async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[st
     child = WorkerProcess("tests.htcondor_overlay.served_condor:weighed", *settings, env=directory.env)
     try:
         pool.submit(gpu_job(n=1))
-        await child.call("look", (A100,), deadline_s=30.0)
+        await child.call("poll", (A100,), deadline_s=30.0)
         few_kib = await child.call("peak_kib", deadline_s=5.0)
         pool.submit(gpu_job(n=5000))
-        view = await child.call("look", (A100,), deadline_s=30.0)
+        view = await child.call("poll", (A100,), deadline_s=30.0)
         many_kib = await child.call("peak_kib", deadline_s=5.0)
     finally:
         await child.close()

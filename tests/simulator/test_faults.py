@@ -66,7 +66,7 @@ WIRE = [
     Spell(Trouble.QUOTA, "kit", "start", to_s=60.0),
     Spell(Trouble.CAPACITY, "kit", "start", to_s=60.0),
     Spell(Trouble.THROTTLED, "kit", "start", to_s=60.0),
-    Spell(Trouble.BUG, "kit", "look", chance=0.5),
+    Spell(Trouble.BUG, "kit", "poll", chance=0.5),
     Spell(Trouble.BUG, "kit", "act", to_s=100.0),
     Spell(Trouble.ORDER_LOST, "kit", "act", to_s=100.0),
     Spell(Trouble.ORDER_HANGS, "kit", "act", to_s=100.0),
@@ -77,13 +77,13 @@ WIRE = [
     Spell(Trouble.LATE, "kit", "act", to_s=100.0, amount=90.0),
     Spell(Trouble.TWICE, "kit", "act", amount=30.0),
     Spell(Trouble.SLOW, "kit", amount=15.0),
-    Spell(Trouble.HANG, "kit", "look", 50.0, 250.0),
-    Spell(Trouble.HANG, OVERLAY, "look", 50.0, 250.0),
-    Spell(Trouble.DOWN, OVERLAY, "look", 50.0, 250.0),
+    Spell(Trouble.HANG, "kit", "poll", 50.0, 250.0),
+    Spell(Trouble.HANG, OVERLAY, "poll", 50.0, 250.0),
+    Spell(Trouble.DOWN, OVERLAY, "poll", 50.0, 250.0),
     Spell(Trouble.SLOW, OVERLAY, amount=7.0),
-    Spell(Trouble.BUG, OVERLAY, "look", chance=0.5),
-    Spell(Trouble.DOWN, OVERLAY, "admission", chance=0.5),
-    Spell(Trouble.HANG, OVERLAY, "admission", chance=0.3),
+    Spell(Trouble.BUG, OVERLAY, "poll", chance=0.5),
+    Spell(Trouble.DOWN, OVERLAY, "bootstrap", chance=0.5),
+    Spell(Trouble.HANG, OVERLAY, "bootstrap", chance=0.3),
     Spell(Trouble.ORDER_LOST, OVERLAY, "drain"),
     Spell(Trouble.REPLY_HANGS, OVERLAY, "drain"),
 ]
@@ -99,15 +99,15 @@ def test_each_trouble_of_the_wire_alone(spell: Spell, seed: int) -> None:
 
 
 LIES = [
-    Spell(Trouble.EMPTY, "kit", "look", 60.0, 90.0),
-    Spell(Trouble.PARTIAL, "kit", "look", 60.0, 85.0, amount=0.5),
-    Spell(Trouble.STALE, "kit", "look", 40.0, 65.0),
-    Spell(Trouble.FREE_WRONG, "kit", "look", amount=99.0),
-    Spell(Trouble.FREE_WRONG, "kit", "look", 60.0, 300.0, amount=0.0),
-    Spell(Trouble.UNKNOWN_STATES, "kit", "look", 30.0, 300.0),
-    Spell(Trouble.EMPTY, OVERLAY, "look", 60.0, 90.0),
-    Spell(Trouble.PARTIAL, OVERLAY, "look", 60.0, 200.0, amount=0.5),
-    Spell(Trouble.STALE, OVERLAY, "look", 40.0, 100.0),
+    Spell(Trouble.EMPTY, "kit", "poll", 60.0, 90.0),
+    Spell(Trouble.PARTIAL, "kit", "poll", 60.0, 85.0, amount=0.5),
+    Spell(Trouble.STALE, "kit", "poll", 40.0, 65.0),
+    Spell(Trouble.FREE_WRONG, "kit", "poll", amount=99.0),
+    Spell(Trouble.FREE_WRONG, "kit", "poll", 60.0, 300.0, amount=0.0),
+    Spell(Trouble.UNKNOWN_STATES, "kit", "poll", 30.0, 300.0),
+    Spell(Trouble.EMPTY, OVERLAY, "poll", 60.0, 90.0),
+    Spell(Trouble.PARTIAL, OVERLAY, "poll", 60.0, 200.0, amount=0.5),
+    Spell(Trouble.STALE, OVERLAY, "poll", 40.0, 100.0),
 ]
 
 
@@ -121,7 +121,7 @@ def test_each_lie_alone_costs_no_job_and_breaks_no_cap(spell: Spell, seed: int) 
 
 
 def test_a_collector_that_is_away_stops_and_starts_nothing() -> None:
-    away = Spell(Trouble.HANG, OVERLAY, "look", 100.0, 400.0)
+    away = Spell(Trouble.HANG, OVERLAY, "poll", 100.0, 400.0)
     outcome = kept(replace(calm(), jobs=calm().jobs + LATER, spells=(away,)))
     assert outcome.tally.attempts_lost == 0
     assert outcome.jobs_done == 18
@@ -206,6 +206,6 @@ def test_small_jobs_share_drones() -> None:
 
 @pytest.mark.parametrize("habit", ["never_joins", "hangs_in_check"])
 def test_a_pool_that_fails_one_look_in_ten_does_not_keep_bad_drones_alive(habit: str) -> None:
-    flaky = Spell(Trouble.BUG, OVERLAY, "look", chance=0.1)
+    flaky = Spell(Trouble.BUG, OVERLAY, "poll", chance=0.1)
     outcome = kept(replace(with_habits(calm(), **{habit: 0.5}), spells=(flaky,), limit_s=4 * 3600.0))
     assert outcome.ended_s < 3600.0

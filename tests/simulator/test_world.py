@@ -536,11 +536,11 @@ def test_listings_lie_as_told_and_the_truth_stays() -> None:
         assert len(world.bodies) == 3
 
     lies = [
-        Spell(Trouble.EMPTY, "kit", "look", 90.0, 110.0),
-        Spell(Trouble.PARTIAL, "kit", "look", 190.0, 220.0, amount=0.5),
-        Spell(Trouble.UNKNOWN_STATES, "kit", "look", 290.0, 310.0),
-        Spell(Trouble.STALE, "kit", "look", 390.0, 420.0),
-        Spell(Trouble.FREE_WRONG, "kit", "look", 590.0, 610.0, amount=99),
+        Spell(Trouble.EMPTY, "kit", "poll", 90.0, 110.0),
+        Spell(Trouble.PARTIAL, "kit", "poll", 190.0, 220.0, amount=0.5),
+        Spell(Trouble.UNKNOWN_STATES, "kit", "poll", 290.0, 310.0),
+        Spell(Trouble.STALE, "kit", "poll", 390.0, 420.0),
+        Spell(Trouble.FREE_WRONG, "kit", "poll", 590.0, 610.0, amount=99),
     ]
     in_world(script, spells=lies)
 
@@ -555,7 +555,7 @@ def test_a_collector_that_is_silent_does_not_stop_the_jobs() -> None:
         await asyncio.sleep(200.0)
         assert world.overlay.done == 2
 
-    in_world(script, jobs=jobs(2), spells=[Spell(Trouble.HANG, OVERLAY, "look", 40.0, 100.0)])
+    in_world(script, jobs=jobs(2), spells=[Spell(Trouble.HANG, OVERLAY, "poll", 40.0, 100.0)])
 
 
 def test_without_negotiation_nothing_starts() -> None:

@@ -75,7 +75,7 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
             tells_free: false
             quota: 9
         troubles:
-          - {trouble: down, where: cloud, verb: look, from: 1h, to: 2h, chance: 0.5}
+          - {trouble: down, where: cloud, verb: poll, from: 1h, to: 2h, chance: 0.5}
         blows:
           - {kind: downtime, where: cloud, at: 1d, for: 6h, notice: 1h}
         """,
@@ -90,7 +90,7 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
     steps = ((0.0, 2), (3600.0, 4), (86400.0, 2), (90000.0, 4))
     assert farm.series == OwnerSeries(steps, ("old", "new"), Victim.RANDOM, 10.0)
     assert not farm.tells_free and farm.quota == 9
-    assert plan.spells == (Spell(Trouble.DOWN, "cloud", "look", 3600.0, 7200.0, 0.5),)
+    assert plan.spells == (Spell(Trouble.DOWN, "cloud", "poll", 3600.0, 7200.0, 0.5),)
     assert plan.blows == (Blow(BlowKind.DOWNTIME, 86400.0, 21600.0, "cloud", notice_s=3600.0),)
     assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
 

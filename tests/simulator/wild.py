@@ -222,7 +222,7 @@ def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[Spell, ...]:
     of_overlay = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.HANG]
     chosen = [(t, rng.choice(facilities).name, 25.0) for t in of_sites if rng.random() < 0.4]
     chosen += [(t, OVERLAY, 60.0) for t in of_overlay if rng.random() < 0.3]
-    spells = [Spell(trouble, where, "look", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
+    spells = [Spell(trouble, where, "poll", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
     return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in spells)
 
 

@@ -64,7 +64,7 @@ class BindingsCluster:
         return await self._asked("submitters", tuple(projection))
 
     async def _asked(self, question: str, *args: object) -> Sequence[Ad]:
-        answer = await self._child("look").call(question, *args, deadline_s=self._config.deadline)
+        answer = await self._child("poll").call(question, *args, deadline_s=self._config.deadline)
         assert isinstance(answer, list)
         return answer
 

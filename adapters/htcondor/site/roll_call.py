@@ -16,7 +16,8 @@ class RollCall:
         self._seen_at: dict[str, float] = {}
 
     def notices(self, names: Iterable[str]) -> tuple[str, ...]:
-        """What to tell of the nodes that are listed now. SiteDown if none is, though there were some a while ago: no
+        """What to tell of the nodes that are listed now. UnavailableError if none is, though there were some a while
+        ago: no
         nodes at all would be read as a site that does not tell of them."""
         now, listed = self._clock(), set(names)
         lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}

@@ -100,7 +100,7 @@ class HTCondorSite:
     async def poll(self) -> SiteView:
         """All nodes, then everything of ours (ended drones for ``retain_finished``), then the owner's claims, asked
         in this
-        order. Nothing is changed by it; SiteDown if the nodes that were there a while ago are not listed."""
+        order. Nothing is changed by it; UnavailableError if the nodes that were there a while ago are not listed."""
         taken_at = time.time()
         site = await hardware(self._cluster, self._config.slot_max_age)
         missed = self._roll_call.notices(host.name for host in site.hosts) if self._on_nodes else ()

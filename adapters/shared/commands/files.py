@@ -52,7 +52,7 @@ async def put(
     """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
 
     Files by relative name, mode 0600, 0700 for those in ``executable``. It is there whole or not at all; putting the
-    same again does nothing. SiteDown if it cannot be done: a put may be tried again. ValueError for a bad name.
+    same again does nothing. UnavailableError if it cannot be done: a put may be tried again. ValueError for a bad name.
     """
     for name in files:
         if not _NAME.fullmatch(name) or ".." in name.split("/") or name.startswith(_MARK):
@@ -66,7 +66,7 @@ async def put(
 
 
 async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
-    """Take the directory away; one that is not there is no error. SiteDown if it cannot be done."""
+    """Take the directory away; one that is not there is no error. UnavailableError if it cannot be done."""
     done = await runner.run(["sh", "-c", _REMOVE, "remove", _checked(directory)], deadline_s=deadline_s)
     if done.code:
         raise UnavailableError(f"{directory} cannot be removed: {done.said}")

@@ -24,7 +24,7 @@ class Forward:
     async def connect(self, ends: Callable[[], Ends]) -> Ends:
         """A connection to the socket, as ``loop.create_unix_connection`` makes one.
 
-        The caller sets the deadline. SiteDown: there is no connection, and nothing was sent; SiteDenied as in
+        The caller sets the deadline. UnavailableError: there is no connection, and nothing was sent; AuthError as in
         :meth:`SshRunner.run`.
         """
         connection = await self._runner.connection()

@@ -49,9 +49,9 @@ class Runner(Protocol):
         """Run ``argv`` and wait for its end.
 
         Raises:
-            SiteDown: it certainly did not run (no connection, no such program).
+            UnavailableError: it certainly did not run (no connection, no such program).
             NoAnswer: it was started, and no exit status of its own came within ``deadline_s``.
-            SiteDenied: the host does not accept us, or we do not accept the host.
+            AuthError: the host does not accept us, or we do not accept the host.
         """
         ...
 

@@ -77,7 +77,8 @@ class SshRunner:
         return self._where
 
     async def connection(self) -> asyncssh.SSHClientConnection:
-        """The connection itself, for what is no command. SiteDown or SiteDenied, as in ``run``; the caller sets the
+        """The connection itself, for what is no command. UnavailableError or AuthError, as in ``run``; the caller
+        sets the
         deadline, and tells with ``worked`` that the connection was of use."""
         return (await self._linked()).hops[-1]
 

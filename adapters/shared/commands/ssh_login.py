@@ -25,7 +25,7 @@ async def login(
     settings: SshSettings, codes: Codes, lost: Callable[[], None]
 ) -> Sequence[asyncssh.SSHClientConnection]:
     """Connections to the jump host, if any, and through it to the login node, the last one. ``lost`` is called when
-    that one has ended. SiteDown or SiteDenied, with the repair; the caller sets the deadline."""
+    that one has ended. UnavailableError or AuthError, with the repair; the caller sets the deadline."""
     where = f"{settings.user}@{settings.host}"
     if not settings.known_hosts.is_file():
         raise AuthError(

@@ -25,7 +25,7 @@ class Reasons:
 
     @contextmanager
     def told(self, whom: str) -> Iterator[None]:
-        """Raises what went wrong with ``whom`` as SiteDenied or SiteDown."""
+        """Raises what went wrong with ``whom`` as AuthError or UnavailableError."""
         begun = self._size()
         try:
             yield

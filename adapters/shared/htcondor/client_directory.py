@@ -74,7 +74,8 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Take over the tokens as they are now, so that they can be rotated. SiteDenied if none can be read, SiteDown
+        """Take over the tokens as they are now, so that they can be rotated. AuthError if none can be read,
+        UnavailableError
         if there is no writing here."""
         wanted = self._wanted()
         try:
@@ -104,7 +105,7 @@ class ClientDirectory:
                 file.unlink()
 
     def identities(self, issuer: str) -> tuple[str, ...]:
-        """Return the identities that our tokens of ``issuer`` name, sorted. SiteDenied if no token can be read."""
+        """Return the identities that our tokens of ``issuer`` name, sorted. AuthError if no token can be read."""
         return tuple(sorted({each for token in self._wanted().values() if (each := _identity(token, issuer))}))
 
     def _wanted(self) -> Mapping[str, str]:
