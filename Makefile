@@ -18,7 +18,8 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv dev demo test test-matrix test-quick lint types contracts condor slurm openstack pyslurm bench \
+P ?= planner
+.PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-hostile bench-worlds mutants docs check-docs build clean
 
 help:  ## this list
@@ -45,8 +46,22 @@ test-matrix: condor slurm openstack pyslurm  ## what `make test` leaves out: sit
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
 	$(PYTEST) -m "not live and not slow" tests
 
+t: dev  ## the unit tests of one package: make t P=planner
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not live and not slow" tests/$(P)
+
+# What changed last decides: a file of provisioner/planner runs tests/planner. It polls, since inotify needs a package.
+watch: dev  ## run the unit tests of a package again whenever one of its files changes
+	$(BIN)/python -m tests.watch
+
 lint: dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python -m tests.budget
+
+format: dev  ## lay out all code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 types: dev
 	$(BIN)/mypy

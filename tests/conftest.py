@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,13 @@ for name in [name for name in os.environ if name.startswith(("_CONDOR_", "CONDOR
     del os.environ[name]
 for name in ("PROVISIONER_CONFIG", "PROVISIONER_STORE", "PROVISIONER_OUTPUT"):
     os.environ.pop(name, None)
+
+
+# A shell that starts the tests in the background ignores SIGINT and SIGQUIT, and nohup ignores SIGHUP. Every process
+# that a test starts would inherit that. A handler ends with exec, an ignored signal does not.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 # CI judges the change, not its luck: there each property test draws the same examples every time. And how long one
