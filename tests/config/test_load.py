@@ -79,7 +79,7 @@ class Config(BaseModel):
     project: str = Field(json_schema_extra={"places_drones": True})
 class Cloud:
     Config = Config
-    def look(self): ...
+    def poll(self): ...
     def start(self): ...
     def stop(self): ...
 """
@@ -298,7 +298,7 @@ def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None
 
     assert check(file) == []
     [warning] = load(file).warnings
-    assert str(warning) == f"{tmp_path}/sites/big.yaml:8:72: {text}"
+    assert str(warning) == f"{tmp_path}/sites/big.yaml:8:85: {text}"
     assert warnings(tmp_path / "sites/big.yaml") == [warning]
     assert warnings(tmp_path / "sites/one.yaml") == []
 
