@@ -1,8 +1,8 @@
 """Words at the edge: one English line per reason with its numbers, words for states, times, ages and sizes.
 
-Pure: a line depends on the reason alone. Times are ISO-8601 in UTC (but see :func:`local_times`), ages short
-(``3d4h``). Text that comes from a site or the pool is untrusted and passes :func:`clean`, so that no control sequence
-ever reaches a terminal.
+A line depends on the reason alone. Times are ISO-8601 in UTC (but see :func:`local_times`), ages short (``3d4h``).
+Text that comes from a site or the pool is untrusted and passes :func:`sanitize`: no control sequence reaches
+a terminal.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def count(number_of: int, noun: str, plural: str = "") -> str:
     return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
 
 
-def clean(text: str, most: int = 0) -> str:
+def sanitize(text: str, most: int = 0) -> str:
     """``text`` on one line without control, format or undecodable characters; cut to ``most`` characters if given."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(_visible(c) for c in text)
@@ -147,9 +147,9 @@ def _visible(char: str) -> str:
             return char
 
 
-def told(text: str) -> str:
+def excerpt(text: str) -> str:
     """What a site or the pool says, for people: cleaned, cut to :data:`SHORT_TEXT`, a drone's last words decoded."""
-    return clean(_last_words(text), SHORT_TEXT).strip()
+    return sanitize(_last_words(text), SHORT_TEXT).strip()
 
 
 _OUTCOME = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
@@ -170,7 +170,7 @@ def _decoded(outcome: re.Match[str]) -> str:
 
 def _told(text: str, joint: str = ": ") -> str:
     """Foreign text as a tail of a sentence, if there is any."""
-    text = told(text)
+    text = excerpt(text)
     return f"{joint}{text}" if text else ""
 
 
@@ -187,7 +187,7 @@ def _in_gib(text: str) -> str:
 
 def _q(text: str) -> str:
     """A foreign name within a sentence."""
-    return clean(text, SHORT_TEXT).strip() or "?"
+    return sanitize(text, SHORT_TEXT).strip() or "?"
 
 
 # -------------------------------------------------------------------------------------------------------------- states
@@ -267,7 +267,7 @@ def mode_words(mode: DrainMode) -> str:
 # ------------------------------------------------------------------------------------------------------------- reasons
 
 
-def say(reason: Reason) -> str:
+def describe(reason: Reason) -> str:
     """One line for people, with the numbers of the reason; never longer than a few foreign texts of 200 characters."""
     match reason:
         # what happened to a drone
@@ -511,7 +511,7 @@ def idle_words(by: str) -> str:
     return _IDLE_WORDS.get(by, "")
 
 
-def tier(reason: Reason) -> Category:
+def category(reason: Reason) -> Category:
     """What kind of answer the reason is."""
     match reason:
         case (

@@ -101,7 +101,7 @@ def _confirm(demand: Demand, chosen: list[DroneId], yes: bool) -> None:
     question = f"{demand.verb} {formatting.count(len(chosen), 'drone')}: {named(chosen)}?"
     if not sys.stdin.isatty():
         raise Failure(question, "not a terminal to ask at: say --yes to do it", code=Exit.USAGE)
-    if not typer.confirm(formatting.clean(question), err=True):
+    if not typer.confirm(formatting.sanitize(question), err=True):
         raise Failure("nothing was asked for")
 
 

@@ -91,14 +91,14 @@ def check(
         lost, drained = against_record(settings, where.store or settings.store.path)
         problems, found_odd = [*problems, *lost], [*found_odd, *drained]
     if show.output.for_people:
-        sys.stdout.write("".join(f"{formatting.clean(str(p))}\n" for p in problems))
+        sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
         sys.stdout.flush()
     elif problems or not live:
         present(show, lambda: Listing(SCHEMA, columns(), problems, str))
     if problems:
         raise Failure(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
     for warning in found_odd:
-        note(formatting.clean(str(warning)))
+        note(formatting.sanitize(str(warning)))
     note(f"{target}: no problem")
     if live:
         _check_live(target, show)

@@ -25,7 +25,9 @@ def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[
 
         live = SqlReader(path).drones()
     except (OSError, StoreError) as error:
-        why = f"warning: not compared with the drones on record: {formatting.clean(str(error), formatting.SHORT_TEXT)}"
+        why = (
+            f"warning: not compared with the drones on record: {formatting.sanitize(str(error), formatting.SHORT_TEXT)}"
+        )
         return [], [_problem(settings.path, ("store", "path"), why)]
     return [*_renamed(settings, live), *_removed(settings, live)], _without_type(settings, live)
 

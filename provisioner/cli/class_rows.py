@@ -106,7 +106,7 @@ _WEIGHTS = {
 
 def weight(reason: Reason) -> int:
     """Order of reasons: what a person must change comes before what only takes time."""
-    return _WEIGHTS[formatting.tier(reason)]
+    return _WEIGHTS[formatting.category(reason)]
 
 
 def why(row: ClassRow) -> str:
@@ -114,9 +114,9 @@ def why(row: ClassRow) -> str:
     job = row.job
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
-        return formatting.say(row.reasons[0]) + more
+        return formatting.describe(row.reasons[0]) + more
     if job.invalid:
-        return formatting.clean(job.invalid, formatting.SHORT_TEXT)
+        return formatting.sanitize(job.invalid, formatting.SHORT_TEXT)
     if not job.waiting and not job.fresh:
         return "nothing waits"
     return "no plan on record speaks of it yet"

@@ -52,10 +52,12 @@ def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> Listi
         scope = "no tick is on record yet"
     elif views.overlay.view is None:
         message = views.overlay.fault.message if views.overlay.fault else "?"
-        scope = f"the overlay was never seen: {formatting.clean(message)}"
+        scope = f"the overlay was never seen: {formatting.sanitize(message)}"
     else:
         fault = (
-            f"; newest look failed: {formatting.clean(views.overlay.fault.message, 120)}" if views.overlay.fault else ""
+            f"; newest look failed: {formatting.sanitize(views.overlay.fault.message, 120)}"
+            if views.overlay.fault
+            else ""
         )
         idle = sum(r.job.waiting + r.job.fresh for r in rows)
         only = " with waiting jobs" if waiting else ""

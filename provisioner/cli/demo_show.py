@@ -100,7 +100,11 @@ def _jobs(shapes: Sequence[ShapeNow]) -> Table:
             str(now.done),
             str(now.running),
             str(now.waiting),
-            Text(formatting.say(now.why) if now.why else "", style="" if now.shape.fits else "yellow", overflow="fold"),
+            Text(
+                formatting.describe(now.why) if now.why else "",
+                style="" if now.shape.fits else "yellow",
+                overflow="fold",
+            ),
         )
     return table
 
@@ -138,7 +142,7 @@ def line(step: Transition, scene: Scene) -> Text:
         (f"{at:5.1f} s  ", "dim"),
         f"{step.drone_id}  ",
         (f"{step.state:<15}", STYLES.get(step.state, "cyan")),
-        formatting.say(reason),
+        formatting.describe(reason),
         overflow="ellipsis",
         no_wrap=True,
     )
@@ -196,7 +200,7 @@ def _job_summary(scene: Scene) -> Table:
             str(now.shape.count - now.done),
             f"{sum(waits) / len(waits):.1f} s" if waits else "-",
             f"{max(waits):.1f} s" if waits else "-",
-            Text(formatting.say(now.why) if now.why else "", overflow="fold"),
+            Text(formatting.describe(now.why) if now.why else "", overflow="fold"),
         )
     return table
 

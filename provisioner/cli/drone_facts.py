@@ -93,7 +93,7 @@ def _fact(column: Column[Drone], now: float) -> Column[Drone]:
     if column.key == "node":
         return replace(column, level=0, head=title, show=None)
     if column.key == "site_reason":
-        return replace(column, level=0, head=title, show=lambda d: formatting.told(d.site_reason))
+        return replace(column, level=0, head=title, show=lambda d: formatting.excerpt(d.site_reason))
     return replace(column, level=0, head=title)
 
 

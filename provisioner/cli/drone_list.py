@@ -56,7 +56,7 @@ def drone_listing(reader: Reader, which: Which, now: float, *, reasons: bool = F
 
 def _why(reader: Reader, drone: Drone) -> str:
     history = reader.history(drone.id)
-    return formatting.say(history[-1].reason) if history else ""
+    return formatting.describe(history[-1].reason) if history else ""
 
 
 def _scope(reader: Reader, found: Sequence[Drone], which: Which) -> str:

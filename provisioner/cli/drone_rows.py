@@ -38,7 +38,7 @@ def in_brief(drone: Drone, now: float) -> str:
     parts = []
     if not drone.state.ended:
         if drone.drain_refusal:
-            parts.append(f"drain refused, takes jobs still: {formatting.told(drone.drain_refusal)}")
+            parts.append(f"drain refused, takes jobs still: {formatting.excerpt(drone.drain_refusal)}")
         if drone.missing_at:
             parts.append(f"missing at the site for {formatting.ago(drone.missing_at, now)}")
         if drone.unslotted_at:
@@ -52,7 +52,7 @@ def in_brief(drone: Drone, now: float) -> str:
     elif drone.lost_gpu_s or drone.lost_jobs:
         parts.append(f"lost {lost(drone)}")
     if drone.site_reason:
-        parts.append(formatting.told(drone.site_reason))
+        parts.append(formatting.excerpt(drone.site_reason))
     return "; ".join(parts)
 
 
@@ -233,6 +233,6 @@ def history_columns(now: float) -> tuple[Column[Step], ...]:
             right=True,
         ),
         whole("tick", lambda s: s[0].tick, "Number of the tick.", level=1),
-        words("text", lambda s: formatting.say(s[0].reason), "Why, in words.", level=0, head="WHY", least=20),
+        words("text", lambda s: formatting.describe(s[0].reason), "Why, in words.", level=0, head="WHY", least=20),
         Column[Step]("reason", lambda s: to_plain(s[0].reason, Reason), "Why, as data.", kind="object"),
     )

@@ -115,10 +115,10 @@ def _must_be_known(reader: Reader, users: Sequence[str], sites: Sequence[str]) -
     for name in sites:
         if name not in places:
             raise Failure(
-                f"nothing is known of site {formatting.clean(name, 80)}; known: {named(sorted(places)) or 'none'}"
+                f"nothing is known of site {formatting.sanitize(name, 80)}; known: {named(sorted(places)) or 'none'}"
             )
 
 
 def _user_must_be_known(experience: EstimateSamples, name: str) -> None:
     if not any(owner_of(key) == name for key in experience.runs):
-        raise Failure(f"nothing is known of the jobs of user {formatting.clean(name, 80)}")
+        raise Failure(f"nothing is known of the jobs of user {formatting.sanitize(name, 80)}")

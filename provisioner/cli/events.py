@@ -42,7 +42,7 @@ class Happening:
     @property
     def text(self) -> str:
         if self.step is not None:
-            return formatting.say(self.step.reason)
+            return formatting.describe(self.step.reason)
         fields = self.event.fields if self.event else {}
         return ", ".join(f"{key} {value}" for key, value in fields.items())
 
@@ -139,7 +139,7 @@ def age_s(text_: str) -> float:
 
     found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text_.strip())
     if not text_.strip() or found is None:
-        raise Failure(f"{formatting.clean(text_, 40)!r} is not an age: write 45s, 30m, 1h30m or 2d", code=Exit.USAGE)
+        raise Failure(f"{formatting.sanitize(text_, 40)!r} is not an age: write 45s, 30m, 1h30m or 2d", code=Exit.USAGE)
     days, hours, minutes, rest = (int(n or 0) for n in found.groups())
     return float(days * 86400 + hours * 3600 + minutes * 60 + rest)
 
@@ -206,10 +206,10 @@ def _write(found: list[Happening], show: Show, page: Page) -> None:
         match show.output:
             case Format.TABLE | Format.WIDE:
                 drone = f"{happening.step.drone_id} " if happening.step else ""
-                line = formatting.clean(f"{formatting.iso(happening.at)}  {drone}{happening.name}: {happening.text}")
+                line = formatting.sanitize(f"{formatting.iso(happening.at)}  {drone}{happening.name}: {happening.text}")
                 print(line if page.width is None else table.shorten(line, page.width))
             case Format.NAME:
-                print(formatting.clean(happening.name))
+                print(formatting.sanitize(happening.name))
             case _:
                 print(dumps({c.key: c.of(happening) for c in known}))
     sys.stdout.flush()

@@ -111,11 +111,11 @@ def _job(reader: Reader, text: str) -> Document:
     views, classes = _classes(reader)
     job = job_ids.parse(text)
     if job is None:
-        raise Failure(f"{formatting.clean(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+        raise Failure(f"{formatting.sanitize(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
     found = job_ids.classes_of(job, classes)
     match found:
         case [one]:
-            return _explained(reader, views, one, f"job {formatting.clean(text, 80)}")
+            return _explained(reader, views, one, f"job {formatting.sanitize(text, 80)}")
         case []:
             from provisioner.cli.explain_job import job_document, known_job
 
@@ -125,7 +125,7 @@ def _job(reader: Reader, text: str) -> Document:
             return job_document(known)
         case _:
             raise Failure(
-                f"job {formatting.clean(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
+                f"job {formatting.sanitize(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
                 "say the whole id (schedd#cluster.process), or explain the class",
             )
 
@@ -137,7 +137,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     assert views.overlay.view is not None
     when = formatting.ago(views.overlay.view.taken_at, time.time())
     lines = [
-        f"job {formatting.clean(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running "
+        f"job {formatting.sanitize(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running "
         "nor held, and it was not done in the last 7 days. It may be too new, removed, or in a queue that is not "
         "looked at"
     ]
@@ -146,7 +146,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     cut = [c.id for c in classes if job_ids.shortened(c.job_ids)]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
-    known = [f"{c.id} ({formatting.clean(c.job_ids, 40)})" for c in classes if c.job_ids]
+    known = [f"{c.id} ({formatting.sanitize(c.job_ids, 40)})" for c in classes if c.job_ids]
     if known:
         lines.append(f"classes with idle jobs: {named(known)}")
     return lines
@@ -159,13 +159,13 @@ def _class(reader: Reader, class_id: str) -> Document:
     classes += virtual_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
-            return _explained(reader, views, job, f"class {formatting.clean(job.id, 80)}")
+            return _explained(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
     from difflib import get_close_matches
 
     ids = [c.id for c in classes]
     near = get_close_matches(class_id[:200], ids, n=3, cutoff=0.4) or ids[:3]
     raise Failure(
-        f"no job class {formatting.clean(class_id, 80)} in the newest look"
+        f"no job class {formatting.sanitize(class_id, 80)} in the newest look"
         + (f"; nearest: {named(near)}" if near else "; there is none at all")
     )
 
@@ -175,7 +175,7 @@ def _classes(reader: Reader) -> tuple[Views, list[JobClass]]:
     if views is None:
         raise Failure("no tick is on record yet: `provisioner run` makes the first")
     if views.overlay.view is None:
-        fault = formatting.clean(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
+        fault = formatting.sanitize(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
         raise Failure(f"the overlay was never seen: {fault}")
     return views, list(views.overlay.view.classes)
 

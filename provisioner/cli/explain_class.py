@@ -83,12 +83,12 @@ def _said_columns() -> tuple[Column[Said], ...]:
     return (
         Column[Said](
             "tier",
-            lambda s: formatting.tier(s.reason).value,
+            lambda s: formatting.category(s.reason).value,
             "Kind of answer.",
             level=0,
             choices=tuple(formatting.Category),
         ),
-        words("text", lambda s: formatting.say(s.reason), "In words.", level=0, head="WHY", least=30),
+        words("text", lambda s: formatting.describe(s.reason), "In words.", level=0, head="WHY", least=30),
         Column[Said]("reason", lambda s: to_plain(s.reason, Reason), "As data.", kind="object"),
     )
 

@@ -94,7 +94,7 @@ def _facts(now: float) -> tuple[Column[Explained], ...]:
         ),
         text(
             "text",
-            lambda e: formatting.say(e.newest.reason) if e.newest else "",
+            lambda e: formatting.describe(e.newest.reason) if e.newest else "",
             "Why it is in its state, in words.",
             level=0,
             head="because",

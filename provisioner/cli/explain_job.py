@@ -59,7 +59,7 @@ def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: 
 def job_document(known: KnownJob) -> Document:
     """Return the document of ``explain job`` for a job that does not wait."""
     return Document(
-        SCHEMA, Listing("", _columns(), [known], lambda k: k.job), scope=f"job {formatting.clean(known.job, 80)}"
+        SCHEMA, Listing("", _columns(), [known], lambda k: k.job), scope=f"job {formatting.sanitize(known.job, 80)}"
     )
 
 

@@ -129,7 +129,7 @@ def _source(path: Path) -> Source:
 def _refusal(documents: list[Document]) -> Failure:
     problems = [problem for document in documents for problem in document.problems]
     return Failure(
-        *(formatting.clean(str(p)) for p in problems),
+        *(formatting.sanitize(str(p)) for p in problems),
         f"{formatting.count(len(problems), 'problem')}: nothing is written",
         code=Exit.UNMET,
     )

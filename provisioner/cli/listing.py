@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 
 Row = TypeVar("Row")
 
@@ -63,14 +63,14 @@ class Column(Generic[Row]):
 
 def _text(value: Cell) -> str:
     if isinstance(value, str):
-        return (value if value.isascii() and value.isprintable() else clean(value)) or "-"
+        return (value if value.isascii() and value.isprintable() else sanitize(value)) or "-"
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Sequence):
-        return ", ".join(clean(str(v)) for v in value) or "-"
-    return clean(str(value))
+        return ", ".join(sanitize(str(v)) for v in value) or "-"
+    return sanitize(str(value))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from provisioner.cli import table
 from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.forms import Format, Pick, Show
 from provisioner.cli.listing import Cell, Column, Document, Listing
-from provisioner.formatting import clean, iso
+from provisioner.formatting import iso, sanitize
 
 Row = TypeVar("Row")
 Answer = Listing[Any] | Document
@@ -50,7 +50,7 @@ def _columns_wanted() -> int | None:
 def note(*lines: str) -> None:
     """Tell the person at the terminal, on stderr."""
     for line in lines:
-        print(clean(line), file=sys.stderr)
+        print(sanitize(line), file=sys.stderr)
 
 
 def present(show: Show, make: Callable[[], Answer]) -> None:
@@ -187,7 +187,7 @@ def _write_listing(listing: Listing[Any], show: Show, page: Page, out: TextIO) -
             text = table.lines(shown, listing.rows, width=page.width, header=not show.no_header, color=page.color)
             out.write("".join(f"{line}\n" for line in text))
         case Format.NAME:
-            out.write("".join(f"{clean(listing.name(row))}\n" for row in listing.rows))
+            out.write("".join(f"{sanitize(listing.name(row))}\n" for row in listing.rows))
         case Format.CSV:
             _write_csv(columns or listing.columns, listing.rows, show, out)
         case Format.JSONL:
@@ -243,7 +243,7 @@ def _csv_cell(value: Cell) -> str | int | float:
         case bool():
             return "true" if value else "false"
         case str():
-            return clean(value)
+            return sanitize(value)
         case int() | float():
             return value
         case _:
@@ -297,7 +297,7 @@ def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> 
         case Format.JSONL:
             out.write(dumps(document.plain()) + "\n")
         case Format.NAME:
-            (name,) = [clean(document.facts.name(row)) for row in document.facts.rows]
+            (name,) = [sanitize(document.facts.name(row)) for row in document.facts.rows]
             if not name:
                 raise Failure("name is for lists; this answer takes table, wide, json, jsonl, yaml", code=Exit.USAGE)
             out.write(f"{name}\n")

@@ -33,30 +33,36 @@ class PlanRow:
 def plan_rows(plan: Plan) -> list[PlanRow]:
     """Actions first, then what was learned, then what is not done and why."""
     rows = []
-    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, formatting.say(s.reason))):
+    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, formatting.describe(s.reason))):
         rows.append(PlanRow("start", kind, len(starts), starts[0].reason, why, tuple(s.drone.id for s in starts)))
     for drain in plan.drains:
-        how = f"{drain.mode.value}: {formatting.say(drain.reason)}"
+        how = f"{drain.mode.value}: {formatting.describe(drain.reason)}"
         rows.append(PlanRow("drain", drain.drone.type, 1, drain.reason, how, (drain.drone.id,)))
     for stop in plan.stops:
-        how = ("without notice: " if stop.kill else "") + formatting.say(stop.reason)
+        how = ("without notice: " if stop.kill else "") + formatting.describe(stop.reason)
         rows.append(PlanRow("stop", stop.drone.type, 1, stop.reason, how, (stop.drone.id,)))
     for orphan in plan.orphans:
         rows.append(
-            PlanRow("stop-orphan", orphan.site, 1, orphan.reason, formatting.say(orphan.reason), (orphan.drone_id,))
+            PlanRow(
+                "stop-orphan", orphan.site, 1, orphan.reason, formatting.describe(orphan.reason), (orphan.drone_id,)
+            )
         )
     for move in plan.moves:
-        step = f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {formatting.say(move.reason)}"
+        step = (
+            f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {formatting.describe(move.reason)}"
+        )
         rows.append(PlanRow("move", move.drone.type, 1, move.reason, step, (move.drone.id,)))
     for breaker in plan.breakers:
         rows.append(PlanRow("breaker", breaker.scope, 1, None, _breaker(breaker)))
     for refusal in plan.refusals:
-        rows.append(PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, formatting.say(refusal.reason)))
+        rows.append(
+            PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, formatting.describe(refusal.reason))
+        )
     return rows
 
 
 def _breaker(breaker: Breaker) -> str:
-    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
     return f"{breaker.state.value}{until}, {formatting.breaker_words(breaker.state)}{why}"
 

@@ -57,9 +57,9 @@ def _parse_and_run(argv: Sequence[str] | None) -> int:
 
 
 def _tell(*lines: str, code: Exit) -> int:
-    from provisioner.formatting import clean
+    from provisioner.formatting import sanitize
 
-    first, *rest = [clean(part) for line in lines for part in line.splitlines()] or ["failed"]
+    first, *rest = [sanitize(part) for line in lines for part in line.splitlines()] or ["failed"]
     print(f"provisioner: {first}", file=sys.stderr)
     for line in rest:
         print(f"  {line}", file=sys.stderr)

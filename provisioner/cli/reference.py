@@ -152,7 +152,7 @@ def reasons_page() -> str:
     for tier, (title, words) in TIER_WORDS.items():
         lines += ["", f"## {title}", ""]
         lines += [words, ""] if words else []
-        for example in (e for e in EXAMPLES if formatting.tier(e) is tier):
+        for example in (e for e in EXAMPLES if formatting.category(e) is tier):
             lines += _reason(example)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -166,7 +166,7 @@ def _reason(example: reasons.Reason) -> list[str]:
         "",
         *([" ".join(meaning.split()), ""] if has_meaning else []),
         *([f"Fields: {named}.", ""] if named else []),
-        f"> {formatting.say(example)}",
+        f"> {formatting.describe(example)}",
         "",
     ]
 

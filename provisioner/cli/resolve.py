@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from provisioner.cli.exits import Failure
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 from provisioner.model import DroneId
 from provisioner.store import Reader
 
@@ -19,10 +19,10 @@ def the_drone(reader: Reader, any_id: str) -> DroneId:
     if len(found) == 1:
         return found[0]
     if found:
-        raise Failure(f"{clean(any_id, 80)} means {len(found)} drones: {named(found)}")
+        raise Failure(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")
     near = nearest(reader, any_id)
     candidates = f"; nearest: {named(near)}" if near else ""
-    raise Failure(f"no drone is known by {clean(any_id, 80) or 'an empty id'}{candidates}")
+    raise Failure(f"no drone is known by {sanitize(any_id, 80) or 'an empty id'}{candidates}")
 
 
 def nearest(reader: Reader, any_id: str) -> list[str]:
@@ -48,10 +48,10 @@ def no_site(name: str, known: Sequence[str]) -> Failure:
     """What to say of a site that is not on record."""
     near = get_close_matches(name[:200], known, n=1)
     instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
-    return Failure(f"no site `{clean(name, 80)}` on record; {instead}")
+    return Failure(f"no site `{sanitize(name, 80)}` on record; {instead}")
 
 
 def named(ids: Sequence[str]) -> str:
     """A few of many ids, with how many more there are."""
-    shown = ", ".join(clean(i, 80) for i in ids[:MOST_NAMED])
+    shown = ", ".join(sanitize(i, 80) for i in ids[:MOST_NAMED])
     return shown + (f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else "")

@@ -357,7 +357,7 @@ def site_note(row: SiteRow, now: float) -> str:
     """What is out of the ordinary with a site, trouble first."""
     parts = []
     if row.reading and row.reading.fault:
-        parts.append(f"look failed ({row.reading.fault.kind.value}): {formatting.told(row.reading.fault.message)}")
+        parts.append(f"look failed ({row.reading.fault.kind.value}): {formatting.excerpt(row.reading.fault.message)}")
     if row.policy is None:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
@@ -373,13 +373,13 @@ def site_note(row: SiteRow, now: float) -> str:
     view = row.view
     if view and view.downtime_at:
         parts.append(f"downtime from {formatting.iso(view.downtime_at)}")
-    parts += [formatting.clean(n, 120) for n in ((*view.notices, *view.remarks) if view else ())]
+    parts += [formatting.sanitize(n, 120) for n in ((*view.notices, *view.remarks) if view else ())]
     return "; ".join(parts)
 
 
 def _breaker_note(breaker: Breaker, now: float) -> str:
     left = f" for {formatting.age(breaker.until - now)}" if breaker.until > now else ""
-    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     if breaker.class_id:  # the type is open to all others
         return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
     return f"{breaker.scope} {breaker.state.value}{left}{why}"

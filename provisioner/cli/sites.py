@@ -115,7 +115,7 @@ def _must_be_a_type(reader: Reader, key: str) -> None:
     views = reader.views()
     known = sorted(str(t.key) for t in views.types) if views else []
     if views is not None and key not in known:
-        raise Failure(f"no drone type `{formatting.clean(key, 80)}`; known: {named(known) or 'none'}")
+        raise Failure(f"no drone type `{formatting.sanitize(key, 80)}`; known: {named(known) or 'none'}")
 
 
 def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:

@@ -127,7 +127,7 @@ def _check(where: Where) -> int:
         failure = failure_of(error)
         if failure is None:
             raise
-        print(formatting.clean(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
+        print(formatting.sanitize(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
         return UNKNOWN
     idle = sum(c.waiting + c.fresh for c in facts.waiting)
     interval_s = formatting.ago(views.at, now) if views else "-"

@@ -79,11 +79,11 @@ def _mib(text: str) -> int:
         return int(TypeAdapter(Size).validate_python(text))
     except ValidationError as error:
         what = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise Failure(f"{formatting.clean(text, 40)!r}: {what}", code=Exit.USAGE) from None
+        raise Failure(f"{formatting.sanitize(text, 40)!r}: {what}", code=Exit.USAGE) from None
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
     wrong = [p for p in pairs if "=" not in p]
     if wrong:
-        raise Failure(f"--env {formatting.clean(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
+        raise Failure(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
     return {name: value for name, _, value in (p.partition("=") for p in pairs)}

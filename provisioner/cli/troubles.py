@@ -176,7 +176,7 @@ def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
     overlay = facts.views.overlay
     age = f", the newest is {formatting.ago(overlay.view.taken_at, facts.now)} old" if overlay.view else ""
     if overlay.fault is not None:
-        yield _critical("view-failed", "overlay", f"pool not visible{age}: {formatting.told(overlay.fault.message)}")
+        yield _critical("view-failed", "overlay", f"pool not visible{age}: {formatting.excerpt(overlay.fault.message)}")
     elif overlay.view is None or facts.now - overlay.view.taken_at > facts.views.policy.overlay_max_age_s:
         yield _critical("view-old", "overlay", f"pool not seen lately{age}: nothing is decided on so old a view")
     for name, policy in sorted(facts.views.policy.sites.items()):
@@ -184,7 +184,7 @@ def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
         view = reading.view if reading else None
         age = f", the newest view is {formatting.ago(view.taken_at, facts.now)} old" if view else ""
         if reading is not None and reading.fault is not None:
-            message = f"site cannot be listed{age}: {formatting.told(reading.fault.message)}"
+            message = f"site cannot be listed{age}: {formatting.excerpt(reading.fault.message)}"
             yield _warning("view-failed", f"site:{name}", message)
         elif view is None or facts.now - view.taken_at > policy.view_max_age_s:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
@@ -194,7 +194,9 @@ def _types_unfit(facts: Facts) -> Iterator[Trouble]:
     for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in reading.view.unfit.items() if reading.view else ():
             advice = "Change the type in the site's file"
-            yield _warning("unfit", f"type:{name}/{kind}", f"can never start there: {formatting.told(lack)}. {advice}")
+            yield _warning(
+                "unfit", f"type:{name}/{kind}", f"can never start there: {formatting.excerpt(lack)}. {advice}"
+            )
 
 
 def _notices(facts: Facts) -> Iterator[Trouble]:
@@ -208,7 +210,7 @@ def _notices(facts: Facts) -> Iterator[Trouble]:
             ("remark", Severity.NOTE, view.remarks if view else ()),
         ):
             for line in lines[:MOST_NOTICES]:
-                yield Trouble(severity, kind, subject, formatting.told(line))
+                yield Trouble(severity, kind, subject, formatting.excerpt(line))
             if len(lines) > MOST_NOTICES:
                 more = f"{len(lines) - MOST_NOTICES} more {kind}s: `provisioner status -o json`"
                 yield Trouble(severity, kind, subject, more)
@@ -248,7 +250,7 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
         if of_type and fault is not None and fault.kind in _NORMAL:
             continue
         until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-        why = f" ({fault.kind.value}): {formatting.told(fault.message)}" if fault else ""
+        why = f" ({fault.kind.value}): {formatting.excerpt(fault.message)}" if fault else ""
         advice = f". After the repair: `{_reset(breaker.scope)}`" if breaker.state is BreakerState.BANNED else ""
         subject = f"type:{breaker.scope}" if of_type else f"site:{breaker.scope}"
         state = {BreakerState.BANNED: "not used", BreakerState.PROBING: "tried with one drone"}.get(
@@ -259,7 +261,7 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
 
 def _of_class(breaker: Breaker) -> str:
     until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     return f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{why}"
 
 
@@ -267,17 +269,16 @@ def _of_node(breaker: Breaker) -> str:
     site, _, node = breaker.scope.partition("@")
     until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
     state = f"avoided{until}" if until else "watched"
-    why = f": {formatting.told(breaker.fault.message)}" if breaker.fault else ""
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     drones = formatting.count(breaker.failures, "drone")
-    return (
-        f"node {formatting.clean(node, 80)} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
-    )
+    name = formatting.sanitize(node, 80)
+    return f"node {name} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
 
 
 def _reset(scope: str) -> str:
     site, _, kind = scope.partition("/")
-    return f"provisioner sites reset {formatting.clean(site, 80)}" + (
-        f" --type {formatting.clean(kind, 80)}" if kind else ""
+    return f"provisioner sites reset {formatting.sanitize(site, 80)}" + (
+        f" --type {formatting.sanitize(kind, 80)}" if kind else ""
     )
 
 
@@ -309,13 +310,15 @@ def _events_recent(facts: Facts) -> Iterator[Trouble]:
 def _of_event(event: Event, now: float) -> str:
     fields = [str(v) for k, v in event.fields.items() if k != "drone"]
     what = _EVENT_WORDS.get(event.name, event.name)
-    return f"{what} ({formatting.ago(event.at, now)} ago): {formatting.clean('; '.join(fields), formatting.SHORT_TEXT)}"
+    return (
+        f"{what} ({formatting.ago(event.at, now)} ago): {formatting.sanitize('; '.join(fields), formatting.SHORT_TEXT)}"
+    )
 
 
 def _drains_refused(facts: Facts) -> Iterator[Trouble]:
     for drone in facts.live:
         if drone.drain_refusal:
-            said = f"drain refused, it goes on taking jobs: {formatting.told(drone.drain_refusal)}"
+            said = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
             yield _warning("drain-refused", f"drone:{drone.id}", said)
 
 
@@ -327,7 +330,7 @@ def _drones_failed(facts: Facts) -> Iterator[Trouble]:
     for kind, drones in sorted(failed.items()):
         if len(drones) >= FAILED_DRONES:
             last = max(drones, key=lambda d: d.ended_at)
-            why = f", the last: {formatting.told(last.site_reason)}" if last.site_reason else ""
+            why = f", the last: {formatting.excerpt(last.site_reason)}" if last.site_reason else ""
             yield _warning(
                 "drones-failed",
                 f"type:{kind}",
@@ -338,20 +341,20 @@ def _drones_failed(facts: Facts) -> Iterator[Trouble]:
 def _brakes(facts: Facts) -> Iterator[Trouble]:
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
-        yield _warning(reason.kind, "controller", formatting.say(reason))
+        yield _warning(reason.kind, "controller", formatting.describe(reason))
 
 
 def _hopeless_classes(facts: Facts) -> Iterator[Trouble]:
     said = reasons_by_class(facts.plan)
     hopeless = (formatting.Category.CONFIGURATION, formatting.Category.NOTHING_FITS)
-    never = [c.id for c in facts.waiting if any(formatting.tier(r) in hopeless for r in said.get(c.id, ()))]
+    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in said.get(c.id, ()))]
     if never:
         more = f" and {len(never) - 5} more" if len(never) > 5 else ""
         yield Trouble(
             Severity.NOTE,
             "hopeless",
             f"class:{never[0]}" if len(never) == 1 else "classes",
-            f"classes that can never start: {', '.join(map(formatting.clean, never[:5]))}{more}. "
+            f"classes that can never start: {', '.join(map(formatting.sanitize, never[:5]))}{more}. "
             "See `provisioner demand`",
         )
 
@@ -391,4 +394,4 @@ def check_line(found: Sequence[Trouble], now_facts: str) -> tuple[int, str]:
     code = 2 if any(t.severity is Severity.CRITICAL for t in alarms) else 1 if alarms else 0
     word = ("OK", "WARNING", "CRITICAL")[code]
     said = "; ".join(f"{t.subject}: {t.text}" for t in alarms) or now_facts
-    return code, formatting.clean(f"PROVISIONER {word} - {said}").replace("|", "/")
+    return code, formatting.sanitize(f"PROVISIONER {word} - {said}").replace("|", "/")

@@ -234,7 +234,9 @@ class Controller:
         _tell_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, BlackHoleDrone):
-                await self.event("drone-eats-jobs", warn=True, drone=drain.drone.id, why=formatting.say(drain.reason))
+                await self.event(
+                    "drone-eats-jobs", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
+                )
         self.learning.note(snapshot, plan)
         await self._remove_dead_slots(snapshot, plan)
         await self._act(plan)
@@ -474,7 +476,7 @@ class Controller:
         """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
         fault = self._dead_slots.answered()
         if fault is not None:
-            await self.event("slots-not-removed", warn=True, why=formatting.told(fault.message))
+            await self.event("slots-not-removed", warn=True, why=formatting.excerpt(fault.message))
         self._dead_slots.note(plan.moves)
         self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
 
@@ -495,7 +497,7 @@ class Controller:
             _tell_breakers(before, breakers)
             for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
                 name = "drain-refused" if isinstance(move.reason, DrainRefused) else "drain-failed"
-                await self.event(name, warn=True, drone=move.drone.id, why=formatting.told(move.drone.drain_refusal))
+                await self.event(name, warn=True, drone=move.drone.id, why=formatting.excerpt(move.drone.drain_refusal))
 
     def _meaning(self, answers: act.Answers) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
@@ -628,11 +630,13 @@ def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) ->
         tell = log.warning if breaker.state is BreakerState.BANNED else log.info
         until = {"until": formatting.iso(breaker.until)} if breaker.state is BreakerState.BANNED else {}
         why = (
-            {"fault": breaker.fault.kind.value, "why": formatting.told(breaker.fault.message)} if breaker.fault else {}
+            {"fault": breaker.fault.kind.value, "why": formatting.excerpt(breaker.fault.message)}
+            if breaker.fault
+            else {}
         )
         tell("breaker", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
 
 
 def _why(reason: Reason) -> dict[str, str]:
     """Return a reason as fields of a log line: its stable kind, and a sentence."""
-    return {"reason": reason.kind, "why": formatting.say(reason)}
+    return {"reason": reason.kind, "why": formatting.describe(reason)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from provisioner.config.strict_yaml import Document, Spot
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 from provisioner.migrate import controller
 from provisioner.migrate.executors import KINDS, kind_of
 from provisioner.migrate.findings import Finding, Notes, Verdict
@@ -98,7 +98,7 @@ def _sites(root: Section, document: Document) -> list[Site]:
         line = told.line if told is not None else root.line
         named = tardis_file(root.peek("pipeline")) if told is None else ""
         if named:
-            theirs = clean(str(PurePath(document.file).parent / named), 200)
+            theirs = sanitize(str(PurePath(document.file).parent / named), 200)
             document.complain(
                 Spot(line, 1),
                 f"this is COBalD's configuration, which names that of TARDIS: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 
 _LONGEST_TEXT = 600
 
@@ -58,5 +58,5 @@ class Notes:
 
     def _add(self, verdict: Verdict, line: int, key: str, ours: str, text: str) -> None:
         self.found.append(
-            Finding(verdict, self.file, line, clean(key, 160), clean(ours, 160), clean(text, _LONGEST_TEXT))
+            Finding(verdict, self.file, line, sanitize(key, 160), sanitize(ours, 160), sanitize(text, _LONGEST_TEXT))
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from provisioner.config.strict_yaml import Surprise, scalar
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 
 Scalar = str | int | float | bool
 
@@ -45,14 +45,14 @@ class Block:
 
     def remark(self, text: str) -> None:
         """A line of its own."""
-        self.lines.append(f"# {clean(text, 160)}".rstrip())
+        self.lines.append(f"# {sanitize(text, 160)}".rstrip())
 
     def space(self) -> None:
         """An empty line."""
         self.lines.append("")
 
     def _line(self, line: str, remark: str) -> None:
-        self.lines.append(f"{line:<{_REMARK_COLUMN}}# {clean(remark, 160)}" if remark else line)
+        self.lines.append(f"{line:<{_REMARK_COLUMN}}# {sanitize(remark, 160)}" if remark else line)
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)

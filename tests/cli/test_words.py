@@ -25,10 +25,10 @@ def test_every_reason_has_an_example() -> None:
 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
 def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) -> None:
-    line = formatting.say(reason)
-    assert line == formatting.clean(line) and "\n" not in line
+    line = formatting.describe(reason)
+    assert line == formatting.sanitize(line) and "\n" not in line
     assert len(line) < 250
-    assert isinstance(formatting.tier(reason), formatting.Category)
+    assert isinstance(formatting.category(reason), formatting.Category)
     for field in fields(reason):
         value = getattr(reason, field.name)
         if field.name == "kind" or isinstance(value, float):
@@ -40,7 +40,7 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
 @pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
 def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.Reason) -> None:
     texts = {f.name: HOSTILE for f in fields(reason) if f.type == "str"}
-    line = formatting.say(replace(reason, **texts))
+    line = formatting.describe(replace(reason, **texts))
     assert line.isprintable()
     assert len(line) < 200 * (len(texts) + 1) + 200
 
@@ -49,18 +49,18 @@ def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.R
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e18, float("inf"), float("nan")])
 def test_absurd_numbers_are_told_and_not_a_crash(reason: reasons.Reason, value: float) -> None:
     numbers: dict[str, Any] = {f.name: value for f in fields(reason) if f.type == "float"}
-    assert formatting.say(replace(reason, **numbers))
+    assert formatting.describe(replace(reason, **numbers))
 
 
 def test_numbers_that_made_the_decision_are_in_the_line() -> None:
-    assert formatting.say(reasons.IdleTimeout(612.0, 600.0)) == "idle 612 s > 600 s"
-    assert formatting.say(reasons.LimitReached("max_drones", "horeka/h100", 40, 40)).endswith("40/40")
-    nothing = formatting.say(reasons.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"))
+    assert formatting.describe(reasons.IdleTimeout(612.0, 600.0)) == "idle 612 s > 600 s"
+    assert formatting.describe(reasons.LimitReached("max_drones", "horeka/h100", 40, 40)).endswith("40/40")
+    nothing = formatting.describe(reasons.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"))
     assert nothing == "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB"
 
 
 def test_what_would_look_the_same_is_told_to_the_last_unit() -> None:
-    line = formatting.say(reasons.NothingFits("horeka/h100", "vram", "81921 MiB", "81920 MiB"))
+    line = formatting.describe(reasons.NothingFits("horeka/h100", "vram", "81921 MiB", "81920 MiB"))
     assert line == "no drone type fits: vram must be 81921 MiB; nearest is horeka/h100 with 81920 MiB"
 
 
@@ -84,14 +84,14 @@ def test_what_would_look_the_same_is_told_to_the_last_unit() -> None:
     ],
 )
 def test_the_last_words_of_a_drone_are_told_decoded(text: str, told: str) -> None:
-    assert formatting.told(text) == told
-    assert formatting.say(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(
+    assert formatting.excerpt(text) == told
+    assert formatting.describe(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(
         f"2 jobs: {told}" if told else "2 jobs"
     )
 
 
 def test_rounding_never_makes_a_comparison_a_lie() -> None:
-    assert formatting.say(reasons.IdleTimeout(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
+    assert formatting.describe(reasons.IdleTimeout(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
 
 
 @pytest.mark.parametrize("state", DroneState)
@@ -143,7 +143,7 @@ def test_amounts_keep_their_precision() -> None:
 
 @given(st.text())
 def test_clean_text_is_one_printable_line(text: str) -> None:
-    assert formatting.clean(text).isprintable()
+    assert formatting.sanitize(text).isprintable()
 
 
 def test_a_time_to_come_was_no_negative_while_ago() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner.estimates import Estimates
-from provisioner.formatting import say
+from provisioner.formatting import describe
 from provisioner.model import DroneState, Policy, SitePolicy
 from provisioner.planner.idle import GAPS_NEEDED, idle_limit
 from provisioner.reasons import IdleTimeout
@@ -52,7 +52,7 @@ def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
     assert idle_limit(idle, policy, Estimates(idle_s={"topas": 9000.0})) == (600.0, "time-out")
     [drain] = plan_of(replace(snapshot(drones=[idle]), estimates=few)).drains
     assert drain.reason == IdleTimeout(31, 26, "start-cost")
-    assert say(drain.reason) == (
+    assert describe(drain.reason) == (
         "idle 31 s > 26 s, what another start costs at its site, learned from the drones that came there"
     )
 

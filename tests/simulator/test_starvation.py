@@ -108,7 +108,7 @@ def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_co
     assert watched.first_ran_s > CPU_WORK_S, "no GPU job ran before the CPU work was done"
     full = GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES % 16)
     assert full in watched.said
-    assert formatting.say(full) == (
+    assert formatting.describe(full) == (
         "504 GPUs are free on 63 nodes, but others hold the cpus there: marin/h100 wants 64, at most 8 left"
     )
 
@@ -145,4 +145,6 @@ def test_memory_can_be_what_is_short() -> None:
     watched, _ = played(owner=replace(Owner(pods), negotiation_s=30.0), batch=0)
     (stranded,) = {r for r in watched.said if isinstance(r, GpusStranded) and r.nodes == NODES}
     assert (stranded.dimension, stranded.free) == ("memory", 65536)
-    assert "others hold the memory there: marin/h100 wants 256 GiB, at most 64 GiB left" in formatting.say(stranded)
+    assert "others hold the memory there: marin/h100 wants 256 GiB, at most 64 GiB left" in formatting.describe(
+        stranded
+    )

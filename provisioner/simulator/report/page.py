@@ -10,7 +10,7 @@ from statistics import fmean
 from string import Template
 
 from provisioner import __version__
-from provisioner.formatting import clean, count
+from provisioner.formatting import count, sanitize
 from provisioner.simulator.report.figures import common_seeds, spread, waste
 from provisioner.simulator.report.sections import Section, differences, headline, sections
 from provisioner.simulator.report.tables import html_of
@@ -48,11 +48,11 @@ def html_page(
     """Return the page's text; the same for the same input. ``command``: the command line that it was made by."""
     _complain(runs)
     return Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        title=escape(clean(title) or _title(runs)),
+        title=escape(sanitize(title) or _title(runs)),
         subject=escape(_subject(runs)),
-        command=f'<p class="subject"><code>{escape(clean(command))}</code></p>' if command else "",
+        command=f'<p class="subject"><code>{escape(sanitize(command))}</code></p>' if command else "",
         verdict=_verdict(runs) + _answer(runs),
-        notes="".join(f"<p>{escape(clean(note))}</p>\n" for note in notes),
+        notes="".join(f"<p>{escape(sanitize(note))}</p>\n" for note in notes),
         headline=html_of(headline(runs)),
         comparison=_comparison(runs),
         sections="\n".join(map(_section, sections(runs))),
@@ -109,7 +109,7 @@ def _answer(runs: Mapping[str, Sequence[Result]]) -> str:
 def _verdict(runs: Mapping[str, Sequence[Result]]) -> str:
     """Whether every promise was kept; if not, this is the first thing on the page."""
     lines = [
-        f"{name(policy)}, trace {name(result.trace)}, seed {result.seed}: {clean(line)}"
+        f"{name(policy)}, trace {name(result.trace)}, seed {result.seed}: {sanitize(line)}"
         for policy, results in runs.items()
         for result in results
         for line in result.violations

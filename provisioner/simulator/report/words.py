@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import isfinite
 
-from provisioner.formatting import clean
+from provisioner.formatting import sanitize
 
 NOTHING = "-"
 MOST_NAME = 60
@@ -54,4 +54,4 @@ def span(seconds: float) -> str:
 
 def name(text: str, most: int = MOST_NAME) -> str:
     """A policy, class, site or trace by its foreign name: one line, nothing invisible, not too long."""
-    return clean(text, most).strip() or "(no name)"
+    return sanitize(text, most).strip() or "(no name)"
