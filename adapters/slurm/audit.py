@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from adapters.shared.printing import printable
 from adapters.slurm.blocking import Kept, kept, reserve_of
 from adapters.slurm.capacity import DIMENSIONS, Kind, Misfit, admits, kinds, misfit, pool
-from adapters.slurm.cluster import Partition, SlurmNode
+from adapters.slurm.records import Partition, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, SitePolicy
@@ -140,12 +140,12 @@ def _blocking_gaps(
         through = [known[name] for name in node.partitions if name in known and known[name].up]
         if reserve is not None:
             yield from _reserve_gaps(node, gpus, reserve, through, repair)
-        elif node.kept_cores_per_gpu and any(not k.gpus and misfit(k, node) is None for k in hosted):
+        elif node.restricted_cores_per_gpu and any(not k.gpus and misfit(k, node) is None for k in hosted):
             yield AuditFinding(
                 node.name,
                 "cpus",
-                f"the node keeps {node.kept_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and `blocking`"
-                " does not say so: CPU drones would be asked for and wait; write the same into `blocking`",
+                f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and"
+                " `blocking` does not say so: CPU drones would be asked for and wait; write the same into `blocking`",
             )
     for pattern in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
         if not any(fnmatchcase(node.name, pattern) for node in nodes):
@@ -185,7 +185,7 @@ def _reserve_gaps(
 def _kept_cpus(node: SlurmNode, gpus: int, threads: int, partition: Partition) -> int:
     """What jobs without GPU cannot have of the node through this partition, while all of its GPUs are free."""
     by_partition = node.cpus - partition.max_cpus_per_node if partition.max_cpus_per_node else 0
-    return max(gpus * node.kept_cores_per_gpu * threads, by_partition, 0)
+    return max(gpus * node.restricted_cores_per_gpu * threads, by_partition, 0)
 
 
 def _memory_gaps(

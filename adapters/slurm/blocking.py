@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from textwrap import wrap
 
-from adapters.slurm.hostlist import expand
+from adapters.slurm.records import expand_hostlist
 from adapters.slurm.settings import NodeHardware, SlurmSiteConfig
 from provisioner.model import WHOLE_GPU, DroneType, Reserve, ReserveWhen, SitePolicy
 
@@ -130,7 +130,7 @@ def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | N
 def _of_hardware(hardware: NodeHardware, policy: SitePolicy) -> Iterator[str]:
     nodes, gpus = hardware.nodes, hardware.gpus
     try:
-        reserve = reserve_of(expand(nodes), policy.blocking)
+        reserve = reserve_of(expand_hostlist(nodes), policy.blocking)
     except ValueError as error:
         yield from _said(f"!! `hardware`: {error}: nothing is printed for these nodes.")
         return

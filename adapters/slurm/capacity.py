@@ -14,9 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from adapters.slurm.cluster import Partition, Reservation, SlurmNode
 from adapters.slurm.downtime import by_node, confined, kept_from, partitions_of
-from adapters.slurm.hostlist import expand
+from adapters.slurm.records import Partition, Reservation, SlurmNode, expand_hostlist
 from adapters.slurm.settings import SlurmSiteConfig, Where
 from provisioner.model import WHOLE_GPU, DroneType, Node
 
@@ -273,6 +272,6 @@ def _named(text: str | bool | None) -> tuple[str, ...]:
     if not isinstance(text, str) or "/" in text:
         return ()
     try:
-        return expand(text)
+        return expand_hostlist(text)
     except ValueError:
         return ()

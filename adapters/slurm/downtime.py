@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from adapters.slurm.cluster import Partition, Reservation, SlurmNode
+from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import Where
 
 GONE = frozenset({"DOWN", "FUTURE", "ERROR", "UNKNOWN"})

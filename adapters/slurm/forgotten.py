@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from adapters.shared.printing import printable
-from adapters.slurm.cluster import Cluster, Job
+from adapters.slurm.records import SlurmClient, SlurmJob
 from provisioner.interfaces import AdapterError
 from provisioner.model import DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 
@@ -27,9 +27,9 @@ class Forgotten:
 
     async def told(
         self,
-        cluster: Cluster,
+        cluster: SlurmClient,
         listed: Mapping[DroneId, RemoteDrone],
-        read: Callable[[Iterable[Job]], Mapping[DroneId, RemoteDrone]],
+        read: Callable[[Iterable[SlurmJob]], Mapping[DroneId, RemoteDrone]],
         now: float,
         withdrawn: Collection[DroneId] = (),
     ) -> tuple[Mapping[DroneId, RemoteDrone], tuple[str, ...]]:
@@ -86,15 +86,15 @@ class Forgotten:
 
     async def _found(
         self,
-        cluster: Cluster,
+        cluster: SlurmClient,
         remote_ids: list[str],
-        read: Callable[[Iterable[Job]], Mapping[DroneId, RemoteDrone]],
+        read: Callable[[Iterable[SlurmJob]], Mapping[DroneId, RemoteDrone]],
         now: float,
     ) -> Mapping[DroneId, RemoteDrone]:
         found: dict[DroneId, RemoteDrone] = {}
         parts = [remote_ids[start : start + _AT_ONCE] for start in range(0, len(remote_ids), _AT_ONCE)]
         for ids in parts if self._asked_all else [[]]:  # with no ids the question is for all of ours
-            jobs = await cluster.ended(ids, now - self._keep_s)
+            jobs = await cluster.ended_jobs(ids, now - self._keep_s)
             if jobs is None:
                 self._asks = False
                 return {}

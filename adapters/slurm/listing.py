@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from adapters.shared.printing import printable
-from adapters.slurm.cluster import Job
-from adapters.slurm.names import named, numbers
-from adapters.slurm.states import Meaning, meaning, obstacle
+from adapters.slurm.names import named
+from adapters.slurm.records import SlurmJob, job_id_key
+from adapters.slurm.states import SlurmStateMapping, classify_reason, map_state
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 _REASON = 200
@@ -46,7 +46,7 @@ class Cancelled:
 
 
 def listing(
-    jobs: Iterable[Job], controller: str, site: str, cancelled: Cancelled, *, now: float, keep_s: float
+    jobs: Iterable[SlurmJob], controller: str, site: str, cancelled: Cancelled, *, now: float, keep_s: float
 ) -> Listing:
     """``now``: when the jobs were listed. Ended ones are told for ``keep_s``."""
     alive: dict[DroneId, list[RemoteDrone]] = {}
@@ -79,20 +79,20 @@ def _ended_at(drone: RemoteDrone) -> float:
 
 def _seniority(drone: RemoteDrone) -> tuple[bool, tuple[int, int]]:
     """One that runs has more to lose than one that waits; else the older."""
-    return drone.state is RemoteState.PENDING, numbers(drone.remote_id)
+    return drone.state is RemoteState.PENDING, job_id_key(drone.remote_id)
 
 
-def never_was(job: Job) -> bool:
+def never_was(job: SlurmJob) -> bool:
     """Whether a job is the record that a refused submit leaves: it failed for its request, and was never anywhere."""
     if job.state != "FAILED" or job.nodes:
         return False
-    told = obstacle(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or job.reason in ("", "None")
+    told = classify_reason(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or job.reason in ("", "None")
     return told and job.started_at <= (job.submitted_at or job.started_at)
 
 
-def remote_drone(job: Job, drone_id: DroneId, kind: str, cancelled: Cancelled, now: float) -> RemoteDrone:
+def remote_drone(job: SlurmJob, drone_id: DroneId, kind: str, cancelled: Cancelled, now: float) -> RemoteDrone:
     """One job."""
-    means = meaning(job.state, job.flags)
+    means = map_state(job.state, job.flags)
     state, reason = means.state, job.reason if job.reason != "None" else ""
     end = _end(job, means, drone_id, cancelled, now) if state is RemoteState.ENDED else None
     blocked = None
@@ -100,10 +100,10 @@ def remote_drone(job: Job, drone_id: DroneId, kind: str, cancelled: Cancelled, n
         reason = ""
     elif job.restarts > 0:
         # Its batch script refuses a second life: whatever it does now, it has ended as the drone that it was.
-        blocked = obstacle(reason) if state is RemoteState.PENDING else None
+        blocked = classify_reason(reason) if state is RemoteState.PENDING else None
         state, reason = RemoteState.PENDING, f"requeued by its site: {reason}".removesuffix(": ")
     elif state is RemoteState.PENDING:
-        blocked = obstacle(reason)
+        blocked = classify_reason(reason)
         reason = ": ".join(filter(None, (means.why, reason)))
     else:
         reason = means.why
@@ -128,7 +128,7 @@ def remote_drone(job: Job, drone_id: DroneId, kind: str, cancelled: Cancelled, n
     )
 
 
-def _notice_at(job: Job, now: float) -> float:
+def _notice_at(job: SlurmJob, now: float) -> float:
     """Since when its place is taken back. Where Slurm does not tell that, it tells an end before the time limit's."""
     if job.preempted_at:
         return min(job.preempted_at, now)
@@ -140,7 +140,7 @@ def _notice_at(job: Job, now: float) -> float:
 # --------------------------------------------------------------------------------------------------------------- ends
 
 
-def _end(job: Job, means: Meaning, drone_id: DroneId, cancelled: Cancelled, now: float) -> RemoteEnd:
+def _end(job: SlurmJob, means: SlurmStateMapping, drone_id: DroneId, cancelled: Cancelled, now: float) -> RemoteEnd:
     at = min(job.ends_at, now) if job.ends_at else now
     if job.restarts > 0:
         return RemoteEnd(EndKind.PREEMPTED, at, None, "requeued by its site")
@@ -158,19 +158,19 @@ def _end(job: Job, means: Meaning, drone_id: DroneId, cancelled: Cancelled, now:
             return RemoteEnd(means.kind, at, None, _joined(means.why, job), means.fault)
 
 
-def _joined(what: str, job: Job) -> str:
+def _joined(what: str, job: SlurmJob) -> str:
     """Of a cancelled job squeue still tells why it waited, sacct by whom it was cancelled."""
     told = job.reason not in ("", "None") and (job.state != "CANCELLED" or job.reason.startswith("by "))
     why = job.reason if told else ""
     return printable(": ".join(filter(None, (what, why))), _REASON)
 
 
-def _failed(job: Job, at: float) -> RemoteEnd:
+def _failed(job: SlurmJob, at: float) -> RemoteEnd:
     """By its own exit status, or because it never came so far."""
     if job.signal == _NO_DIRECTORY:
         message = "its output file could not be written: `output_directory`?"
         return RemoteEnd(EndKind.FAULT, at, None, message, FaultKind.CONFIG)
-    fault = obstacle(job.reason)
+    fault = classify_reason(job.reason)
     if fault in _LAUNCH or (fault is not None and not job.nodes):
         return RemoteEnd(EndKind.FAULT, at, None, printable(job.reason, _REASON), fault)
     limit_at = job.started_at + job.limit_s if job.started_at and job.limit_s else math.inf

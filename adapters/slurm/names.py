@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adapters.shared.printing import printable
-from adapters.slurm.cluster import Job
+from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -43,47 +42,7 @@ def serial(drone_id: DroneId, controller: str) -> tuple[str, int] | None:
     return found["prefix"], int(found["serial"])
 
 
-def numbers(remote_id: str) -> tuple[int, int]:
-    """``123_4`` as (123, 4), to sort by age; a job of its own is task -1. What is no id comes last."""
-    found = _REMOTE_ID.fullmatch(remote_id)
-    if found is None:
-        return 10**18, 0
-    return int(found["job"]), int(found["task"]) if found["task"] is not None else -1
-
-
-def checked_ids(remote_ids: Collection[str]) -> list[str]:
-    """Ids as they may be given to Slurm. ValueError for what is no job or task."""
-    for remote_id in remote_ids:
-        if not _REMOTE_ID.fullmatch(remote_id):
-            raise ValueError(f"`{printable(remote_id, 40)}` is no job id")
-    return list(remote_ids)
-
-
-def folded(remote_ids: Sequence[str]) -> Iterator[str]:
-    """The same jobs in fewer words: tasks of one array together, ``123_[0-5,7]``, as scancel takes them."""
-    tasks: dict[str, list[int]] = {}
-    for remote_id in dict.fromkeys(remote_ids):
-        job, _, task = remote_id.partition("_")
-        if task:
-            tasks.setdefault(job, []).append(int(task))
-        else:
-            yield remote_id
-    for job, found in tasks.items():
-        yield f"{job}_{found[0]}" if len(found) == 1 else f"{job}_[{ranges(sorted(set(found)))}]"
-
-
-def ranges(ascending: Sequence[int]) -> str:
-    """``0-6,8`` of the numbers of an array's tasks."""
-    parts: list[tuple[int, int]] = []
-    for each in ascending:
-        if parts and each == parts[-1][1] + 1:
-            parts[-1] = (parts[-1][0], each)
-        else:
-            parts.append((each, each))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def named(job: Job, controller: str, site: str) -> Named | None:
+def named(job: SlurmJob, controller: str, site: str) -> Named | None:
     """Which drone of ``controller`` at ``site`` a job is; None if it is nothing of that."""
     name, remote = _NAME.fullmatch(job.name[:256]), _REMOTE_ID.fullmatch(job.remote_id)
     if name is None or remote is None or (name["controller"], name["site"]) != (controller, site):
@@ -94,6 +53,6 @@ def named(job: Job, controller: str, site: str) -> Named | None:
     return Named(DroneId(drone_id), name["type"]) if len(drone_id) <= _LONGEST_ID else None
 
 
-def is_drone(job: Job) -> bool:
+def is_drone(job: SlurmJob) -> bool:
     """Whether a job is a drone, ours or another controller's."""
     return _NAME.fullmatch(job.name[:256]) is not None

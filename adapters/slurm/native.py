@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode, Submission
+from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
@@ -19,7 +19,7 @@ _NO_CONFIGURATION = re.compile(
 )
 
 
-class NativeCluster:
+class SlurmNativeClient:
     """The cluster that the slurm.conf of this host is of, as the account that this process runs as."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
@@ -41,18 +41,18 @@ class NativeCluster:
 
     # ---------------------------------------------------------------------------------------------------- questions
 
-    async def ours(self) -> Sequence[Job]:
-        return await self._listed("ours")
+    async def own_jobs(self) -> Sequence[SlurmJob]:
+        return await self._listed("own_jobs")
 
-    async def ended(self, remote_ids: Collection[str], since: float) -> Sequence[Job] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        answer = await self._asked("ended", tuple(remote_ids), since)
+        answer = await self._asked("ended_jobs", tuple(remote_ids), since)
         assert answer is None or isinstance(answer, list)
         return answer
 
-    async def others(self, partitions: Collection[str]) -> Sequence[Job]:
-        return await self._listed("others", tuple(partitions))
+    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+        return await self._listed("active_jobs", tuple(partitions))
 
     async def nodes(self) -> Sequence[SlurmNode]:
         return await self._listed("nodes")
@@ -91,7 +91,7 @@ class NativeCluster:
 
     # -------------------------------------------------------------------------------------------------------- orders
 
-    async def submit(self, submission: Submission) -> int:
+    async def submit(self, submission: SlurmSubmission) -> int:
         child = await self._ready()
         try:
             answer = await child.call("submit", submission, deadline_s=self._config.submit_deadline)

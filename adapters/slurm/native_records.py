@@ -9,37 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode
-from adapters.slurm.hostlist import expand
-from adapters.slurm.states import ALIVE
+from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, expand_hostlist, parse_tasks
+from adapters.slurm.states import UNFINISHED_STATES
 from provisioner.interfaces import UnavailableError
-
-MOST_TASKS = 4_000_001
-"""Slurm's largest MaxArraySize."""
 
 _BASES = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
 """Where pyslurm tells a flag in the place of the base state: what that is as good as."""
-_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _GRES = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z0-9_.-]+))?")
-
-
-def task_numbers(text: str) -> tuple[int, ...]:
-    """Of an array's waiting tasks: ``0-3,7,10-20:2%5`` written out.
-
-    Raises:
-        UnavailableError: it is no such list, or one that was cut short: then it does not tell all.
-    """
-    found: list[int] = []
-    for part in text.partition("%")[0].split(","):
-        numbers = _TASKS.fullmatch(part.strip())
-        if numbers is None:
-            raise UnavailableError("pyslurm tells the tasks of an array in a way that cannot be read")
-        first, last = int(numbers[1]), int(numbers[2] or numbers[1])
-        tasks = range(first, last + 1, int(numbers[3] or 1) or 1)
-        if len(found) + len(tasks) > MOST_TASKS:
-            raise UnavailableError("pyslurm tells of more tasks of an array than there can be")
-        found += tasks
-    return tuple(found)
 
 
 def remote_ids(job: Any) -> tuple[str, ...]:
@@ -47,17 +23,21 @@ def remote_ids(job: Any) -> tuple[str, ...]:
     if not job.array_id:
         return (str(job.id),)
     if job.array_tasks_waiting:
-        return tuple(f"{job.array_id}_{number}" for number in task_numbers(job.array_tasks_waiting))
+        try:
+            tasks = parse_tasks(job.array_tasks_waiting)
+        except ValueError as error:
+            raise UnavailableError(f"pyslurm reports the tasks of an array in an unknown format: {error}") from None
+        return tuple(f"{job.array_id}_{task}" for task in tasks)
     return (f"{job.array_id}_{job.array_task_id or 0}",)
 
 
-def job(told: Any, remote_id: str, user: Callable[[int], str]) -> Job:
+def job(told: Any, remote_id: str, user: Callable[[int], str]) -> SlurmJob:
     """A job of slurmctld. ``user``: name of an account by its number."""
     state, flags = _state(told.state)
     count = max(1, told.num_nodes or 1)
     cpus = max(1, -(-(told.cpus or 1) // count))
-    ended = state not in ALIVE
-    return Job(
+    ended = state not in UNFINISHED_STATES
+    return SlurmJob(
         remote_id=remote_id,
         name=told.name or "",
         state=state,
@@ -80,15 +60,15 @@ def job(told: Any, remote_id: str, user: Callable[[int], str]) -> Job:
         cpus=cpus,
         memory_mib=int(_number(told.memory_per_cpu) * cpus or _number(told.memory_per_node)),
         gpus=_wanted_gpus(told, count),
-        wanted_nodes=_nodes(told.required_nodes),
+        required_nodes=_nodes(told.required_nodes),
     )
 
 
-def accounted(told: Any) -> Job:
+def accounted(told: Any) -> SlurmJob:
     """A job of the accounting database."""
     state, flags = _state(told.state)
-    ended = state not in ALIVE
-    return Job(
+    ended = state not in UNFINISHED_STATES
+    return SlurmJob(
         remote_id=remote_ids(told)[0],
         name=told.name or "",
         state=state,
@@ -133,7 +113,7 @@ def node(told: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
     )
 
 
-def used_by(jobs: Sequence[Job], nodes: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
+def used_by(jobs: Sequence[SlurmJob], nodes: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, int]]:
     """GPUs that running jobs have, by node and type. ``nodes``: what each has; GPUs of no type are of its only one."""
     used: dict[str, dict[str, int]] = {name: {} for name in nodes}
     for each in jobs:
@@ -267,6 +247,6 @@ def _number(value: object) -> float:
 
 def _nodes(text: str | None) -> tuple[str, ...]:
     try:
-        return expand(text or "")
+        return expand_hostlist(text or "")
     except ValueError as error:
         raise UnavailableError(f"pyslurm tells nodes that cannot be read: {error}") from None

@@ -17,11 +17,18 @@ from typing import Any, TypeVar
 
 from adapters.shared.printing import printable
 from adapters.slurm import native_records as records
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode, Submission
-from adapters.slurm.names import folded, ranges
 from adapters.slurm.native_options import Unsayable, attributes
 from adapters.slurm.native_python import NEEDED
-from adapters.slurm.states import refusal, refused
+from adapters.slurm.records import (
+    Partition,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmSubmission,
+    fold_job_ids,
+    format_ranges,
+)
+from adapters.slurm.states import classify_refusal, refusal_error
 from provisioner.interfaces import AdapterError, AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -35,7 +42,7 @@ T = TypeVar("T")
 
 
 class NativeSide:
-    """Serves the calls of :class:`adapters.slurm.native.NativeCluster`."""
+    """Serves the calls of :class:`adapters.slurm.native.SlurmNativeClient`."""
 
     def __init__(self) -> None:
         os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
@@ -49,16 +56,16 @@ class NativeSide:
 
     # ---------------------------------------------------------------------------------------------------- questions
 
-    def ours(self) -> list[Job]:
+    def own_jobs(self) -> list[SlurmJob]:
         us = os.getuid()
         return [job for each in self._jobs() if each.user_id == us for job in expanded(each)]
 
-    def others(self, partitions: Collection[str]) -> list[Job]:
+    def active_jobs(self, partitions: Collection[str]) -> list[SlurmJob]:
         found = (each for each in self._jobs() if each.state in _UNFINISHED)
         wanted = (each for each in found if not set((each.partition or "").split(",")).isdisjoint(partitions))
         return [job for each in wanted for job in expanded(each)]
 
-    def ended(self, remote_ids: Collection[str], since: float) -> list[Job] | None:
+    def ended_jobs(self, remote_ids: Collection[str], since: float) -> list[SlurmJob] | None:
         """Of these, or of all of ours that ended since then; None where there is no accounting."""
         if not self.configuration().get("AccountingStorageType", "").endswith("slurmdbd"):
             return None
@@ -103,15 +110,15 @@ class NativeSide:
     def ready(self) -> None:
         """That this object is there says that everything is."""
 
-    def submit(self, submission: Submission) -> int | str:
+    def submit(self, submission: SlurmSubmission) -> int | str:
         """The job id; or why slurmctld was certainly not asked."""
         try:
             return int(self._pyslurm.JobSubmitDescription(**described(submission)).submit())
         except self._pyslurm.PyslurmError as error:
-            refusal = refused(str(error))
-            if isinstance(refusal, UnavailableError):
-                return str(refusal)
-            raise refusal from None
+            classify_refusal = refusal_error(str(error))
+            if isinstance(classify_refusal, UnavailableError):
+                return str(classify_refusal)
+            raise classify_refusal from None
         except (ValueError, TypeError, OverflowError, AttributeError) as error:  # before anything was sent
             raise RejectedError(f"pyslurm: {printable(str(error), 300)}", FaultKind.CONFIG) from None
 
@@ -119,13 +126,13 @@ class NativeSide:
         """By the library's own call, which scancel makes: pyslurm knows jobs by number only, and the number of one task
         is that of its whole array. With ``kill`` the drone, a step, gets SIGKILL first."""
         trouble: AdapterError | None = None
-        for remote_id in folded(remote_ids):
+        for remote_id in fold_job_ids(remote_ids):
             for flags in (_STEPS_ONLY, 0) if kill else (0,):
                 ctypes.set_errno(0)
                 if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, flags, None) != 0:
                     said = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
                     if said not in _GONE and not flags:  # one of several that is gone does not spare the others
-                        trouble = trouble or refused(f"{remote_id}: {said}")
+                        trouble = trouble or refusal_error(f"{remote_id}: {said}")
         if trouble is not None:
             raise trouble
 
@@ -212,7 +219,7 @@ def _environment(name: bytes) -> bytes | None:
 def unanswered(text: str) -> AdapterError:
     """The error for a question that was not answered: nothing is done by one, so it is never unsure."""
     message = printable(" ".join(text.split()), 300)
-    if refusal(text) is FaultKind.DENIED:
+    if classify_refusal(text) is FaultKind.DENIED:
         return AuthError(message)
     return UnavailableError(message)
 
@@ -225,7 +232,7 @@ def _user(number: int) -> str:
         return str(number)
 
 
-def expanded(told: Any) -> Iterator[Job]:
+def expanded(told: Any) -> Iterator[SlurmJob]:
     """The jobs that one record of pyslurm's stands for."""
     ids = records.remote_ids(told)
     first = records.job(told, ids[0], _user)
@@ -234,16 +241,16 @@ def expanded(told: Any) -> Iterator[Job]:
         yield replace(first, remote_id=remote_id)
 
 
-def described(submission: Submission) -> Mapping[str, object]:
+def described(submission: SlurmSubmission) -> Mapping[str, object]:
     """A submission as attributes of pyslurm's job description. RejectedError for an option that it cannot say."""
     try:
-        more = attributes(submission.more)
+        more = attributes(submission.options)
     except Unsayable as error:
         raise RejectedError(str(error), FaultKind.CONFIG) from None
     told: dict[str, object] = {
         "name": submission.name,
         "script": submission.script.decode("utf-8", "surrogateescape"),
-        "array": ranges(submission.tasks),
+        "array": format_ranges(submission.tasks),
         "partitions": submission.partition,
         "account": submission.account,
         "qos": submission.qos,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from adapters.shared.printing import printable
 from adapters.slurm.capacity import is_usable
-from adapters.slurm.cluster import Job, SlurmNode
+from adapters.slurm.records import SlurmJob, SlurmNode
 from adapters.slurm.settings import OwnerSettings, SlurmSiteConfig
 from provisioner.model import WHOLE_GPU, Node, OwnerDemand, OwnerLoad
 
@@ -42,14 +42,14 @@ class _Shape:
     gpus: tuple[tuple[str, int], ...]
     node_count: int
     partitions: tuple[str, ...]
-    wanted_nodes: tuple[str, ...]
+    required_nodes: tuple[str, ...]
     who: str
 
     @classmethod
-    def of(cls, job: Job) -> _Shape:
+    def of(cls, job: SlurmJob) -> _Shape:
         gpus = tuple(sorted((name, n) for name, n in job.gpus.items() if n > 0))
         partitions = tuple(job.partition.split(","))
-        wanted = tuple(sorted(job.wanted_nodes))
+        wanted = tuple(sorted(job.required_nodes))
         return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, wanted, job.user)
 
 
@@ -60,7 +60,7 @@ HIDDEN = (
 )
 
 
-def hidden(jobs: Iterable[Job], private: Collection[str], user: str, is_drone: Callable[[Job], bool]) -> bool:
+def hidden(jobs: Iterable[SlurmJob], private: Collection[str], user: str, is_drone: Callable[[SlurmJob], bool]) -> bool:
     """Return whether the owner's jobs cannot be seen: by ``private``, the words of PrivateData, and as no job in
     ``jobs`` is of another user than ``user`` (operators see all jobs; "" is not known)."""
     if "jobs" not in private:
@@ -69,11 +69,11 @@ def hidden(jobs: Iterable[Job], private: Collection[str], user: str, is_drone: C
 
 
 def claims(
-    jobs: Iterable[Job],
+    jobs: Iterable[SlurmJob],
     slurm_nodes: Sequence[SlurmNode],
     nodes: Sequence[Node],
     config: SlurmSiteConfig,
-    is_drone: Callable[[Job], bool],
+    is_drone: Callable[[SlurmJob], bool],
 ) -> Wanted:
     """Waiting jobs of the owner: a claim for each shape that some of our nodes could host; none without an owner.
 
@@ -103,13 +103,13 @@ def claims(
     return Wanted(tuple(found[:_MOST_CLAIMS]), notices)
 
 
-def waits_plainly(job: Job) -> bool:
+def waits_plainly(job: SlurmJob) -> bool:
     """Whether a waiting job waits for its turn or for room, and for nothing else."""
     reason = job.reason.replace("_", " ").strip("() ")
     return reason in _PLAIN or reason == _RESERVED_ABOVE
 
 
-def _is_owners(job: Job, owner: OwnerSettings) -> bool:
+def _is_owners(job: SlurmJob, owner: OwnerSettings) -> bool:
     return (
         any(name in owner.partitions for name in job.partition.split(","))
         and (not owner.accounts or job.account in owner.accounts)
@@ -142,7 +142,7 @@ def _hosts(node: SlurmNode, shape: _Shape) -> bool:
     """Whether the node, empty, has what the job asks of it."""
     return (
         any(name in shape.partitions for name in node.partitions)
-        and (not shape.wanted_nodes or node.name in shape.wanted_nodes)
+        and (not shape.required_nodes or node.name in shape.required_nodes)
         and shape.cpus <= node.cpus
         and shape.memory_mib <= node.memory_mib
         and _has(node.gpus, shape.gpus)
@@ -187,7 +187,7 @@ def _bounded(lines: Sequence[str]) -> Iterator[str]:
 
 
 def running(
-    jobs: Iterable[Job], nodes: Collection[Node], config: SlurmSiteConfig, is_drone: Callable[[Job], bool]
+    jobs: Iterable[SlurmJob], nodes: Collection[Node], config: SlurmSiteConfig, is_drone: Callable[[SlurmJob], bool]
 ) -> OwnerLoad | None:
     """What the owner's running jobs hold of these nodes; None without an owner. Of a job of several nodes each holds
     the same."""

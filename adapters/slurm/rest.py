@@ -7,14 +7,21 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from adapters.shared.printing import printable
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode, Submission
-from adapters.slurm.names import checked_ids, ranges
+from adapters.slurm.records import (
+    Partition,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmSubmission,
+    format_ranges,
+    valid_job_ids,
+)
 from adapters.slurm.rest_link import Answer, RestLink
 from adapters.slurm.rest_options import Unsayable, fields
 from adapters.slurm.rest_records import accounted, configuration, node, partition, reservation
 from adapters.slurm.rest_roll import LONGEST_ARRAY, Roll
 from adapters.slurm.settings import RestSettings, SlurmSiteConfig
-from adapters.slurm.states import refused
+from adapters.slurm.states import refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -30,7 +37,7 @@ _ALREADY_OVER = (2017, 2021)
 _NO_ACCESS = (2002,)
 
 
-class RestCluster:
+class SlurmRestClient:
     """The cluster as the user of the token sees it, or of a unix socket the account that it belongs to.
 
     A tick costs one listing of states (80 bytes a job and task, of all users) and a look (9 kB) at each job that
@@ -57,20 +64,20 @@ class RestCluster:
 
     # ---------------------------------------------------------------------------------------------------- questions
 
-    async def ours(self) -> Sequence[Job]:
-        return await self._roll.ours(self._config.deadline)
+    async def own_jobs(self) -> Sequence[SlurmJob]:
+        return await self._roll.own_jobs(self._config.deadline)
 
-    async def others(self, partitions: Collection[str]) -> Sequence[Job]:
-        return await self._roll.watched(partitions, self._config.deadline)
+    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+        return await self._roll.active_jobs(partitions, self._config.deadline)
 
-    async def ended(self, remote_ids: Collection[str], since: float) -> Sequence[Job] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
         always = [("users", self._user), ("skip_steps", "true")]
         if not remote_ids:
             return await self._accounted([*always, ("start_time", str(max(0, int(since))))])
-        ids = sorted(checked_ids(remote_ids))
-        found: list[Job] = []
+        ids = sorted(valid_job_ids(remote_ids))
+        found: list[SlurmJob] = []
         for some in range(0, len(ids), _ASKED_AT_ONCE):
             jobs = await self._accounted([*always, *(("step", each) for each in ids[some : some + _ASKED_AT_ONCE])])
             if jobs is None:
@@ -78,7 +85,7 @@ class RestCluster:
             found += jobs
         return found
 
-    async def _accounted(self, query: Sequence[tuple[str, str]]) -> Sequence[Job] | None:
+    async def _accounted(self, query: Sequence[tuple[str, str]]) -> Sequence[SlurmJob] | None:
         answer = await self._link.ask("GET", "slurmdb/{}/jobs/", query, deadline_s=self._config.deadline)
         if answer.status == 404 and not answer.body:
             return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
@@ -112,7 +119,7 @@ class RestCluster:
 
     # -------------------------------------------------------------------------------------------------------- orders
 
-    async def submit(self, submission: Submission) -> int:
+    async def submit(self, submission: SlurmSubmission) -> int:
         if len(submission.tasks) > LONGEST_ARRAY:
             message = f"an array of {len(submission.tasks)} tasks: slurmrestd tells of {LONGEST_ARRAY} at most"
             raise RejectedError(message, FaultKind.CONFIG)
@@ -132,7 +139,7 @@ class RestCluster:
         return job_id
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
-        ids = checked_ids(remote_ids)
+        ids = valid_job_ids(remote_ids)
         for some in range(0, len(ids), _ENDED_AT_ONCE):
             # Never without ids: an order that names no jobs is for all of them.
             jobs = {"jobs": ids[some : some + _ENDED_AT_ONCE]}
@@ -152,18 +159,18 @@ class RestCluster:
             if not code or code in _ALREADY_OVER:
                 continue
             words = f"{each.get('step_id')}: {error.get('message') if isinstance(error, dict) else ''}"
-            raise AuthError(printable(words)) if code in _NO_ACCESS else refused(words)
+            raise AuthError(printable(words)) if code in _NO_ACCESS else refusal_error(words)
 
     def _refused(self, answer: Answer) -> AdapterError:
         if not answer.body and answer.status >= 500:  # somebody between us: it may have got through
             return OutcomeUnknownError(f"{self._link.where}: {answer.said}")
-        return refused(answer.said)
+        return refusal_error(answer.said)
 
 
-def description(submission: Submission) -> Mapping[str, Any]:
+def description(submission: SlurmSubmission) -> Mapping[str, Any]:
     """The job as slurmrestd wants it. Unsayable for an option of the admin's that it has no field for."""
     job: dict[str, Any] = {
-        **fields(submission.more),
+        **fields(submission.options),
         "name": submission.name,
         "environment": list(_ENVIRONMENT),
         "current_working_directory": "/",
@@ -182,7 +189,7 @@ def description(submission: Submission) -> Mapping[str, Any]:
         "constraints": submission.constraint,
         # 24.11 would take `gpu:a100:1` too, 26.05 does not
         "tres_per_node": f"gres/{submission.gres}" if submission.gres else "",
-        "array": ranges(submission.tasks),
+        "array": format_ranges(submission.tasks),
     }
     job |= {name: word for name, word in words.items() if word}
     if submission.memory_mib:

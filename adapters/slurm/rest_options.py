@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from adapters.slurm.hostlist import expand
+from adapters.slurm.records import expand_hostlist
 
 Value = str | bool
 Fields = Mapping[str, Any]
@@ -66,7 +66,7 @@ def _one_of(field: str, meant: Mapping[Value, Any]) -> Callable[[Value], Fields]
 def _hosts(field: str) -> Callable[[Value], Fields]:
     def fields(value: Value) -> Fields:
         try:
-            return {field: list(expand(_said(value)))}
+            return {field: list(expand_hostlist(_said(value)))}
         except ValueError as error:
             raise Unsayable(str(error)) from None
 

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode
-from adapters.slurm.hostlist import expand
-from adapters.slurm.printed import gpus, tres
-from adapters.slurm.states import ALIVE
+from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, expand_hostlist, parse_gpus, parse_tres
+from adapters.slurm.states import UNFINISHED_STATES
 from provisioner.interfaces import UnavailableError
 
 Record = Mapping[str, Any]
@@ -60,7 +58,7 @@ class Looked:
     """0: it is no array."""
     task: int | None
     """None of an array: its waiting tasks, all in one."""
-    job: Job
+    job: SlurmJob
 
 
 def number(value: object) -> float | None:
@@ -98,7 +96,7 @@ def _nodes(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
         value = ",".join(word for word in value if isinstance(word, str))
     try:
-        return expand(_text(value))
+        return expand_hostlist(_text(value))
     except ValueError as error:
         raise UnavailableError(f"slurmrestd tells nodes that cannot be read: {error}") from None
 
@@ -130,12 +128,12 @@ def looked(record: Record) -> Looked:
     task = _task(array, record.get("array_task_id"))
     count = max(1, _int(record.get("node_count")))
     asked = _text(record.get("tres_req_str"))
-    told = tres(asked).get("cpu", "")
+    told = parse_tres(asked).get("cpu", "")
     cpus = max(1, -(-(int(told) if told.isdecimal() else _int(record.get("cpus"))) // count))
     per_cpu = number(record.get("memory_per_cpu"))
     state, flags = _base(record.get("job_state"), _JOB_BASES)
     code, signal = _ending(record.get("exit_code"), state)
-    job = Job(
+    job = SlurmJob(
         remote_id=_remote_id(own, array, task),
         name=_text(record.get("name")),
         state=state,
@@ -157,20 +155,20 @@ def looked(record: Record) -> Looked:
         node_count=count,
         cpus=cpus,
         memory_mib=int(per_cpu * cpus) if per_cpu else _int(record.get("memory_per_node")),
-        gpus=gpus(_text(record.get("tres_per_node"))) or _shared_out(gpus(asked), count),
-        wanted_nodes=_nodes(record.get("required_nodes")),
+        gpus=parse_gpus(_text(record.get("tres_per_node"))) or _shared_out(parse_gpus(asked), count),
+        required_nodes=_nodes(record.get("required_nodes")),
     )
     return Looked(own, array, task, job)
 
 
-def accounted(record: Record) -> Job:
+def accounted(record: Record) -> SlurmJob:
     """A record of the accounting database."""
     times, told = _record(record.get("time")), _record(record.get("array"))
     array = _int(told.get("job_id"))
     state = _record(record.get("state"))
     base, flags = _base(state.get("current"), _JOB_BASES)
     code, signal = _ending(record.get("exit_code"), base)
-    return Job(
+    return SlurmJob(
         remote_id=_remote_id(_int(record.get("job_id")), array, _task(array, told.get("task_id"))),
         name=_text(record.get("name")),
         state=base,
@@ -207,7 +205,7 @@ def _reason(value: object) -> str:
 
 def _ending(value: object, state: str) -> tuple[int | None, int]:
     """Exit status and signal of a job that ended."""
-    if state in ALIVE:
+    if state in UNFINISHED_STATES:
         return None, 0
     told = _record(value)
     code, signal = number(told.get("return_code")), _record(told.get("signal"))
@@ -236,12 +234,12 @@ def node(record: Record) -> SlurmNode:
         used_cpus=_int(record.get("alloc_cpus")),
         memory_mib=_int(record.get("real_memory")),
         used_memory_mib=_int(record.get("alloc_memory")),
-        gpus=gpus(_text(record.get("gres"))),
-        used_gpus=gpus(_text(record.get("gres_used"))),
+        gpus=parse_gpus(_text(record.get("gres"))),
+        used_gpus=parse_gpus(_text(record.get("gres_used"))),
         reason=_text(record.get("reason")),
         threads_per_core=_int(record.get("threads")),
         # `gpu_spec` names the cores that are kept: without them none is, whatever is configured
-        kept_cores_per_gpu=_int(record.get("res_cores_per_gpu")) if record.get("gpu_spec") else 0,
+        restricted_cores_per_gpu=_int(record.get("res_cores_per_gpu")) if record.get("gpu_spec") else 0,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from adapters.shared.printing import printable
-from adapters.slurm.cluster import Job
+from adapters.slurm.records import SlurmJob
 from adapters.slurm.rest_link import RestLink, TooLong
 from adapters.slurm.rest_records import Entry, Looked, entry, looked
 from provisioner.interfaces import AdapterError, UnavailableError
@@ -61,13 +61,13 @@ class Roll:
         self._listed_at = -math.inf
         self._surely_ours = 0
 
-    async def ours(self, deadline_s: float) -> Sequence[Job]:
+    async def own_jobs(self, deadline_s: float) -> Sequence[SlurmJob]:
         """All of our jobs. UnavailableError as long as it is not known of every job whether it is ours."""
         jobs = await self._caught_up(deadline_s, old_s=0.0)
         self._judge_who_we_are()
         return [job for job in jobs if job.user == self._user]
 
-    async def watched(self, partitions: Collection[str], deadline_s: float) -> Sequence[Job]:
+    async def active_jobs(self, partitions: Collection[str], deadline_s: float) -> Sequence[SlurmJob]:
         """Everyone's jobs that wait or run in these partitions. UnavailableError as in :meth:`ours`."""
         wanted = self._watched = frozenset(partitions)
         jobs = await self._caught_up(deadline_s, old_s=_STILL_NEW_S)
@@ -88,7 +88,7 @@ class Roll:
 
     # ------------------------------------------------------------------------------------------------------ catching up
 
-    async def _caught_up(self, deadline_s: float, *, old_s: float) -> Sequence[Job]:
+    async def _caught_up(self, deadline_s: float, *, old_s: float) -> Sequence[SlurmJob]:
         """All jobs, of a listing that may be so old. What was looked at is kept when time runs out."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -243,18 +243,18 @@ class Roll:
 
     # ---------------------------------------------------------------------------------------------------------- telling
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[SlurmJob]:
         for number, entries in self._listing.items():
             known = self._known[number]
             if known.looked is not None:
                 yield from _told(known, entries, fresh=known.turn == self._turn)
 
 
-def _in(job: Job, partitions: frozenset[str]) -> bool:
+def _in(job: SlurmJob, partitions: frozenset[str]) -> bool:
     return not partitions.isdisjoint(job.partition.split(","))
 
 
-def _told(known: _Known, entries: Iterable[Entry], *, fresh: bool) -> Iterator[Job]:
+def _told(known: _Known, entries: Iterable[Entry], *, fresh: bool) -> Iterator[SlurmJob]:
     """The jobs that one number stands for: more than one where tasks of an array wait."""
     assert known.looked is not None
     seen, job = known.looked, known.looked.job

@@ -11,8 +11,8 @@ from functools import cache
 from importlib import resources
 
 from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
-from adapters.slurm.cluster import Submission
 from adapters.slurm.names import job_name, serial
+from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import LIMIT_TICK_S, SlurmSiteConfig, told_life_s
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
@@ -32,7 +32,7 @@ class Batch:
 
     drone_ids: tuple[DroneId, ...]
     orders: tuple[StartOrder, ...]
-    submission: Submission
+    submission: SlurmSubmission
 
     def remote_ids(self, job: int) -> tuple[str, ...]:
         """As Slurm calls them once it has taken them as ``job``."""
@@ -83,7 +83,7 @@ def batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> Batch:
     output = "/dev/null"
     if config.output_directory:
         output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"
-    submission = Submission(
+    submission = SlurmSubmission(
         name=job_name(drone_ids, kind.name, kind.site),
         script=script(orders, config),
         tasks=tuple(_number(order) - base for order in orders) if len(orders) > 1 else (),
@@ -99,7 +99,7 @@ def batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> Batch:
         minutes=_minutes(kind),
         notice_s=min(_LONGEST_NOTICE_S, round(orders[0].grace_s) + LIMIT_TICK_S),
         output=output,
-        more=where.submit,
+        options=where.submit,
     )
     return Batch(drone_ids, tuple(orders), submission)
 

@@ -15,15 +15,15 @@ from adapters.shared.starts import Starts
 from adapters.slurm.audit import gaps
 from adapters.slurm.blocking import render
 from adapters.slurm.capacity import nodes
-from adapters.slurm.cluster import Cluster, Job, Partition, Reservation
 from adapters.slurm.downtime import downtime_at
 from adapters.slurm.forgotten import Forgotten
 from adapters.slurm.listing import Cancelled, Listing, listing, never_was
-from adapters.slurm.names import is_drone, named, numbers
+from adapters.slurm.names import is_drone, named
 from adapters.slurm.owner import HIDDEN, Wanted, claims, hidden, running
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, job_id_key
 from adapters.slurm.script import USUAL_ARRAY, Batch, batch, batches, checked, largest_array
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.states import meaning
+from adapters.slurm.states import map_state
 from adapters.slurm.transports import cluster_of
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import (
@@ -57,7 +57,7 @@ class SlurmSite:
 
     def __init__(self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
-        self._entered: Cluster | None = None
+        self._entered: SlurmClient | None = None
         self._since = time.time()
         self._cancelled: dict[DroneId, float] = {}
         """When this controller asked for which end."""
@@ -89,7 +89,7 @@ class SlurmSite:
             await cluster.__aexit__(*exc)
 
     @property
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> SlurmClient:
         if self._entered is None:
             raise UnavailableError("the site is not connected")
         return self._entered
@@ -102,7 +102,7 @@ class SlurmSite:
         so that a drone which starts meanwhile is counted twice rather than not at all, and an owner's job that starts
         is missed as a claim. Nothing is changed by it."""
         taken_at = time.time()
-        jobs = await self._cluster.ours()
+        jobs = await self._cluster.own_jobs()
         self._user = next((job.user for job in jobs if job.user), self._user)
         found = self._listing(jobs, taken_at)
         more, doubts = await self._forgotten.told(
@@ -125,7 +125,7 @@ class SlurmSite:
         )
         wanted, runs, notices = Wanted(), None, [*found.notices, *doubts]
         if self._config.owner is not None:
-            theirs = await self._cluster.others(self._config.owner.partitions)
+            theirs = await self._cluster.active_jobs(self._config.owner.partitions)
             wanted = claims(theirs, slurm_nodes, here, self._config, is_drone)
             runs = running(theirs, here, self._config, is_drone)
             if hidden(theirs, await self._private_data(), self._user, is_drone):
@@ -157,13 +157,13 @@ class SlurmSite:
             remarks=wanted.notices,
         )
 
-    def _listing(self, jobs: Iterable[Job], now: float, keep_s: float = 0.0) -> Listing:
+    def _listing(self, jobs: Iterable[SlurmJob], now: float, keep_s: float = 0.0) -> Listing:
         self._cancelled = {d: at for d, at in self._cancelled.items() if at > now - _REMEMBERED_S}
         cancelled = Cancelled(self._since, self._cancelled)
         keep_s = keep_s or self._config.retain_finished
         return listing(jobs, self._controller, self._name, cancelled, now=now, keep_s=keep_s)
 
-    def _accounted(self, jobs: Iterable[Job], now: float) -> Mapping[DroneId, RemoteDrone]:
+    def _accounted(self, jobs: Iterable[SlurmJob], now: float) -> Mapping[DroneId, RemoteDrone]:
         """Who may ask for everybody's jobs (root) is told of everybody's: a name alone makes no drone of ours."""
         ours = (job for job in jobs if not self._user or job.user in ("", self._user))
         return self._listing(ours, now, keep_s=math.inf).drones
@@ -215,7 +215,7 @@ class SlurmSite:
         if self._config.owner is None:
             return found
         private = configuration.get("PrivateData", "").lower().split(",")
-        theirs = await self._cluster.others(self._config.owner.partitions)
+        theirs = await self._cluster.active_jobs(self._config.owner.partitions)
         return (
             (*found, AuditFinding("slurm.conf", "owner", HIDDEN))
             if hidden(theirs, private, self._user, is_drone)
@@ -264,16 +264,16 @@ class SlurmSite:
                 receipts += await self._submitted(each)
         return receipts
 
-    async def _there(self, drone_ids: Iterable[DroneId]) -> Mapping[DroneId, Sequence[Job]]:
+    async def _there(self, drone_ids: Iterable[DroneId]) -> Mapping[DroneId, Sequence[SlurmJob]]:
         """The jobs of these drones, those that live before those that have ended, then the oldest first."""
         wanted = frozenset(drone_ids)
-        found: dict[DroneId, list[Job]] = {}
-        for job in await self._cluster.ours():
+        found: dict[DroneId, list[SlurmJob]] = {}
+        for job in await self._cluster.own_jobs():
             who = named(job, self._controller, self._name)
             if who is not None and who.drone_id in wanted and not never_was(job):
                 found.setdefault(who.drone_id, []).append(job)
         for jobs in found.values():
-            jobs.sort(key=lambda job: (not _lives(job), numbers(job.remote_id)))
+            jobs.sort(key=lambda job: (not _lives(job), job_id_key(job.remote_id)))
         return found
 
     async def _largest_array(self, orders: int) -> int:
@@ -336,8 +336,8 @@ class SlurmSite:
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
 
 
-def _lives(job: Job) -> bool:
-    return meaning(job.state, job.flags).state is not RemoteState.ENDED
+def _lives(job: SlurmJob) -> bool:
+    return map_state(job.state, job.flags).state is not RemoteState.ENDED
 
 
 def _is_of_so_many(error: RejectedError) -> bool:

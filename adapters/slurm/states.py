@@ -18,7 +18,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class SlurmStateMapping:
     """One of Slurm's words for the state of a job."""
 
     state: RemoteState
@@ -36,44 +36,48 @@ _PENDING, _RUNNING, _UNKNOWN, _ENDED = (
     RemoteState.ENDED,
 )
 
-STATES: Mapping[str, Meaning] = {
+STATES: Mapping[str, SlurmStateMapping] = {
     # Base states.
-    "PENDING": Meaning(_PENDING),
-    "RUNNING": Meaning(_RUNNING),
-    "SUSPENDED": Meaning(_UNKNOWN, "suspended by its site"),
-    "COMPLETED": Meaning(_ENDED, "", EndKind.EXITED),
-    "CANCELLED": Meaning(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see listing.py for the others
-    "FAILED": Meaning(_ENDED, "", EndKind.EXITED),
+    "PENDING": SlurmStateMapping(_PENDING),
+    "RUNNING": SlurmStateMapping(_RUNNING),
+    "SUSPENDED": SlurmStateMapping(_UNKNOWN, "suspended by its site"),
+    "COMPLETED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
+    "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see listing.py for the others
+    "FAILED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
     # It should have left by itself before that: what ends is its life, and nothing is wrong with the node or the type.
-    "TIMEOUT": Meaning(_ENDED, "its time limit was over", EndKind.STOPPED),
-    "NODE_FAIL": Meaning(_ENDED, "its node failed", EndKind.FAULT, FaultKind.NODE),
-    "PREEMPTED": Meaning(_ENDED, "preempted", EndKind.PREEMPTED),
-    "BOOT_FAIL": Meaning(_ENDED, "its node did not boot", EndKind.FAULT, FaultKind.NODE),
-    "DEADLINE": Meaning(_ENDED, "its deadline could not be met", EndKind.FAULT, FaultKind.CONFIG),
+    "TIMEOUT": SlurmStateMapping(_ENDED, "its time limit was over", EndKind.STOPPED),
+    "NODE_FAIL": SlurmStateMapping(_ENDED, "its node failed", EndKind.FAULT, FaultKind.NODE),
+    "PREEMPTED": SlurmStateMapping(_ENDED, "preempted", EndKind.PREEMPTED),
+    "BOOT_FAIL": SlurmStateMapping(_ENDED, "its node did not boot", EndKind.FAULT, FaultKind.NODE),
+    "DEADLINE": SlurmStateMapping(_ENDED, "its deadline could not be met", EndKind.FAULT, FaultKind.CONFIG),
     # A job in the drone did that: two more in a row and drones of the type are a problem, one is bad luck.
-    "OUT_OF_MEMORY": Meaning(_ENDED, "it took more memory than it had asked for", EndKind.FAULT, FaultKind.DRONE),
+    "OUT_OF_MEMORY": SlurmStateMapping(
+        _ENDED, "it took more memory than it had asked for", EndKind.FAULT, FaultKind.DRONE
+    ),
     # Flags on top of a base state. Where only one word is told (squeue %T), it is the flag's.
-    "CONFIGURING": Meaning(_PENDING, "its node is being made ready"),
-    "COMPLETING": Meaning(_RUNNING, "is being ended"),  # its processes may live, its resources are taken
-    "STAGE_OUT": Meaning(_RUNNING, "its files are staged out"),
-    "RESIZING": Meaning(_RUNNING, "is being resized"),
-    "SIGNALING": Meaning(_RUNNING, "is being signalled"),
-    "STOPPED": Meaning(_UNKNOWN, "stopped by a signal"),
-    "POWER_UP_NODE": Meaning(_PENDING, "its node is powered up"),
-    "EXPEDITING": Meaning(_PENDING, "requeued, and first in its queue"),
-    "REQUEUED": Meaning(_PENDING, "requeued"),
-    "REQUEUE_FED": Meaning(_PENDING, "requeued in its federation"),
-    "REQUEUE_HOLD": Meaning(_PENDING, "requeued and held"),
-    "SPECIAL_EXIT": Meaning(_PENDING, "requeued and held for its exit status"),
-    "RESV_DEL_HOLD": Meaning(_PENDING, "held: its reservation was deleted"),
-    "REVOKED": Meaning(_ENDED, "revoked: another cluster of its federation has it", EndKind.FAULT, FaultKind.CONFIG),
-    "LAUNCH_FAILED": Meaning(_UNKNOWN, "its launch failed"),
-    "RECONFIG_FAIL": Meaning(_UNKNOWN, "its node could not be reconfigured"),
-    "UPDATE_DB": Meaning(_UNKNOWN, "Slurm writes it down"),
+    "CONFIGURING": SlurmStateMapping(_PENDING, "its node is being made ready"),
+    "COMPLETING": SlurmStateMapping(_RUNNING, "is being ended"),  # its processes may live, its resources are taken
+    "STAGE_OUT": SlurmStateMapping(_RUNNING, "its files are staged out"),
+    "RESIZING": SlurmStateMapping(_RUNNING, "is being resized"),
+    "SIGNALING": SlurmStateMapping(_RUNNING, "is being signalled"),
+    "STOPPED": SlurmStateMapping(_UNKNOWN, "stopped by a signal"),
+    "POWER_UP_NODE": SlurmStateMapping(_PENDING, "its node is powered up"),
+    "EXPEDITING": SlurmStateMapping(_PENDING, "requeued, and first in its queue"),
+    "REQUEUED": SlurmStateMapping(_PENDING, "requeued"),
+    "REQUEUE_FED": SlurmStateMapping(_PENDING, "requeued in its federation"),
+    "REQUEUE_HOLD": SlurmStateMapping(_PENDING, "requeued and held"),
+    "SPECIAL_EXIT": SlurmStateMapping(_PENDING, "requeued and held for its exit status"),
+    "RESV_DEL_HOLD": SlurmStateMapping(_PENDING, "held: its reservation was deleted"),
+    "REVOKED": SlurmStateMapping(
+        _ENDED, "revoked: another cluster of its federation has it", EndKind.FAULT, FaultKind.CONFIG
+    ),
+    "LAUNCH_FAILED": SlurmStateMapping(_UNKNOWN, "its launch failed"),
+    "RECONFIG_FAIL": SlurmStateMapping(_UNKNOWN, "its node could not be reconfigured"),
+    "UPDATE_DB": SlurmStateMapping(_UNKNOWN, "Slurm writes it down"),
 }
 """All states and flags of 22.05 to 26.05."""
 
-ALIVE = frozenset(word for word, each in STATES.items() if each.state is not _ENDED)
+UNFINISHED_STATES = frozenset(word for word, each in STATES.items() if each.state is not _ENDED)
 """Words of jobs that have not ended: they have no exit status."""
 
 _TELLING = (
@@ -93,13 +97,15 @@ _TELLING = (
 """Flags that say more than the base state, the first of them first."""
 
 
-def meaning(state: str, flags: frozenset[str] = frozenset()) -> Meaning:
+def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapping:
     """What a job's state is to us."""
     for flag in _TELLING:
         if flag in flags:
             return STATES[flag]
     found = STATES.get(state)
-    return found or Meaning(_UNKNOWN, printable(f"in a state that is not known here: {state or 'none'}", _LONGEST))
+    return found or SlurmStateMapping(
+        _UNKNOWN, printable(f"in a state that is not known here: {state or 'none'}", _LONGEST)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- reasons
@@ -152,7 +158,7 @@ _BY_WORD = {_word(name): kind for name, kind in REASONS.items()}
 
 
 @lru_cache(maxsize=256)  # thousands of jobs wait for the same few reasons
-def obstacle(reason: str) -> FaultKind | None:
+def classify_reason(reason: str) -> FaultKind | None:
     """What keeps a waiting job from starting, if it is more than its turn; None for a reason that we do not know."""
     word = _word(reason[:_LONGEST])
     if word in _BY_WORD:
@@ -202,10 +208,10 @@ _LIMITS = re.compile(r"\b(?:QOS|Assoc|Max)[A-Za-z]{3,60}\b")
 """What slurmctld says of a limit, before the sentence that says nothing: ``QOSMaxSubmitJobPerUserLimit``."""
 
 
-def refusal(text: str) -> FaultKind:
+def classify_refusal(text: str) -> FaultKind:
     """Of which kind an error is that Slurm told when it was asked for something; UNKNOWN for words not known."""
     for name in _LIMITS.findall(text):
-        if kind := obstacle(name):
+        if kind := classify_reason(name):
             return kind
     for pattern, kind in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
@@ -213,7 +219,7 @@ def refusal(text: str) -> FaultKind:
     return FaultKind.UNKNOWN
 
 
-def refused(text: str) -> AdapterError:
+def refusal_error(text: str) -> AdapterError:
     """The error to raise for what Slurm told when it was asked to start or end something.
 
     ``OutcomeUnknownError`` where the answer is what failed; ``UnavailableError`` where nobody was reached;
@@ -223,7 +229,7 @@ def refused(text: str) -> AdapterError:
     message = printable(" ".join(text.split()), _LONGEST)
     if _UNSURE.search(text):
         return OutcomeUnknownError(message)
-    match refusal(text):
+    match classify_refusal(text):
         case FaultKind.DOWN:
             return UnavailableError(message)
         case FaultKind.DENIED:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from adapters.slurm.cluster import Cluster
+from adapters.slurm.records import SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
 
-def cluster_of(config: SlurmSiteConfig, name: str) -> Cluster:
+def cluster_of(config: SlurmSiteConfig, name: str) -> SlurmClient:
     """The way to the Slurm of site ``name``, not entered yet.
 
     Raises:
@@ -16,19 +16,19 @@ def cluster_of(config: SlurmSiteConfig, name: str) -> Cluster:
     """
     match config.transport:
         case "tools":
-            from adapters.slurm.tools import ToolsCluster
+            from adapters.slurm.tools import SlurmToolsClient
 
-            return ToolsCluster(config, name)
+            return SlurmToolsClient(config, name)
         case "rest":
             try:
-                from adapters.slurm.rest import RestCluster
+                from adapters.slurm.rest import SlurmRestClient
             except ImportError as error:
                 raise _missing(error, "aiohttp", "slurmrestd needs", "slurm-rest") from None
-            return RestCluster(config, name)
+            return SlurmRestClient(config, name)
         case "native":
-            from adapters.slurm.native import NativeCluster
+            from adapters.slurm.native import SlurmNativeClient
 
-            return NativeCluster(config, name)
+            return SlurmNativeClient(config, name)
 
 
 def _missing(error: ImportError, package: str, who: str, extra: str) -> ImportError | UnavailableError:

@@ -15,10 +15,10 @@ import pytest
 from adapters.slurm.audit import gaps
 from adapters.slurm.blocking import render
 from adapters.slurm.capacity import nodes
-from adapters.slurm.cluster import Partition, Reservation, SlurmNode
 from adapters.slurm.downtime import downtime_at
+from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import ToolsCluster
+from adapters.slurm.tools import SlurmToolsClient
 from provisioner.model import DroneType, Node, Reserve, SitePolicy
 from tests.live.lab import until
 from tests.live.slurm_lab import Slurm, SlurmLab, running_slurm
@@ -163,7 +163,7 @@ def told(lab: SlurmLab) -> Told:
 
     async def ask() -> Told:
         config = CONFIG.model_copy(update={"tools": CONFIG.tools.model_copy(update={"bin": str(lab.tools)})})
-        async with ToolsCluster(config, "horeka") as cluster:
+        async with SlurmToolsClient(config, "horeka") as cluster:
             return (
                 await cluster.nodes(),
                 await cluster.partitions(),
@@ -191,7 +191,7 @@ def test_the_audit_sees_what_keeps_and_what_does_not(blocked: SlurmLab) -> None:
     others = {"accelerated", "dev", "backfill"}  # as loose as the lab has them: they have no limit of memory
     assert audited(blocked) == [(NODE, "memory")]
     slurm_nodes, partitions, *_ = told(blocked)
-    assert slurm_nodes[0].kept_cores_per_gpu == 4 and slurm_nodes[0].threads_per_core == 2
+    assert slurm_nodes[0].restricted_cores_per_gpu == 4 and slurm_nodes[0].threads_per_core == 2
     limited = {each.name: each.max_memory_per_cpu_mib for each in partitions}
     assert limited == {CPU_PARTITION: 3584, **dict.fromkeys(others, 0)}
     for name in others:

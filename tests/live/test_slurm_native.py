@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from adapters.slurm.cluster import Job, Submission
-from adapters.slurm.native import NativeCluster
+from adapters.slurm.native import SlurmNativeClient
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
@@ -97,30 +97,34 @@ def config(python: Path, **more: Any) -> SlurmSiteConfig:
     return SlurmSiteConfig.model_validate({**usual, "deadline": "20s", **more})
 
 
-def drones(name: str, script: str = "exec /bin/sleep 600", **special: Any) -> Submission:
+def drones(name: str, script: str = "exec /bin/sleep 600", **special: Any) -> SlurmSubmission:
     usual: dict[str, Any] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 20480}
-    return Submission(name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special})
+    return SlurmSubmission(
+        name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special}
+    )
 
 
 @pytest.fixture
-async def cluster(slurm: SlurmLab, python: Path) -> AsyncIterator[NativeCluster]:
-    async with NativeCluster(config(python), "hk") as found:
+async def cluster(slurm: SlurmLab, python: Path) -> AsyncIterator[SlurmNativeClient]:
+    async with SlurmNativeClient(config(python), "hk") as found:
         yield found
     slurm.empty()
 
 
-async def seen(cluster: NativeCluster, name: str, wanted: Callable[[Sequence[Job]], bool]) -> dict[str, Job]:
+async def seen(
+    cluster: SlurmNativeClient, name: str, wanted: Callable[[Sequence[SlurmJob]], bool]
+) -> dict[str, SlurmJob]:
     """Our jobs of that name, as soon as they are as wanted."""
     until = time.monotonic() + 60
     while True:
-        jobs = [job for job in await cluster.ours() if job.name == name]
+        jobs = [job for job in await cluster.own_jobs() if job.name == name]
         if wanted(jobs):
             return {job.remote_id: job for job in jobs}
         assert time.monotonic() < until, jobs
         await asyncio.sleep(0.3)
 
 
-def states(jobs: dict[str, Job]) -> dict[str, str]:
+def states(jobs: dict[str, SlurmJob]) -> dict[str, str]:
     return {remote_id: job.state for remote_id, job in jobs.items()}
 
 
@@ -146,7 +150,7 @@ def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm
         twenty_jobs_run(lab)
 
 
-async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: NativeCluster) -> None:
+async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: SlurmNativeClient) -> None:
     """Also the last one to start, whose number is the whole array's."""
     name = f"{own('array')}-0+.a100.hk"
     job = await cluster.submit(drones(name, tasks=(0, 1, 2, 7)))
@@ -164,7 +168,7 @@ async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: Nati
     await seen(cluster, name, lambda jobs: {each.state for each in jobs} == {"CANCELLED"})
 
 
-async def test_a_long_array_waits_whole(cluster: NativeCluster) -> None:
+async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
     name = f"{own('long')}-0+.a100.hk"
     tasks = tuple(range(0, 1000, 3))
     job = await cluster.submit(drones(name, tasks=tasks, gres="gpu:a100:4"))
@@ -174,11 +178,11 @@ async def test_a_long_array_waits_whole(cluster: NativeCluster) -> None:
     await cluster.cancel(waiting[:-1])
     left = await seen(cluster, name, lambda jobs: len([each for each in jobs if each.state == "PENDING"]) < 2)
     assert {found.state for each, found in left.items() if each == waiting[-1]} <= {"PENDING", "RUNNING"}
-    others = {job.remote_id for job in await cluster.others(["accelerated"])}
+    others = {job.remote_id for job in await cluster.active_jobs(["accelerated"])}
     assert waiting[-1] in others and waiting[0] not in others
 
 
-async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, cluster: NativeCluster) -> None:
+async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, cluster: SlurmNativeClient) -> None:
     name = f"{own('room')}-1.a100.hk"
     await cluster.submit(drones(name, gres="gpu:a100:3"))
     there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
@@ -210,17 +214,17 @@ async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, 
     assert told["SLURM_VERSION"].startswith("26.05")
 
 
-async def test_ends_are_in_the_accounting_database(cluster: NativeCluster) -> None:
+async def test_ends_are_in_the_accounting_database(cluster: SlurmNativeClient) -> None:
     name = f"{own('ends')}-0+.a100.hk"
     before = time.time() - 1
     job = await cluster.submit(drones(name, "exit $SLURM_ARRAY_TASK_ID", tasks=(0, 3)))
     await seen(cluster, name, lambda jobs: {each.state for each in jobs} == {"COMPLETED", "FAILED"})
     for ids in ([f"{job}_0", f"{job}_3"], []):
-        ended = await cluster.ended(ids, before)
+        ended = await cluster.ended_jobs(ids, before)
         assert ended is not None
         found = {each.remote_id: (each.name, each.state, each.exit_code) for each in ended if each.name == name}
         assert found == {f"{job}_0": (name, "COMPLETED", 0), f"{job}_3": (name, "FAILED", 3)}
-    assert await cluster.ended(["999999"], before) == []
+    assert await cluster.ended_jobs(["999999"], before) == []
 
 
 async def test_a_job_gets_nothing_of_our_environment(
@@ -230,7 +234,7 @@ async def test_a_job_gets_nothing_of_our_environment(
     monkeypatch.setenv("SLURM_SECRET", "token")
     monkeypatch.setenv("SECRET_OF_OURS", "token")
     said = slurm.shared / own("environment")
-    async with NativeCluster(config(python), "hk") as cluster:
+    async with SlurmNativeClient(config(python), "hk") as cluster:
         name = f"{own('env')}-1.a100.hk"
         await cluster.submit(drones(name, "/usr/bin/env", output=str(said)))
         await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["COMPLETED"])
@@ -246,12 +250,12 @@ async def test_a_job_gets_nothing_of_our_environment(
         ({"partition": "nix"}, FaultKind.CONFIG),
         ({"account": "nobody"}, FaultKind.CONFIG),
         ({"gres": "gpu:a100:9"}, FaultKind.CONFIG),
-        ({"more": {"bb": "x"}}, FaultKind.CONFIG),
+        ({"options": {"bb": "x"}}, FaultKind.CONFIG),
     ],
     ids=["partition", "account", "gpus", "unsayable"],
 )
 async def test_a_refusal_says_of_which_kind_it_is(
-    cluster: NativeCluster, special: dict[str, Any], kind: FaultKind
+    cluster: SlurmNativeClient, special: dict[str, Any], kind: FaultKind
 ) -> None:
     with pytest.raises(RejectedError) as refused:
         await cluster.submit(drones(f"{own('no')}-1.a100.hk", **special))
@@ -259,10 +263,10 @@ async def test_a_refusal_says_of_which_kind_it_is(
 
 
 async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, python: Path) -> None:
-    async with NativeCluster(config(python, deadline="3s", submit_deadline="2s"), "hk") as cluster:
+    async with SlurmNativeClient(config(python, deadline="3s", submit_deadline="2s"), "hk") as cluster:
         for _ in range(5):  # its children have started
             try:
-                await cluster.ours()
+                await cluster.own_jobs()
                 await cluster.cancel(["999999"])
                 break
             except (UnavailableError, OutcomeUnknownError):
@@ -272,7 +276,7 @@ async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, 
             with pytest.raises(OutcomeUnknownError):
                 await cluster.submit(drones(f"{own('late')}-1.a100.hk"))
             with pytest.raises(UnavailableError):
-                await cluster.ours()
+                await cluster.own_jobs()
         finally:
             slurm.signal("slurmctld", SIGCONT)
     slurm.empty()
@@ -281,9 +285,9 @@ async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, 
 async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """libslurm would wait a minute, and end the process."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
-    async with NativeCluster(config(python), "hk") as cluster:
+    async with SlurmNativeClient(config(python), "hk") as cluster:
         with pytest.raises(UnavailableError, match=r"no slurm\.conf.*/nowhere/slurm\.conf") as down:
-            await cluster.ours()
+            await cluster.own_jobs()
         assert down.value.kind is FaultKind.CONFIG
         with pytest.raises(UnavailableError):
             await cluster.submit(drones(f"{own('nowhere')}-1.a100.hk"))
@@ -292,19 +296,19 @@ async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.M
 async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """libslurm ends the process at once."""
     monkeypatch.setenv("SLURM_CONF", "/etc/hostname")
-    async with NativeCluster(config(python), "hk") as cluster:
+    async with SlurmNativeClient(config(python), "hk") as cluster:
         with pytest.raises(UnavailableError, match=r"libslurm finds no slurm\.conf") as down:
-            await cluster.ours()
+            await cluster.own_jobs()
     assert down.value.kind is FaultKind.CONFIG
 
 
 async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: Path, tmp_path: Path) -> None:
     with cluster_with_us(accounting=False) as lab:
-        async with NativeCluster(config(interpreter(lab, pyslurm, tmp_path)), "hk") as cluster:
+        async with SlurmNativeClient(config(interpreter(lab, pyslurm, tmp_path)), "hk") as cluster:
             name = f"{own('plain')}-1.a100.hk"
             await cluster.submit(drones(name, gres="gpu:2"))
             there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
             (job,) = there.values()
             used = {node.name: node.used_gpus for node in await cluster.nodes()}
             assert used == {name: {"a100": 2} if name in job.nodes else {} for name in lab.setup.nodes}
-            assert await cluster.ended([], 0.0) is None
+            assert await cluster.ended_jobs([], 0.0) is None

@@ -17,7 +17,7 @@ from adapters.slurm.capacity import nodes
 from adapters.slurm.names import is_drone
 from adapters.slurm.owner import Wanted, claims, running
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import ToolsCluster
+from adapters.slurm.tools import SlurmToolsClient
 from provisioner.model import DroneType, OwnerDemand, OwnerLoad
 from tests.live.lab import until
 from tests.live.slurm_lab import SlurmLab
@@ -120,10 +120,10 @@ def owners(lab: SlurmLab) -> tuple[Wanted, OwnerLoad | None]:
     config, kind = SlurmSiteConfig.model_validate(told), DroneType("horeka", "h100", 1000, 8, 20480, 0, walltime_s=1800)
 
     async def ask() -> tuple[Wanted, OwnerLoad | None]:
-        async with ToolsCluster(config, "horeka") as cluster:
+        async with SlurmToolsClient(config, "horeka") as cluster:
             slurm_nodes = await cluster.nodes()
             here = nodes(slurm_nodes, await cluster.partitions(), [kind], config)
-            jobs = await cluster.others(config.owner.partitions if config.owner else [])
+            jobs = await cluster.active_jobs(config.owner.partitions if config.owner else [])
             return claims(jobs, slurm_nodes, here, config, is_drone), running(jobs, here, config, is_drone)
 
     return asyncio.run(ask())

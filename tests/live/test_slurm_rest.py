@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.cluster import Job, Submission
-from adapters.slurm.rest import RestCluster
+from adapters.slurm.records import SlurmJob, SlurmSubmission
+from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -49,14 +49,14 @@ def rest(request: pytest.FixtureRequest, slurm: SlurmLab, tmp_path: Path) -> dic
 
 
 @pytest.fixture
-async def cluster(slurm: SlurmLab, tmp_path: Path) -> AsyncIterator[RestCluster]:
+async def cluster(slurm: SlurmLab, tmp_path: Path) -> AsyncIterator[SlurmRestClient]:
     async with by(over_the_network(slurm, tmp_path)) as found:
         yield found
     slurm.empty()
 
 
-def by(rest: dict[str, Any], **more: str) -> RestCluster:
-    return RestCluster(SlurmSiteConfig.model_validate({"transport": "rest", "rest": rest, **more}), "kit")
+def by(rest: dict[str, Any], **more: str) -> SlurmRestClient:
+    return SlurmRestClient(SlurmSiteConfig.model_validate({"transport": "rest", "rest": rest, **more}), "kit")
 
 
 def unique(word: str) -> str:
@@ -64,16 +64,20 @@ def unique(word: str) -> str:
     return f"{own(f'{word}{next(_NTH)}')}.a100.kit"
 
 
-def drones(name: str, script: str = "exec sleep 600", **special: Any) -> Submission:
+def drones(name: str, script: str = "exec sleep 600", **special: Any) -> SlurmSubmission:
     usual: dict[str, Any] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 20480}
-    return Submission(name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special})
+    return SlurmSubmission(
+        name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special}
+    )
 
 
-async def seen(cluster: RestCluster, name: str, wanted: Callable[[Sequence[Job]], bool]) -> dict[str, Job]:
+async def seen(
+    cluster: SlurmRestClient, name: str, wanted: Callable[[Sequence[SlurmJob]], bool]
+) -> dict[str, SlurmJob]:
     """Our jobs of that name, as soon as they are as wanted."""
     until = time.monotonic() + 60
     while True:
-        jobs = [job for job in await cluster.ours() if job.name == name]
+        jobs = [job for job in await cluster.own_jobs() if job.name == name]
         if wanted(jobs):
             return {job.remote_id: job for job in jobs}
         assert time.monotonic() < until, jobs
@@ -84,7 +88,7 @@ def _text(path: str) -> str:
     return Path(path).read_text()
 
 
-def in_state(state: str, count: int) -> Callable[[Sequence[Job]], bool]:
+def in_state(state: str, count: int) -> Callable[[Sequence[SlurmJob]], bool]:
     return lambda jobs: sum(job.state == state for job in jobs) == count
 
 
@@ -98,7 +102,7 @@ async def test_an_array_task_keeps_its_name_from_waiting_to_its_end(rest: dict[s
         for job in jobs.values():
             assert (job.user, job.account, job.limit_s, job.gpus) == ("drone", "lab", 600.0, {"a100": 1})
             assert (job.nodes != ()) == (job.state == "RUNNING")
-        known = {job.remote_id for job in await cluster.others(["accelerated"])}
+        known = {job.remote_id for job in await cluster.active_jobs(["accelerated"])}
         assert set(jobs) <= known
 
         running = [each for each, job in jobs.items() if job.state == "RUNNING"]
@@ -114,22 +118,22 @@ async def test_an_array_task_keeps_its_name_from_waiting_to_its_end(rest: dict[s
     slurm.empty()
 
 
-async def test_the_accounting_tells_the_end_of_single_tasks(slurm: SlurmLab, cluster: RestCluster) -> None:
+async def test_the_accounting_tells_the_end_of_single_tasks(slurm: SlurmLab, cluster: SlurmRestClient) -> None:
     name, begun_at = unique("ended"), time.time() - 5
     number = await cluster.submit(drones(name, "exit 3", tasks=(0, 2)))
     await seen(cluster, name, in_state("FAILED", 2))
 
     until = time.monotonic() + 30
-    while not (jobs := await cluster.ended([f"{number}_2", "999999"], begun_at)) or jobs[0].state != "FAILED":
+    while not (jobs := await cluster.ended_jobs([f"{number}_2", "999999"], begun_at)) or jobs[0].state != "FAILED":
         assert time.monotonic() < until
         await asyncio.sleep(0.5)
     assert [(job.remote_id, job.name, job.exit_code) for job in jobs] == [(f"{number}_2", name, 3)]
-    everything = await cluster.ended([], begun_at)
+    everything = await cluster.ended_jobs([], begun_at)
     assert everything is not None
     assert {f"{number}_0", f"{number}_2"} <= {job.remote_id for job in everything}
 
 
-async def test_a_step_has_time_at_a_polite_end_and_none_at_a_kill(slurm: SlurmLab, cluster: RestCluster) -> None:
+async def test_a_step_has_time_at_a_polite_end_and_none_at_a_kill(slurm: SlurmLab, cluster: SlurmRestClient) -> None:
     name = unique("kill")
     heard = slurm.shared / name
     step = f"""exec >>{heard}.$SLURM_ARRAY_TASK_ID; trap 'sleep 2; echo left; exit' TERM; echo up
@@ -144,17 +148,17 @@ async def test_a_step_has_time_at_a_polite_end_and_none_at_a_kill(slurm: SlurmLa
     assert [_text(f"{heard}.{task}") for task in (0, 1)] == ["up\nleft\n", "up\n"]
 
 
-async def test_a_no_is_told_by_its_kind_and_its_record_is_no_life(slurm: SlurmLab, cluster: RestCluster) -> None:
+async def test_a_no_is_told_by_its_kind_and_its_record_is_no_life(slurm: SlurmLab, cluster: SlurmRestClient) -> None:
     name = unique("refused")
     for special in ({"partition": "nowhere"}, {"gres": "gpu:a100:9"}, {"constraint": "gold"}):
         with pytest.raises(RejectedError) as told:
             await cluster.submit(drones(name, **special))
         assert told.value.kind is FaultKind.CONFIG, told.value
-    records = [job for job in await cluster.ours() if job.name == name]
+    records = [job for job in await cluster.own_jobs() if job.name == name]
     assert {(job.state, job.reason, job.nodes) for job in records} <= {("FAILED", "BadConstraints", ())}
 
 
-async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: RestCluster) -> None:
+async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: SlurmRestClient) -> None:
     more = {
         "nice": "7",
         "comment": "hello",
@@ -167,7 +171,7 @@ async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: RestCluster
         "prefer": "",
     }
     options = {option: value for option, value in more.items() if value}
-    number = await cluster.submit(drones(unique("more"), more=options))
+    number = await cluster.submit(drones(unique("more"), options=options))
     told = slurm.run("scontrol", "show", "job", "-d", str(number))
     for wanted in ("Nice=7", "Comment=hello", "ExcNodeList=hkn0801", "=USER", "Requeue=0"):
         assert wanted.lower() in told.lower(), told
@@ -176,11 +180,11 @@ async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: RestCluster
 async def test_a_job_that_was_taken_in_silence_is_found_afterwards(slurm: SlurmLab, tmp_path: Path) -> None:
     name = unique("silence")
     async with by(over_the_network(slurm, tmp_path), deadline="3s", submit_deadline="3s") as cluster:
-        await cluster.ours()
+        await cluster.own_jobs()
         slurm.signal("slurmctld", SIGSTOP)
         try:
             with pytest.raises(UnavailableError):
-                await cluster.ours()
+                await cluster.own_jobs()
             with pytest.raises(OutcomeUnknownError):
                 await cluster.submit(drones(name))
         finally:
@@ -188,7 +192,7 @@ async def test_a_job_that_was_taken_in_silence_is_found_afterwards(slurm: SlurmL
         until = time.monotonic() + 60
         while True:
             try:
-                jobs = [job for job in await cluster.ours() if job.name == name]
+                jobs = [job for job in await cluster.own_jobs() if job.name == name]
             except UnavailableError:
                 jobs = []
             if jobs:
@@ -205,9 +209,9 @@ async def test_a_token_of_somebody_else_is_not_believed(slurm: SlurmLab, tmp_pat
     await asyncio.to_thread(file.write_text, slurm.token("owner"))
     async with by(settings) as cluster:
         with pytest.raises(AuthError):
-            await cluster.ours()
+            await cluster.own_jobs()
         await asyncio.to_thread(file.write_text, slurm.token("drone"))
-        await cluster.ours()
+        await cluster.own_jobs()
 
 
 async def test_the_cluster_tells_itself(slurm: SlurmLab, rest: dict[str, Any]) -> None:
@@ -216,7 +220,7 @@ async def test_the_cluster_tells_itself(slurm: SlurmLab, rest: dict[str, Any]) -
             with pytest.raises(
                 UnavailableError, match=r"offers .*v0\.0\.38, and we speak .*`transport: tools`"
             ) as down:
-                await cluster.ours()
+                await cluster.own_jobs()
             assert down.value.kind is FaultKind.CONFIG
             return
         told = await cluster.configuration()
@@ -238,6 +242,6 @@ async def test_a_socket_that_is_not_there_is_a_site_that_is_down(slurm: SlurmLab
     settings = behind_ssh(slurm, tmp_path)
     async with by({**settings, "url": "unix:/nowhere"}) as cluster:
         with pytest.raises(UnavailableError, match="no connection to its socket /nowhere"):
-            await cluster.ours()
+            await cluster.own_jobs()
         with pytest.raises(UnavailableError):
             await cluster.submit(drones("x"))

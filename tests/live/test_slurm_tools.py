@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from adapters.slurm.cluster import Job, Submission
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import ToolsCluster
+from adapters.slurm.tools import SlurmToolsClient
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.live.lab import OWN
@@ -29,13 +29,13 @@ echo cleaned up
 """
 
 
-def submission(name: str, script: bytes = SLEEP, tasks: Sequence[int] = (), **more: object) -> Submission:
+def submission(name: str, script: bytes = SLEEP, tasks: Sequence[int] = (), **more: object) -> SlurmSubmission:
     shape: dict[str, object] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 2048}
-    return Submission(f"{name}-{OWN}", script, tuple(tasks), minutes=5, notice_s=60, **{**shape, **more})  # type: ignore[arg-type]
+    return SlurmSubmission(f"{name}-{OWN}", script, tuple(tasks), minutes=5, notice_s=60, **{**shape, **more})  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["here", "over ssh"])
-async def cluster(slurm: SlurmLab, request: pytest.FixtureRequest) -> AsyncIterator[ToolsCluster]:
+async def cluster(slurm: SlurmLab, request: pytest.FixtureRequest) -> AsyncIterator[SlurmToolsClient]:
     ssh = {
         "host": "127.0.0.1",
         "port": slurm.ssh_port,
@@ -45,17 +45,17 @@ async def cluster(slurm: SlurmLab, request: pytest.FixtureRequest) -> AsyncItera
         "retry": "100ms",
     }
     tools = {"bin": str(slurm.tools)} if request.param == "here" else {"ssh": ssh}
-    async with ToolsCluster(SlurmSiteConfig.model_validate({"tools": tools}), "horeka") as entered:
+    async with SlurmToolsClient(SlurmSiteConfig.model_validate({"tools": tools}), "horeka") as entered:
         yield entered
     await asyncio.to_thread(slurm.empty)
 
 
-async def listed(cluster: ToolsCluster, number: int) -> dict[str, Job]:
-    ours = await cluster.ours()
+async def listed(cluster: SlurmToolsClient, number: int) -> dict[str, SlurmJob]:
+    ours = await cluster.own_jobs()
     return {job.remote_id: job for job in ours if job.remote_id.partition("_")[0] == str(number)}
 
 
-async def reaches(cluster: ToolsCluster, number: int, *states: str, count: int = 1) -> dict[str, Job]:
+async def reaches(cluster: SlurmToolsClient, number: int, *states: str, count: int = 1) -> dict[str, SlurmJob]:
     """Until ``count`` jobs of this number are in one of these states."""
     limit = time.monotonic() + 60
     while True:
@@ -66,11 +66,11 @@ async def reaches(cluster: ToolsCluster, number: int, *states: str, count: int =
         await asyncio.sleep(0.3)
 
 
-async def accounted(cluster: ToolsCluster, remote_ids: Sequence[str]) -> Sequence[Job]:
+async def accounted(cluster: SlurmToolsClient, remote_ids: Sequence[str]) -> Sequence[SlurmJob]:
     """Until all of them are in the accounts, where 22.05 writes them some seconds later."""
     limit = time.monotonic() + 60
     while True:
-        found = await cluster.ended(remote_ids, 0)
+        found = await cluster.ended_jobs(remote_ids, 0)
         assert found is not None
         if {job.remote_id for job in found} == set(remote_ids):
             return found
@@ -78,10 +78,10 @@ async def accounted(cluster: ToolsCluster, remote_ids: Sequence[str]) -> Sequenc
         await asyncio.sleep(0.3)
 
 
-async def test_drones_come_and_go(slurm: SlurmLab, cluster: ToolsCluster) -> None:
+async def test_drones_come_and_go(slurm: SlurmLab, cluster: SlurmToolsClient) -> None:
     before = time.time()
     array = await cluster.submit(submission("kit-a1-7+.a100.horeka", tasks=(0, 1, 3)))
-    held = await cluster.submit(submission("kit-a1-17+.a100.horeka", tasks=range(4), more={"hold": True}))
+    held = await cluster.submit(submission("kit-a1-17+.a100.horeka", tasks=range(4), options={"hold": True}))
     begun = await reaches(cluster, array, "RUNNING", count=3)
 
     assert set(begun) == {f"{array}_0", f"{array}_1", f"{array}_3"}
@@ -93,7 +93,7 @@ async def test_drones_come_and_go(slurm: SlurmLab, cluster: ToolsCluster) -> Non
     waiting = await listed(cluster, held)
     assert {(job.state, job.reason, job.started_at) for job in waiting.values()} == {("PENDING", "JobHeldUser", 0.0)}
 
-    others = [job for job in await cluster.others(["accelerated"]) if job.remote_id in begun]
+    others = [job for job in await cluster.active_jobs(["accelerated"]) if job.remote_id in begun]
     assert {(job.node_count, job.cpus, job.memory_mib, *job.gpus.items()) for job in others} == {
         (1, 8, 2048, ("a100", 1))
     }
@@ -109,14 +109,14 @@ async def test_drones_come_and_go(slurm: SlurmLab, cluster: ToolsCluster) -> Non
     assert (await listed(cluster, array))[f"{array}_3"].state == "RUNNING"
     ended = await accounted(cluster, [f"{array}_0", f"{array}_1", f"{array}_3"])
     assert {job.remote_id: job.nodes for job in ended} == {key: job.nodes for key, job in begun.items()}
-    since = await cluster.ended([], before - 5)
+    since = await cluster.ended_jobs([], before - 5)
     assert since is not None and set(begun) <= {job.remote_id for job in since}
-    assert await cluster.ended(["999999"], 0) == []
+    assert await cluster.ended_jobs(["999999"], 0) == []
     await cluster.cancel([f"{array}_0", f"{array}_3", f"{held}_3"], kill=True)
     await reaches(cluster, array, "CANCELLED", count=3)
 
 
-async def test_the_rest_of_the_cluster(slurm: SlurmLab, cluster: ToolsCluster) -> None:
+async def test_the_rest_of_the_cluster(slurm: SlurmLab, cluster: SlurmToolsClient) -> None:
     partitions = {each.name: each for each in await cluster.partitions()}
     assert partitions["accelerated"].default and partitions["backfill"].grace_s == 6
     assert partitions["backfill"].tier < partitions["accelerated"].tier
@@ -135,7 +135,7 @@ async def test_the_rest_of_the_cluster(slurm: SlurmLab, cluster: ToolsCluster) -
 
 
 async def test_a_drone_that_does_not_listen_is_killed_and_its_script_cleans_up(
-    slurm: SlurmLab, cluster: ToolsCluster
+    slurm: SlurmLab, cluster: SlurmToolsClient
 ) -> None:
     output = slurm.shared / f"stubborn-{OWN}"
     output.unlink(missing_ok=True)
@@ -149,23 +149,23 @@ async def test_a_drone_that_does_not_listen_is_killed_and_its_script_cleans_up(
     assert "cleaned up" in output.read_text()
 
 
-async def test_what_is_refused_is_no_drone(slurm: SlurmLab, cluster: ToolsCluster) -> None:
+async def test_what_is_refused_is_no_drone(slurm: SlurmLab, cluster: SlurmToolsClient) -> None:
     for more in ({"gres": "gpu:h100:9"}, {"partition": "nosuch"}, {"reservation": "nosuch"}, {"constraint": "nosuch"}):
         with pytest.raises(RejectedError) as refused:
             await cluster.submit(submission("refused", **more))
         assert refused.value.kind is FaultKind.CONFIG
-    jobs = [job for job in await cluster.ours() if job.name == f"refused-{OWN}"]
+    jobs = [job for job in await cluster.own_jobs() if job.name == f"refused-{OWN}"]
     assert {(job.state, job.nodes) for job in jobs} <= {("FAILED", ())}
 
 
 async def test_a_controller_that_is_away_is_no_empty_queue(slurm: SlurmLab) -> None:
     config = SlurmSiteConfig.model_validate({"tools": {"bin": str(slurm.tools)}, "deadline": "12s"})
-    async with ToolsCluster(config, "horeka") as cluster:
+    async with SlurmToolsClient(config, "horeka") as cluster:
         await asyncio.to_thread(slurm.stop_daemon, "slurmctld")
         try:
-            calls = (cluster.ours(), cluster.nodes(), cluster.submit(submission("away")), cluster.cancel(["1"]))
+            calls = (cluster.own_jobs(), cluster.nodes(), cluster.submit(submission("away")), cluster.cancel(["1"]))
             answers = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             await asyncio.to_thread(slurm.restart, "slurmctld")
         assert [isinstance(answer, UnavailableError) for answer in answers] == [True] * 4, answers
-        assert [job for job in await cluster.ours() if job.name == f"away-{OWN}"] == []
+        assert [job for job in await cluster.own_jobs() if job.name == f"away-{OWN}"] == []

@@ -13,8 +13,7 @@ import pytest
 from adapters.slurm.audit import gaps, preempt_mode, seconds
 from adapters.slurm.blocking import render
 from adapters.slurm.capacity import nodes
-from adapters.slurm.cluster import Partition, SlurmNode
-from adapters.slurm.hostlist import expand
+from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from provisioner.config import SiteSpec, load
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, SitePolicy
@@ -130,14 +129,14 @@ def test_a_node_that_keeps_nothing() -> None:
 
 
 def test_what_is_printed_leaves_no_gap() -> None:
-    node = replace(NODE, kept_cores_per_gpu=4, partitions=("accelerated", "cpu"))
+    node = replace(NODE, restricted_cores_per_gpu=4, partitions=("accelerated", "cpu"))
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
     beside = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3584)
     assert audit((node,), (limited, beside), types=(A100,), policy=BLOCKING) == {}
 
 
 def test_the_gap_is_named_by_the_partition_through_which_it_is() -> None:
-    node = replace(NODE, kept_cores_per_gpu=4, partitions=("accelerated", "cpu"))
+    node = replace(NODE, restricted_cores_per_gpu=4, partitions=("accelerated", "cpu"))
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
     loose = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3600)
     told = audit((node,), (limited, loose), types=(A100,), policy=BLOCKING)
@@ -148,7 +147,7 @@ def test_the_gap_is_named_by_the_partition_through_which_it_is() -> None:
 
 def test_fewer_cores_than_wanted_and_a_partitions_own_limit() -> None:
     only_cpus = replace(POLICY, blocking=(Reserve(cpus=8),))
-    short = replace(NODE, kept_cores_per_gpu=3)
+    short = replace(NODE, restricted_cores_per_gpu=3)
     assert "keep 24 of 152 CPUs, wanted 32" in audit((short,), types=(A100,), policy=only_cpus)["hkn0801", "cpus"]
     capped = (replace(ACCELERATED, max_cpus_per_node=120),)
     assert audit((NODE,), capped, types=(A100,), policy=only_cpus) == {}
@@ -174,7 +173,7 @@ def test_a_pattern_that_names_no_node() -> None:
 
 
 def test_a_site_that_keeps_what_the_file_does_not_say_starves_cpu_drones() -> None:
-    keeps = replace(NODE, kept_cores_per_gpu=4)
+    keeps = replace(NODE, restricted_cores_per_gpu=4)
     assert list(audit((keeps,), types=(A100, CPU))) == [("hkn0801", "cpus")]
     assert audit((keeps,), types=(A100,)) == {}
 
@@ -277,10 +276,10 @@ def as_told(site: SiteSpec) -> list[SlurmNode]:
             memory_mib=each.memory,
             gpus={each.gres.partition(":")[2]: each.gpus},
             threads_per_core=each.threads_per_core,
-            kept_cores_per_gpu=4,
+            restricted_cores_per_gpu=4,
         )
         for each, partition in zip(site.options.hardware, limits, strict=True)
-        for name in expand(each.nodes)
+        for name in expand_hostlist(each.nodes)
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm.capacity import kinds, misfit, nodes
-from adapters.slurm.cluster import Partition, Reservation, SlurmNode
+from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.slurm.cluster import Reservation, SlurmNode
 from adapters.slurm.downtime import downtime_at
+from adapters.slurm.records import Reservation, SlurmNode
 from tests.slurm.test_capacity import H100_NODE, NODE, NOW, PARTITIONS, config
 
 CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))

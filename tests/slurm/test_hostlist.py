@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.slurm.hostlist import expand
+from adapters.slurm.records import expand_hostlist
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from adapters.slurm.hostlist import expand
     ],
 )
 def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -> None:
-    assert expand(text) == names
+    assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize(
@@ -50,31 +50,31 @@ def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -
 )
 def test_what_is_no_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"node|brackets|name"):
-        expand(text)
+        expand_hostlist(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-99999999999999]", "a[1-999]b[1-999]c[1-999]", ",".join(["n[1-60000]"] * 2)])
 def test_a_short_text_that_means_too_many_nodes_is_refused_before_it_is_written_out(text: str) -> None:
     with pytest.raises(ValueError, match="than there can be"):
-        expand(text)
+        expand_hostlist(text)
 
 
 def test_the_limit_is_of_names() -> None:
-    assert len(expand("n[1-4]", most=4)) == 4
+    assert len(expand_hostlist("n[1-4]", limit=4)) == 4
     with pytest.raises(ValueError, match="than there can be"):
-        expand("n[1-4],m", most=4)
+        expand_hostlist("n[1-4],m", limit=4)
 
 
 @given(st.lists(st.integers(0, 9999), min_size=1, max_size=30), st.integers(1, 6))
 def test_numbers_keep_their_leading_zeros(numbers: list[int], width: int) -> None:
     text = "n[" + ",".join(f"{n:0{width}d}" for n in numbers) + "]"
-    assert expand(text) == tuple(f"n{n:0{width}d}" for n in numbers)
+    assert expand_hostlist(text) == tuple(f"n{n:0{width}d}" for n in numbers)
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_either_a_list_or_refused(text: str) -> None:
     try:
-        names = expand(text, most=1000)
+        names = expand_hostlist(text, limit=1000)
     except ValueError:
         return
     assert len(names) <= 1000 and all(name.isprintable() and " " not in name for name in names)

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.slurm.cluster import Job
 from adapters.slurm.listing import Cancelled, Listing, listing
+from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
 NOW = 1_800_000_000.0
 ENTERED = NOW - 3600
-RUNNING = Job(
+RUNNING = SlurmJob(
     "123",
     "kit-a1b2-7.a100.horeka",
     "RUNNING",
@@ -30,11 +30,11 @@ ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
 SEVEN = DroneId("kit-a1b2-7")
 
 
-def listed(*jobs: Job, cancelled: Collection[DroneId] = ()) -> Listing:
+def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = ()) -> Listing:
     return listing(jobs, "kit", "horeka", Cancelled(ENTERED, cancelled), now=NOW, keep_s=600.0)
 
 
-def one(job: Job, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
+def one(job: SlurmJob, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
     [drone] = listed(job, cancelled=cancelled).drones.values()
     return drone
 
@@ -85,7 +85,7 @@ def test_what_neither_waits_nor_runs_is_alive(state: str) -> None:
 
 
 @pytest.mark.parametrize("job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))])
-def test_a_job_that_is_being_ended_still_runs(job: Job) -> None:
+def test_a_job_that_is_being_ended_still_runs(job: SlurmJob) -> None:
     drone = one(job)
     assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
     assert "being ended" in drone.reason
@@ -128,7 +128,7 @@ def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
         (replace(ENDED, flags=frozenset({"REVOKED"}), state="PENDING"), EndKind.FAULT, None, FaultKind.CONFIG),
     ],
 )
-def test_each_way_to_end(job: Job, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
+def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
     end = one(job).end
     assert end is not None
     assert (end.kind, end.exit_code, end.fault, end.at) == (kind, code, fault, job.ends_at)
@@ -172,7 +172,7 @@ def test_the_record_of_a_refused_submit_is_no_drone() -> None:
 
 
 @pytest.mark.parametrize("job", [replace(PENDING, reason="BeginTime"), RUNNING])
-def test_a_requeued_drone_waits_whatever_its_job_does(job: Job) -> None:
+def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob) -> None:
     drone = one(replace(job, restarts=1))
     assert (drone.state, drone.started_at, drone.expected_start_at) == (RemoteState.PENDING, 0.0, 0.0)
     assert drone.reason.startswith("requeued by its site")

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.slurm.cluster import Job
-from adapters.slurm.names import folded, is_drone, job_name, named, numbers, serial
+from adapters.slurm.names import is_drone, job_name, named, serial
+from adapters.slurm.records import SlurmJob, fold_job_ids, job_id_key
 from provisioner.model import DroneId
 
 
-def job(name: str, remote_id: str = "123") -> Job:
-    return Job(remote_id, name, "RUNNING")
+def job(name: str, remote_id: str = "123") -> SlurmJob:
+    return SlurmJob(remote_id, name, "RUNNING")
 
 
 def test_a_job_of_its_own_is_the_drone_that_it_is_called() -> None:
@@ -67,7 +67,7 @@ def test_an_id_has_a_prefix_and_a_serial() -> None:
 
 
 def test_older_jobs_come_first() -> None:
-    assert sorted(["12", "9_10", "x", "9_2", "9"], key=numbers) == ["9", "9_2", "9_10", "12", "x"]
+    assert sorted(["12", "9_10", "x", "9_2", "9"], key=job_id_key) == ["9", "9_2", "9_10", "12", "x"]
 
 
 LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
@@ -92,4 +92,4 @@ def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
 
 
 def test_tasks_of_an_array_go_in_one_word() -> None:
-    assert list(folded(["7_3", "9", "7_0", "7_1", "8_5", "7_1"])) == ["9", "7_[0-1,3]", "8_5"]
+    assert list(fold_job_ids(["7_3", "9", "7_0", "7_1", "8_5", "7_1"])) == ["9", "7_[0-1,3]", "8_5"]

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from adapters.slurm import native_records as records
-from adapters.slurm.cluster import Job, Submission
-from adapters.slurm.native import NativeCluster, explained
+from adapters.slurm.native import SlurmNativeClient, explained
 from adapters.slurm.native_options import unsayable
 from adapters.slurm.native_side import check_release, described, expanded, hide_from_jobs, unanswered
+from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_tasks
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 
-def native(**more: Any) -> NativeCluster:
-    return NativeCluster(SlurmSiteConfig.model_validate({"transport": "native", **more}), "hk")
+def native(**more: Any) -> SlurmNativeClient:
+    return SlurmNativeClient(SlurmSiteConfig.model_validate({"transport": "native", **more}), "hk")
 
 
 def told(**special: Any) -> SimpleNamespace:
@@ -59,7 +59,7 @@ def told(**special: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**usual, **special})
 
 
-def only(job: SimpleNamespace) -> Job:
+def only(job: SimpleNamespace) -> SlurmJob:
     (found,) = expanded(job)
     return found
 
@@ -72,13 +72,13 @@ def only(job: SimpleNamespace) -> Job:
     [("4", (4,)), ("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2)), ("5,2", (5, 2))],
 )
 def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
-    assert records.task_numbers(text) == numbers
+    assert parse_tasks(text) == numbers
 
 
 @pytest.mark.parametrize("text", ["0-3,...", "0-3,5...", "", "a", "0x2BF", "0-999999999"])
 def test_tasks_that_are_cut_short_are_no_listing(text: str) -> None:
-    with pytest.raises(UnavailableError):
-        records.task_numbers(text)
+    with pytest.raises(ValueError):
+        parse_tasks(text)
 
 
 def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:
@@ -161,9 +161,9 @@ def test_a_node() -> None:
 def test_gpus_of_running_jobs_are_counted_by_node() -> None:
     have = {"n1": {"a100": 4}, "n2": {"h100": 4}}
     jobs = [
-        Job("1", "x", "RUNNING", nodes=("n1",), gpus={"a100": 1}),
-        Job("2", "x", "COMPLETING", nodes=("n1", "n2"), gpus={"": 2}),
-        Job("3", "x", "PENDING", nodes=(), gpus={"a100": 4}),
+        SlurmJob("1", "x", "RUNNING", nodes=("n1",), gpus={"a100": 1}),
+        SlurmJob("2", "x", "COMPLETING", nodes=("n1", "n2"), gpus={"": 2}),
+        SlurmJob("3", "x", "PENDING", nodes=(), gpus={"a100": 4}),
     ]
     assert records.used_by(jobs, have) == {"n1": {"a100": 3}, "n2": {"h100": 2}}
 
@@ -173,7 +173,7 @@ def test_gpus_of_running_jobs_are_counted_by_node() -> None:
 
 def test_a_submission_in_pyslurms_words() -> None:
     said = described(
-        Submission(
+        SlurmSubmission(
             "kit-a-0+.a100.hk",
             b"#!/bin/sh\n",
             tasks=(0, 1, 4),
@@ -183,7 +183,7 @@ def test_a_submission_in_pyslurms_words() -> None:
             memory_mib=20480,
             minutes=10,
             notice_s=60,
-            more={"nice": "100", "exclude": "hkn0815", "exclusive": True},
+            options={"nice": "100", "exclude": "hkn0815", "exclusive": True},
         )
     )
     assert said["array"] == "0-1,4" and said["gres_per_node"] == "gpu:a100:1"
@@ -197,7 +197,7 @@ def test_a_submission_in_pyslurms_words() -> None:
 
 def test_the_admins_options_do_not_override_ours() -> None:
     with pytest.raises(RejectedError, match=r"`time` cannot be said to pyslurm"):
-        described(Submission("x", b"#!/bin/sh\n", more={"time": "10"}))
+        described(SlurmSubmission("x", b"#!/bin/sh\n", options={"time": "10"}))
 
 
 def test_options_that_pyslurm_cannot_say() -> None:
@@ -254,7 +254,7 @@ def test_the_end_for_want_of_a_configuration_is_explained() -> None:
 
 async def test_without_pyslurm_it_says_what_is_needed() -> None:
     async with native() as cluster:
-        for question in (cluster.ours, lambda: cluster.submit(Submission("x", b"#!/bin/sh\n"))):
+        for question in (cluster.own_jobs, lambda: cluster.submit(SlurmSubmission("x", b"#!/bin/sh\n"))):
             with pytest.raises(UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'") as down:
                 await question()
             assert down.value.kind is FaultKind.CONFIG
@@ -263,7 +263,7 @@ async def test_without_pyslurm_it_says_what_is_needed() -> None:
 async def test_an_interpreter_that_is_not_there() -> None:
     async with native(native={"python": "/nowhere/python3"}) as cluster:
         with pytest.raises(UnavailableError, match="cannot be started"):
-            await cluster.ours()
+            await cluster.own_jobs()
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ async def test_another_interpreter_needs_nothing_of_ours_but_our_packages(bare: 
 
 async def test_who_is_not_connected_asks_nothing() -> None:
     with pytest.raises(UnavailableError, match="not connected"):
-        await native().ours()
+        await native().own_jobs()
 
 
 def test_only_the_native_transport_has_an_interpreter() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.cluster import Job, SlurmNode
 from adapters.slurm.owner import Wanted, claims, running
+from adapters.slurm.records import SlurmJob, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import Node, OwnerDemand, OwnerLoad
 from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config, nodes
 
 BOTH = ("accelerated", "owners")
 CLUSTER = (*(replace(NODE, name=f"hkn080{n}", partitions=BOTH) for n in (1, 2, 3)), H100_NODE)
-JOB = Job(
+JOB = SlurmJob(
     "100",
     "train",
     "PENDING",
@@ -41,16 +41,16 @@ def view(cluster: Sequence[SlurmNode] = CLUSTER, settings: SlurmSiteConfig | Non
     return nodes(cluster, PARTITIONS, (A100, H100), settings or owned(), now=NOW)
 
 
-def is_drone(job: Job) -> bool:
+def is_drone(job: SlurmJob) -> bool:
     return job.name.endswith(".horeka")
 
 
-def wanted(*jobs: Job, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> Wanted:
+def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> Wanted:
     settings = owned(**more)
     return claims(jobs, cluster, view(cluster, settings), settings, is_drone)
 
 
-def claim(job: Job, **more: Any) -> OwnerDemand:
+def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
     [found] = wanted(job, **more).claims
     return found
 
@@ -150,7 +150,7 @@ def test_a_job_of_several_nodes_counts_once_for_each() -> None:
 
 
 def test_nodes_that_it_insists_on_and_nodes_that_are_shut() -> None:
-    assert claim(replace(JOB, wanted_nodes=("hkn0802",))).nodes == ("hkn0802",)
+    assert claim(replace(JOB, required_nodes=("hkn0802",))).nodes == ("hkn0802",)
     drained = (replace(CLUSTER[0], flags=frozenset({"DRAIN"})), *CLUSTER[1:])
     assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
 

@@ -11,21 +11,21 @@ import pytest
 from aiohttp import web
 
 from adapters.slurm import rest_link
-from adapters.slurm.cluster import Submission
-from adapters.slurm.rest import RestCluster
+from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.slurm.restd import Restd, recorded, running, saying
 
-DRONE = Submission("c-b-0.t.s", b"#!/bin/sh\n")
+DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
 
 
-def cluster(url: str, **rest: Any) -> RestCluster:
+def cluster(url: str, **rest: Any) -> SlurmRestClient:
     settings = {"url": url, "user": "drone", **rest}
     if not url.startswith("unix:"):
         settings.setdefault("token", {"env": "REST_TOKEN"})
-    return RestCluster(
+    return SlurmRestClient(
         SlurmSiteConfig.model_validate(
             {"transport": "rest", "deadline": "2s", "submit_deadline": "2s", "rest": settings}
         ),
@@ -45,7 +45,7 @@ async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
     async with running(Restd(token="one")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
-        assert await slurm.ours() == []
+        assert await slurm.own_jobs() == []
         restd.token = "two"
         file.write_text("two")
         restd.asked.clear()
@@ -59,7 +59,7 @@ async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Pat
     file.write_text("one")
     async with running(Restd(token="two")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
         with pytest.raises(AuthError, match=r"token of file .*/token is refused"):
-            await slurm.ours()
+            await slurm.own_jobs()
 
 
 async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
@@ -74,7 +74,7 @@ async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
 
     async with running(Restd(before=refuse)) as restd, cluster(restd.url) as slurm:
         with pytest.raises(AuthError, match="Protocol authentication error"):
-            await slurm.ours()
+            await slurm.own_jobs()
         with pytest.raises(AuthError):
             await slurm.submit(DRONE)
 
@@ -83,17 +83,17 @@ async def test_a_token_that_cannot_be_read_or_is_none(tmp_path: Path) -> None:
     file = tmp_path / "token"
     async with running(Restd()) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
         with pytest.raises(AuthError, match="cannot be read"):
-            await slurm.ours()
+            await slurm.own_jobs()
         file.write_text("two\nlines")
         with pytest.raises(AuthError, match="there is no token"):
-            await slurm.ours()
+            await slurm.own_jobs()
         assert restd.asked == []
 
 
 async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
     async with running(Restd(), tmp_path / "socket") as restd, cluster(restd.url) as slurm:
         restd.add(5)
-        assert [job.remote_id for job in await slurm.ours()] == ["5"]
+        assert [job.remote_id for job in await slurm.own_jobs()] == ["5"]
 
 
 # ------------------------------------------------------------------------------------------------------------- versions
@@ -101,8 +101,8 @@ async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
 
 async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
     async with running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd, cluster(restd.url) as slurm:
-        await slurm.ours()
-        await slurm.ours()
+        await slurm.own_jobs()
+        await slurm.own_jobs()
         assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
 
 
@@ -111,17 +111,17 @@ async def test_a_server_that_speaks_none_of_ours_is_told_with_what_it_speaks() -
         with pytest.raises(
             UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we speak v0\.0\.40 to v0\.0\.45"
         ) as told:
-            await slurm.ours()
+            await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG
 
 
 async def test_another_release_in_its_place_is_found_out_at_the_next_call() -> None:
     async with running(Restd(versions=("v0.0.42",))) as restd, cluster(restd.url) as slurm:
-        await slurm.ours()
+        await slurm.own_jobs()
         restd.versions = ("v0.0.44",)
         with pytest.raises(UnavailableError):
-            await slurm.ours()
-        assert await slurm.ours() == []
+            await slurm.own_jobs()
+        assert await slurm.own_jobs() == []
 
 
 # -------------------------------------------------------------------------------------------------------------- silence
@@ -131,7 +131,7 @@ async def test_nobody_there_means_that_nothing_was_asked() -> None:
     async with saying() as url:
         pass
     async with cluster(url) as slurm:
-        for call in (slurm.ours(), slurm.submit(DRONE), slurm.cancel(["1"])):
+        for call in (slurm.own_jobs(), slurm.submit(DRONE), slurm.cancel(["1"])):
             with pytest.raises(UnavailableError):
                 await call
 
@@ -144,7 +144,7 @@ async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_un
 
     async with running(Restd(before=cut)) as restd, cluster(restd.url) as slurm:
         with pytest.raises(UnavailableError):
-            await slurm.ours()
+            await slurm.own_jobs()
         with pytest.raises(OutcomeUnknownError):
             await slurm.submit(DRONE)
         assert restd.asked.count("POST /slurm/v0.0.42/job/submit") == 1
@@ -172,7 +172,7 @@ async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text
         with pytest.raises(error):
             await slurm.submit(DRONE)
         with pytest.raises(UnavailableError):
-            await slurm.ours()
+            await slurm.own_jobs()
 
 
 async def test_a_taken_job_without_a_number_is_unsure() -> None:
@@ -190,7 +190,7 @@ async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.Monk
         for number in range(1, 300):
             restd.add(number, user="owner")
         with pytest.raises(UnavailableError, match="says more than"):
-            await slurm.ours()
+            await slurm.own_jobs()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
@@ -200,7 +200,7 @@ async def test_an_answer_that_is_not_whole_is_no_empty_listing(body: bytes) -> N
 
     async with running(Restd(before=torn)) as restd, cluster(restd.url) as slurm:
         with pytest.raises(UnavailableError):
-            await slurm.ours()
+            await slurm.own_jobs()
 
 
 async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
@@ -245,11 +245,11 @@ async def test_a_job_of_somebody_else_is_not_ours_to_end() -> None:
 
 async def test_what_is_no_job_is_never_sent() -> None:
     async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        with pytest.raises(ValueError, match="is no job"):
+        with pytest.raises(ValueError, match="is not a job"):
             await slurm.cancel(["1,2"])
         assert restd.asked == []
 
 
 async def test_without_slurmdbd_there_is_no_accounting() -> None:
     async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        assert await slurm.ended(["7"], 0.0) is None
+        assert await slurm.ended_jobs(["7"], 0.0) is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.cluster import Submission
+from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.rest import description
 from adapters.slurm.rest_options import Unsayable, fields, unsayable
 
@@ -55,7 +55,7 @@ def test_an_option_or_a_value_that_cannot_be_said_is_named(options: dict[str, st
 
 def test_no_option_of_the_admins_can_say_what_a_drone_is() -> None:
     job = description(
-        Submission(
+        SlurmSubmission(
             "c-b-0+.t.s",
             b"",
             tasks=(0, 1, 5),
@@ -66,7 +66,7 @@ def test_no_option_of_the_admins_can_say_what_a_drone_is() -> None:
             tmp_mib=9,
             minutes=90,
             notice_s=120,
-            more={"nice": "3", "spread-job": True},
+            options={"nice": "3", "spread-job": True},
         )
     )
 

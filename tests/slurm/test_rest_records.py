@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.cluster import Job
+from adapters.slurm.records import SlurmJob
 from adapters.slurm.rest_records import (
     Entry,
     accounted,
@@ -59,7 +59,7 @@ def test_an_array_tells_its_waiting_tasks_as_one_and_its_started_tasks_one_by_on
     assert (running.number, running.array, running.task) == (5121, 5113, 7)
     assert (waiting.job.state, waiting.job.reason) == ("PENDING", "Resources")
     job = running.job
-    assert job == Job(
+    assert job == SlurmJob(
         remote_id="5113_7",
         name="c-b-0+.a100.horeka",
         state="RUNNING",
@@ -165,4 +165,4 @@ def test_a_number_may_be_unset_or_infinite(told: object, meant: float | None) ->
 @pytest.mark.parametrize(("spec", "cores"), [("0-3,38-41", 4), ("", 0), (None, 0)])
 def test_cores_are_kept_for_gpus_only_where_it_is_told_which(spec: str | None, cores: int) -> None:
     record = {**answer("nodes-24.11")["nodes"][0], "res_cores_per_gpu": 4, "gpu_spec": spec}
-    assert node(record).kept_cores_per_gpu == cores
+    assert node(record).restricted_cores_per_gpu == cores

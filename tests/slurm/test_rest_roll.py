@@ -9,18 +9,18 @@ import pytest
 from aiohttp import web
 
 from adapters.slurm import rest_roll
-from adapters.slurm.cluster import Submission
-from adapters.slurm.rest import RestCluster
+from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 from tests.slurm.restd import Restd, running
 
 
-def cluster(restd: Restd, per_look: int = 1, deadline: str = "5s") -> RestCluster:
+def cluster(restd: Restd, per_look: int = 1, deadline: str = "5s") -> SlurmRestClient:
     rest = {"url": restd.url, "user": "drone", "token": {"env": "HOME"}, "max_job_details_per_poll": per_look}
     config = {"transport": "rest", "deadline": deadline, "submit_deadline": "5s", "rest": rest}
-    return RestCluster(SlurmSiteConfig.model_validate(config), "s")
+    return SlurmRestClient(SlurmSiteConfig.model_validate(config), "s")
 
 
 @pytest.fixture
@@ -39,32 +39,32 @@ async def test_each_job_is_looked_at_once_and_then_when_it_changes(restd: Restd)
     restd.add(2, "owner")
     restd.add(3, state="COMPLETED")
     async with cluster(restd) as slurm:
-        assert states(await slurm.ours()) == {"1": "PENDING", "3": "COMPLETED"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING", "3": "COMPLETED"}
         assert sorted(restd.looked_at()) == [1, 2, 3]
 
         restd.add(4)
         restd.add(2, "owner", "RUNNING")
         restd.add(3, state="COMPLETED")
-        assert states(await slurm.ours()) == {"1": "PENDING", "3": "COMPLETED", "4": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING", "3": "COMPLETED", "4": "PENDING"}
         assert sorted(restd.looked_at()) == [1, 4], "the new one, and one of ours in turn"
 
         restd.add(4, state="RUNNING")
-        assert states(await slurm.ours()) == {"1": "PENDING", "3": "COMPLETED", "4": "RUNNING"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING", "3": "COMPLETED", "4": "RUNNING"}
         assert sorted(restd.looked_at()) == [1, 4]
 
 
 async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(restd: Restd) -> None:
     restd.add_array(10, "0,1,2")
     async with cluster(restd) as slurm:
-        assert states(await slurm.ours()) == {"10_0": "PENDING", "10_1": "PENDING", "10_2": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_1": "PENDING", "10_2": "PENDING"}
 
         restd.add_array(10, "2")
         restd.add_task(11, 10, 0)
         restd.add_task(12, 10, 1)
-        assert states(await slurm.ours()) == {"10_2": "PENDING", "10_0": "RUNNING", "10_1": "RUNNING"}
+        assert states(await slurm.own_jobs()) == {"10_2": "PENDING", "10_0": "RUNNING", "10_1": "RUNNING"}
 
         restd.add_task(10, 10, 2)  # the last one takes the array's number along
-        running_ones = await slurm.ours()
+        running_ones = await slurm.own_jobs()
         assert states(running_ones) == {"10_2": "RUNNING", "10_0": "RUNNING", "10_1": "RUNNING"}
         assert {job.nodes for job in running_ones} == {("hkn0802",)}
 
@@ -76,11 +76,11 @@ async def test_an_array_that_is_cancelled_whole_is_told_task_by_task_by_who_knew
 
     restd.add_array(10, "0,1")
     async with cluster(restd) as slurm, cluster(restd) as newcomer:
-        await slurm.ours()
+        await slurm.own_jobs()
         restd.add(10, state="CANCELLED", array_job_id=10)
         restd.before = starred
-        assert states(await slurm.ours()) == {"10_0": "CANCELLED", "10_1": "CANCELLED"}
-        assert states(await newcomer.ours()) == {}, "they never ran, and have ended"
+        assert states(await slurm.own_jobs()) == {"10_0": "CANCELLED", "10_1": "CANCELLED"}
+        assert states(await newcomer.own_jobs()) == {}, "they never ran, and have ended"
 
 
 async def test_a_whole_array_is_learnt_by_one_look(restd: Restd) -> None:
@@ -88,7 +88,7 @@ async def test_a_whole_array_is_learnt_by_one_look(restd: Restd) -> None:
     for task in range(50):
         restd.add_task(11 + task, 10, task)
     async with cluster(restd) as slurm:
-        assert len(await slurm.ours()) == 51
+        assert len(await slurm.own_jobs()) == 51
         assert len(restd.looked_at()) <= 7, "one, those begun beside it, and one in turn"
 
 
@@ -107,10 +107,10 @@ async def test_no_listing_is_told_until_every_job_was_looked_at(restd: Restd) ->
     restd.before = slow
     async with cluster(restd, deadline="3s") as slurm:
         with pytest.raises(UnavailableError, match="still learning which jobs are ours: 10 of 30"):
-            await slurm.ours()
+            await slurm.own_jobs()
         let_in = 1000
         restd.looked_at()
-        assert states(await slurm.ours()) == {"30": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"30": "PENDING"}
         assert sorted(set(restd.looked_at())) == list(range(11, 31)), "what was learnt is not asked again"
 
 
@@ -124,9 +124,9 @@ async def test_a_job_that_goes_while_it_is_looked_at_or_is_hidden_is_not_ours(re
 
     restd.before = gone
     async with cluster(restd) as slurm:
-        assert states(await slurm.ours()) == {"1": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING"}
         restd.looked_at()
-        assert states(await slurm.ours()) == {"1": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING"}
         assert restd.looked_at() == [1]
 
 
@@ -141,7 +141,7 @@ async def test_a_look_that_fails_fails_the_listing(restd: Restd) -> None:
     restd.before = failing
     async with cluster(restd) as slurm:
         with pytest.raises(UnavailableError, match="Unspecified error"):
-            await slurm.ours()
+            await slurm.own_jobs()
 
 
 async def test_of_many_that_change_at_once_all_states_are_told_and_some_are_followed(
@@ -151,12 +151,12 @@ async def test_of_many_that_change_at_once_all_states_are_told_and_some_are_foll
     for number in range(1, 7):
         restd.add(number)
     async with cluster(restd) as slurm:
-        await slurm.ours()
+        await slurm.own_jobs()
         for number in range(1, 7):
             restd.add(number, state="RUNNING")
         followed = []
         for _ in range(2):
-            jobs = await slurm.ours()
+            jobs = await slurm.own_jobs()
             assert set(states(jobs).values()) == {"RUNNING"}
             assert not any(job.reason for job in jobs), "what it waited for, it waits for no longer"
             followed.append(sum(bool(job.nodes) for job in jobs))
@@ -171,26 +171,26 @@ async def test_how_one_of_ours_ended_is_known_before_that_it_ended_is_told(restd
     restd.add(1, state="RUNNING")
     restd.add(2, "owner", "RUNNING")
     async with cluster(restd, deadline="1s") as slurm:
-        await slurm.ours()
+        await slurm.own_jobs()
         restd.add(2, "owner", "FAILED")
         restd.before = slow
-        assert states(await slurm.ours()) == {"1": "RUNNING"}
+        assert states(await slurm.own_jobs()) == {"1": "RUNNING"}
         restd.add(1, state="FAILED", exit_code={"return_code": {"set": True, "number": 3}})
         with pytest.raises(UnavailableError, match="1 of 2"):
-            await slurm.ours()
+            await slurm.own_jobs()
         restd.before = None
-        assert [(job.state, job.exit_code) for job in await slurm.ours()] == [("FAILED", 3)]
+        assert [(job.state, job.exit_code) for job in await slurm.own_jobs()] == [("FAILED", 3)]
 
 
 async def test_the_looks_in_turn_are_bounded_and_come_round(restd: Restd) -> None:
     for number in range(1, 8):
         restd.add(number, state="RUNNING" if number > 4 else "PENDING")
     async with cluster(restd, per_look=2) as slurm:
-        await slurm.ours()
+        await slurm.own_jobs()
         restd.looked_at()
         turns = []
         for _ in range(4):
-            await slurm.ours()
+            await slurm.own_jobs()
             turns.append(restd.looked_at())
         assert [len(turn) for turn in turns] == [2, 2, 2, 2]
         assert {number for turn in turns for number in turn} == set(range(1, 8))
@@ -201,11 +201,11 @@ async def test_an_array_that_has_begun_is_looked_at_as_seldom_as_it_is_large(res
     for task in range(5):
         restd.add_task(11 + task, 10, task, state="COMPLETED")
     async with cluster(restd, per_look=2) as slurm:
-        await slurm.ours()
+        await slurm.own_jobs()
         restd.looked_at()
         turns = []
         for _ in range(7):
-            await slurm.ours()
+            await slurm.own_jobs()
             turns.append(restd.looked_at())
         assert [number for turn in turns for number in turn] == [10, 10, 10], (
             "six jobs are told of each time, and two are allowed"
@@ -218,13 +218,13 @@ async def test_others_are_followed_only_where_they_are_asked_for(restd: Restd) -
     restd.add(3, partition="fast")
     restd.add(4, "owner", "COMPLETED", partition="fast")
     async with cluster(restd) as slurm:
-        assert states(await slurm.others(["fast"])) == {"1": "PENDING", "3": "PENDING"}
+        assert states(await slurm.active_jobs(["fast"])) == {"1": "PENDING", "3": "PENDING"}
         restd.looked_at()
 
         restd.add(1, "owner", "RUNNING", partition="fast")
         restd.add(2, "owner", "RUNNING", partition="slow")
-        assert states(await slurm.ours()) == {"3": "PENDING"}
-        seen = await slurm.others(["fast"])
+        assert states(await slurm.own_jobs()) == {"3": "PENDING"}
+        seen = await slurm.active_jobs(["fast"])
         assert states(seen) == {"1": "RUNNING", "3": "PENDING"}
         assert [job.nodes for job in seen if job.remote_id == "1"] == [("hkn0802",)]
         assert sorted(restd.looked_at()) == [1, 3]
@@ -233,16 +233,16 @@ async def test_others_are_followed_only_where_they_are_asked_for(restd: Restd) -
 async def test_who_asks_for_others_is_content_with_a_listing_of_just_now(restd: Restd) -> None:
     restd.add(1)
     async with cluster(restd) as slurm:
-        await asyncio.gather(slurm.ours(), slurm.others(["accelerated"]))
+        await asyncio.gather(slurm.own_jobs(), slurm.active_jobs(["accelerated"]))
         assert sum("state" in each for each in restd.asked) == 1
         restd.add(2)
-        assert states(await slurm.ours()) == {"1": "PENDING", "2": "PENDING"}
+        assert states(await slurm.own_jobs()) == {"1": "PENDING", "2": "PENDING"}
 
 
 async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Restd) -> None:
     async with cluster(restd) as slurm:
-        number = await slurm.submit(Submission("c-b-0.t.s", b""))
+        number = await slurm.submit(SlurmSubmission("c-b-0.t.s", b""))
         restd.add(number, "somebody")
         with pytest.raises(UnavailableError, match="write `user: somebody`") as told:
-            await slurm.ours()
+            await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG

@@ -87,7 +87,7 @@ def test_a_drone_asks_for_what_its_type_is() -> None:
     [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
     asked = batch.submission
     assert (asked.cpus, asked.gres, asked.tmp_mib) == (8, "gpu:a100:1", 0)
-    assert (asked.partition, asked.account, asked.more) == ("accelerated", "hk", {"exclude": "hkn0815"})
+    assert (asked.partition, asked.account, asked.options) == ("accelerated", "hk", {"exclude": "hkn0815"})
     assert submitted(order(1, NODE))[0].submission.gres == "gpu:4"
     assert submitted(order(1, CPU))[0].submission.gres == ""
 

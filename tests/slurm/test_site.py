@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from adapters.slurm import site as site_module
-from adapters.slurm.cluster import Job, Partition, Reservation, SlurmNode, Submission
+from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.site import SlurmSite
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -40,11 +40,11 @@ class Remembered:
     """A cluster as far as the site can see it: jobs that were submitted, and what tests make of them."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
-        self.submitted: list[Submission] = []
+        self.jobs: dict[str, SlurmJob] = {}
+        self.submitted: list[SlurmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
         self.asked: list[tuple[str, ...]] = []
-        self.accounted: dict[str, Job] | None = {}
+        self.accounted: dict[str, SlurmJob] | None = {}
         self.most = 1000
         """Jobs that a limit allows."""
         self.longest = 1001
@@ -59,7 +59,7 @@ class Remembered:
         self.next = 100
         self.reserved: tuple[Reservation, ...] = ()
         self.configured: Mapping[str, str] = {}
-        self.visible: Sequence[Job] | None = None
+        self.visible: Sequence[SlurmJob] | None = None
         """Jobs of all users, as far as the account is shown them; None: no owner is configured."""
 
     async def __aenter__(self) -> Self:
@@ -67,10 +67,10 @@ class Remembered:
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def ours(self) -> Sequence[Job]:
+    async def own_jobs(self) -> Sequence[SlurmJob]:
         return list(self.jobs.values())
 
-    async def ended(self, remote_ids: Collection[str], since: float) -> Sequence[Job] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         self.asked.append(tuple(sorted(remote_ids)))
         if self.accounting_trouble is not None:
             raise self.accounting_trouble
@@ -78,7 +78,7 @@ class Remembered:
             return None
         return [job for job in self.accounted.values() if not remote_ids or job.remote_id in remote_ids]
 
-    async def others(self, partitions: Collection[str]) -> Sequence[Job]:
+    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         assert self.visible is not None, "no owner is configured"
         return self.visible
 
@@ -97,7 +97,7 @@ class Remembered:
     def notices(self) -> Sequence[str]:
         return ()
 
-    async def submit(self, submission: Submission) -> int:
+    async def submit(self, submission: SlurmSubmission) -> int:
         await self.release.wait()
         trouble, self.trouble = self.trouble, None
         tasks = submission.tasks or (None,)
@@ -110,7 +110,7 @@ class Remembered:
             self.submitted.append(submission)
             for task in tasks:
                 remote_id = str(self.next) if task is None else f"{self.next}_{task}"
-                self.jobs[remote_id] = Job(remote_id, submission.name, "PENDING", reason="Priority", user="drone")
+                self.jobs[remote_id] = SlurmJob(remote_id, submission.name, "PENDING", reason="Priority", user="drone")
         if trouble is not None:
             raise trouble
         return self.next
@@ -246,7 +246,7 @@ async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: 
 
 async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(cluster: Remembered) -> None:
     now = time.time()
-    cluster.jobs["90"] = Job(
+    cluster.jobs["90"] = SlurmJob(
         "90", "kit-ab12-1.a100.hk", "FAILED", reason="BadConstraints", submitted_at=now, started_at=now, ends_at=now
     )
     async with slurm_site() as site:
@@ -312,7 +312,7 @@ async def test_private_data_hides_the_owner_and_that_is_told(cluster: Remembered
             assert view.owner_runs is None
             assert [n for n in view.notices if "PrivateData=jobs" in n and "adminlevel=operator" in n]
         assert [gap.dimension for gap in await site.audit(policy)] == ["owner"]
-        cluster.visible = [Job("7", "train", "RUNNING", user="owner", partition="accelerated")]
+        cluster.visible = [SlurmJob("7", "train", "RUNNING", user="owner", partition="accelerated")]
         view = await site.poll()  # an operator's account sees all jobs
         assert view.owner_runs is not None
         assert not view.notices
@@ -320,7 +320,9 @@ async def test_private_data_hides_the_owner_and_that_is_told(cluster: Remembered
 
 
 async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
-    huge = Job("7", "train", "PENDING", reason="Resources", user="anna", partition="accelerated", gpus={"a100": 99})
+    huge = SlurmJob(
+        "7", "train", "PENDING", reason="Resources", user="anna", partition="accelerated", gpus={"a100": 99}
+    )
     cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
     async with slurm_site(**OWNER) as site:
         view = await site.poll()
@@ -377,7 +379,7 @@ async def test_after_a_long_night_without_a_listing_each_is_asked_for(
 async def test_an_account_that_is_told_of_everybodys_jobs_takes_none_for_its_own(cluster: Remembered) -> None:
     now = time.time()
     assert cluster.accounted is not None
-    forged = Job("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
+    forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
     cluster.accounted["7"] = forged
     async with slurm_site() as site:
         await site.start([order(1)])
@@ -424,7 +426,7 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
 async def test_a_controller_that_starts_anew_is_told_what_ended_meanwhile(cluster: Remembered) -> None:
     now = time.time()
     assert cluster.accounted is not None
-    cluster.accounted["90"] = Job(
+    cluster.accounted["90"] = SlurmJob(
         "90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100, nodes=(NODE.name,)
     )
     async with slurm_site() as site:
@@ -438,7 +440,7 @@ async def test_a_controller_that_starts_anew_is_told_what_ended_meanwhile(cluste
 
 async def test_a_drone_that_is_there_twice_is_there_once_after_the_look(cluster: Remembered) -> None:
     for remote_id in ("90", "91"):
-        cluster.jobs[remote_id] = Job(remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority")
+        cluster.jobs[remote_id] = SlurmJob(remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority")
     async with slurm_site() as site:
         await site.poll()
         await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.slurm.states import STATES, meaning, obstacle, refusal, refused
+from adapters.slurm.states import STATES, classify_reason, classify_refusal, map_state, refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import EndKind, FaultKind, RemoteState
 
@@ -49,7 +49,7 @@ def test_every_state_of_the_versions_that_we_know_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("state", ["QUANTUM", "", "running", "x" * 5000, "\x1b[2J"])
 def test_an_unknown_state_is_alive(state: str) -> None:
-    found = meaning(state)
+    found = map_state(state)
     assert (found.state, found.kind) == (RemoteState.UNKNOWN, None)
     assert found.why.isprintable()
     assert len(found.why) <= 300
@@ -57,8 +57,8 @@ def test_an_unknown_state_is_alive(state: str) -> None:
 
 @pytest.mark.parametrize("state", BASES[3:])
 def test_an_ended_job_that_is_still_being_ended_is_not_gone(state: str) -> None:
-    assert meaning(state).state is RemoteState.ENDED
-    assert meaning(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
+    assert map_state(state).state is RemoteState.ENDED
+    assert map_state(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
 
 
 def test_only_ends_have_a_kind() -> None:
@@ -67,10 +67,10 @@ def test_only_ends_have_a_kind() -> None:
 
 
 def test_flags_that_say_more_than_the_state_win() -> None:
-    assert meaning("RUNNING", frozenset({"CONFIGURING"})).state is RemoteState.PENDING
-    assert meaning("PENDING", frozenset({"REQUEUED", "COMPLETING"})).state is RemoteState.RUNNING
-    assert meaning("RUNNING", frozenset({"SIGNALING"})).state is RemoteState.RUNNING
-    assert meaning("RUNNING", frozenset({"NEW_FLAG"})).state is RemoteState.RUNNING
+    assert map_state("RUNNING", frozenset({"CONFIGURING"})).state is RemoteState.PENDING
+    assert map_state("PENDING", frozenset({"REQUEUED", "COMPLETING"})).state is RemoteState.RUNNING
+    assert map_state("RUNNING", frozenset({"SIGNALING"})).state is RemoteState.RUNNING
+    assert map_state("RUNNING", frozenset({"NEW_FLAG"})).state is RemoteState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_flags_that_say_more_than_the_state_win() -> None:
     ],
 )
 def test_why_a_job_waits_and_whether_another_would(reason: str, kind: FaultKind | None) -> None:
-    assert obstacle(reason) is kind
+    assert classify_reason(reason) is kind
 
 
 LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
@@ -154,7 +154,7 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
     ],
 )
 def test_what_it_says_when_it_refuses(said: str, kind: str) -> None:
-    assert refusal(said) == kind
+    assert classify_refusal(said) == kind
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_what_it_says_when_it_refuses(said: str, kind: str) -> None:
     ],
 )
 def test_a_refusal_is_told_from_silence_and_from_an_answer_that_was_lost(said: str, error: type[AdapterError]) -> None:
-    found = refused(said)
+    found = refusal_error(said)
     assert type(found) is error
     assert str(found) == said
 
 
 def test_what_it_says_is_one_printable_line() -> None:
-    text = str(refused("sbatch: error: \x1b[2J\n" + "long " * 500))
+    text = str(refusal_error("sbatch: error: \x1b[2J\n" + "long " * 500))
     assert text.isprintable()
     assert len(text) <= 300

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from adapters.shared.commands.runner import Finished, NoAnswer, judged
-from adapters.slurm import sacct, scontrol, sinfo, squeue
-from adapters.slurm import tools as tools_module
-from adapters.slurm.cluster import Job, Submission
-from adapters.slurm.printed import gpus, mebibytes, number, span
+from adapters.slurm import tools as slurm_tools
+from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_count, parse_duration, parse_gpus, parse_memory_mib
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import ToolsCluster, options
+from adapters.slurm.tools import SlurmToolsClient, sbatch_arguments
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -34,8 +32,8 @@ def recorded(version: str, name: str) -> str:
     return (RECORDED / version / f"{name}.txt").read_text()
 
 
-def by_name(jobs: Sequence[Job]) -> dict[str, list[Job]]:
-    found: dict[str, list[Job]] = {}
+def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
+    found: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         found.setdefault(job.name, []).append(job)
     return found
@@ -46,7 +44,7 @@ def by_name(jobs: Sequence[Job]) -> dict[str, list[Job]]:
 
 @each_version
 def test_ours_are_told_with_their_ends(version: str) -> None:
-    jobs = by_name(squeue.ours(recorded(version, "ours"), SEPARATOR))
+    jobs = by_name(slurm_tools.parse_own_jobs(recorded(version, "ours"), SEPARATOR))
 
     drones = jobs["kit-a1b2-7+.a100.horeka"]
     assert sorted(job.remote_id.partition("_")[2] for job in drones) == ["0", "1", "2", "5"]
@@ -72,7 +70,7 @@ def test_ours_are_told_with_their_ends(version: str) -> None:
 
 @each_version
 def test_what_has_ended_is_in_the_accounts(version: str) -> None:
-    jobs = by_name(sacct.ended(recorded(version, "ended"), SEPARATOR))
+    jobs = by_name(slurm_tools.parse_ended_jobs(recorded(version, "ended"), SEPARATOR))
     assert len(jobs["kit-a1b2-7+.a100.horeka"]) == 4
     (failer,), (cancelled,), (imposs,) = jobs["failer"], jobs["cancelled"], jobs["imposs"]
     assert (failer.state, failer.exit_code, failer.nodes) == ("FAILED", 3, ("hkn0801",))
@@ -100,24 +98,24 @@ def test_tasks_that_wait_in_one_row_of_the_accounts_are_told_one_by_one() -> Non
         "normal",
         "kit-a-0+.t.s",
     )
-    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (sacct.COLUMNS, row))
-    jobs = sacct.ended(text, SEPARATOR)
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.SACCT_COLUMNS, row))
+    jobs = slurm_tools.parse_ended_jobs(text, SEPARATOR)
     assert [job.remote_id for job in jobs] == ["14_2", "14_3", "14_4", "14_9", "14_10", "14_12", "14_14"]
     assert {(job.state, job.ends_at, job.limit_s, job.nodes) for job in jobs} == {("CANCELLED", 9.0, 0.0, ())}
     with pytest.raises(ValueError, match="more tasks"):
-        sacct.ended(text.replace("2-4", "0-999999999"), SEPARATOR)
+        slurm_tools.parse_ended_jobs(text.replace("2-4", "0-999999999"), SEPARATOR)
 
 
 @each_version
 def test_others_are_told_with_the_shape_of_one_node(version: str) -> None:
-    jobs = squeue.others(recorded(version, "others"), SEPARATOR)
+    jobs = slurm_tools.parse_active_jobs(recorded(version, "others"), SEPARATOR)
     runs = [job for job in jobs if job.state == "RUNNING"]
     assert len(runs) == 5
     for job in runs:
         assert (job.node_count, job.cpus, job.memory_mib, dict(job.gpus)) == (1, 8, 20480, {"a100": 1})
     assert {job.name for job in runs} == {"kit-a1b2-7+.a100.horeka", HOSTILE}
-    two = next(job for job in jobs if job.wanted_nodes)
-    assert (two.wanted_nodes, two.node_count, two.cpus, two.memory_mib) == (("hkn0801", "hkn0802"), 2, 16, 20480)
+    two = next(job for job in jobs if job.required_nodes)
+    assert (two.required_nodes, two.node_count, two.cpus, two.memory_mib) == (("hkn0801", "hkn0802"), 2, 16, 20480)
     assert dict(two.gpus) == {"": 2}
     if version != "22.05":  # which refuses such requests
         six, tasks = (job for job in jobs if dict(job.gpus) in ({"": 3}, {"": 4}))
@@ -148,15 +146,15 @@ def test_without_accounting_an_account_may_be_any_text() -> None:
         "N/A",
         "hkn0[1-",
     ]
-    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (squeue.OTHERS.values(), cells))
-    (job,) = squeue.others(text, SEPARATOR)
-    assert (job.account, job.qos, job.limit_s, job.wanted_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.ACTIVE_JOB_COLUMNS.values(), cells))
+    (job,) = slurm_tools.parse_active_jobs(text, SEPARATOR)
+    assert (job.account, job.qos, job.limit_s, job.required_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
     assert (job.cpus, job.memory_mib, dict(job.gpus)) == (1, 1024, {"": 2})
 
 
 @each_version
 def test_nodes_are_told_once_with_what_is_taken(version: str) -> None:
-    nodes = {node.name: node for node in sinfo.nodes(recorded(version, "nodes"), SEPARATOR)}
+    nodes = {node.name: node for node in slurm_tools.parse_nodes(recorded(version, "nodes"), SEPARATOR)}
     assert set(nodes) == {"hkn0801", "hkn0802", "hkn0901", "hkn0902"}
     full, drained = nodes["hkn0801"], nodes["hkn0902"]
     assert (full.state, full.partitions, full.threads_per_core) == ("MIXED", ("accelerated", "dev"), 2)
@@ -169,29 +167,29 @@ def test_nodes_are_told_once_with_what_is_taken(version: str) -> None:
 
 @each_version
 def test_partitions_reservations_and_configuration(version: str) -> None:
-    partitions = {each.name: each for each in scontrol.partitions(recorded(version, "partitions"))}
+    partitions = {each.name: each for each in slurm_tools.parse_partitions(recorded(version, "partitions"))}
     assert list(partitions) == ["accelerated", "accelerated-h100", "dev"]
     assert (partitions["accelerated"].default, partitions["dev"].default) == (True, False)
     assert (partitions["dev"].max_s, partitions["dev"].nodes) == (3600.0, ("hkn0801", "hkn0901"))
     assert (partitions["dev"].up, partitions["dev"].tier, partitions["dev"].max_cpus_per_node) == (True, 1, 0)
-    (maintenance,) = scontrol.reservations(recorded(version, "reservations"))
+    (maintenance,) = slurm_tools.parse_reservations(recorded(version, "reservations"))
     assert (maintenance.name, maintenance.nodes, maintenance.users) == ("maint", ("hkn0901",), ("root",))
     assert maintenance.flags == {"MAINT", "IGNORE_JOBS", "SPEC_NODES"}
     assert maintenance.ends_at - maintenance.starts_at == 3600
-    configuration = scontrol.configuration(recorded(version, "config"))
+    configuration = slurm_tools.parse_configuration(recorded(version, "config"))
     assert configuration["SLURM_VERSION"].startswith(version)
     assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
 
 
 def test_no_reservation_is_said_in_words() -> None:
-    assert scontrol.reservations("No reservations in the system\n") == []
+    assert slurm_tools.parse_reservations("No reservations in the system\n") == []
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    "ours": lambda text: squeue.ours(text, SEPARATOR),
-    "others": lambda text: squeue.others(text, SEPARATOR),
-    "ended": lambda text: sacct.ended(text, SEPARATOR),
-    "nodes": lambda text: sinfo.nodes(text, SEPARATOR),
+    "ours": lambda text: slurm_tools.parse_own_jobs(text, SEPARATOR),
+    "others": lambda text: slurm_tools.parse_active_jobs(text, SEPARATOR),
+    "ended": lambda text: slurm_tools.parse_ended_jobs(text, SEPARATOR),
+    "nodes": lambda text: slurm_tools.parse_nodes(text, SEPARATOR),
 }
 
 
@@ -223,11 +221,11 @@ def test_a_table_is_whole_or_no_answer(version: str, name: str) -> None:
 )
 def test_partitions_are_whole_or_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
-        scontrol.partitions(text)
+        slurm_tools.parse_partitions(text)
     with pytest.raises(ValueError):
-        scontrol.reservations(text)
+        slurm_tools.parse_reservations(text)
     with pytest.raises(ValueError):
-        scontrol.configuration(text)
+        slurm_tools.parse_configuration(text)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +239,13 @@ def test_partitions_are_whole_or_no_answer(text: str) -> None:
 )
 def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]) -> None:
     text = recorded("24.11", "ours").replace("RUNNING@c0deNone", f"{told}@c0deNone")
-    job = by_name(squeue.ours(text, SEPARATOR))["kit-a1b2-7+.a100.horeka"][0]
+    job = by_name(slurm_tools.parse_own_jobs(text, SEPARATOR))["kit-a1b2-7+.a100.horeka"][0]
     assert (job.state, job.flags) == (state, flags)
 
 
 def test_numbers_as_slurm_prints_them() -> None:
-    assert [span(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
-    assert [mebibytes(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
+    assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
+    assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
         20480,
         512000,
         1572864,
@@ -255,9 +253,9 @@ def test_numbers_as_slurm_prints_them() -> None:
         1,
         0,
     ]
-    assert [number(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
+    assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
     for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
-        for read in (span, mebibytes, number):
+        for read in (parse_duration, parse_memory_mib, parse_count):
             with pytest.raises(ValueError):
                 read(text)
 
@@ -282,7 +280,7 @@ def test_numbers_as_slurm_prints_them() -> None:
     ],
 )
 def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
-    assert gpus(text) == told
+    assert parse_gpus(text) == told
 
 
 def test_cores_that_a_node_keeps_for_its_gpus() -> None:
@@ -290,7 +288,7 @@ def test_cores_that_a_node_keeps_for_its_gpus() -> None:
         "NodeName=a Arch=x CPUTot=8 RestrictedCoresPerGPU=4(0-3,38-41) Reason=RestrictedCoresPerGPU=9(0)\n"
         "NodeName=b X=1\nNodeName=c CPUTot=8 RestrictedCoresPerGPU=4((null)) Reason=RestrictedCoresPerGPU=9(0-1)\n"
     )
-    assert scontrol.kept_cores(text) == {"a": 4}
+    assert slurm_tools.parse_restricted_cores(text) == {"a": 4}
 
 
 # -------------------------------------------------------------------------------------------------------- what is asked
@@ -320,8 +318,8 @@ class Login:
 @pytest.fixture
 def login(monkeypatch: pytest.MonkeyPatch) -> Login:
     there = Login()
-    monkeypatch.setattr(tools_module, "runner_for", lambda *_: there)
-    monkeypatch.setattr(tools_module, "_separator", lambda: SEPARATOR)
+    monkeypatch.setattr(slurm_tools, "runner_for", lambda *_: there)
+    monkeypatch.setattr(slurm_tools, "_separator", lambda: SEPARATOR)
     return there
 
 
@@ -334,7 +332,7 @@ def badly(err: str, code: int = 1, out: str = "") -> Finished:
 
 
 CONFIG = SlurmSiteConfig()
-SUBMISSION = Submission(
+SUBMISSION = SlurmSubmission(
     "kit-a1b2-7+.a100.horeka",
     b"#!/bin/sh\n",
     (0, 1, 2, 5),
@@ -345,7 +343,7 @@ SUBMISSION = Submission(
     memory_mib=20000,
     minutes=60,
     notice_s=120,
-    more={"exclude": "hkn0815", "exclusive": True, "export": "ALL"},
+    options={"exclude": "hkn0815", "exclusive": True, "export": "ALL"},
 )
 
 
@@ -364,10 +362,10 @@ SUBMISSION = Submission(
 async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished | Exception) -> None:
     header = recorded("24.11", "ours").split("\n")[0] + "\n"
     login.answers = [answer, well(header, "bash: warning: setlocale: LC_ALL: cannot change locale\n")]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(UnavailableError):
-            await cluster.ours()
-        assert await cluster.ours() == []
+            await cluster.own_jobs()
+        assert await cluster.own_jobs() == []
 
 
 LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
@@ -385,9 +383,9 @@ async def test_a_remark_beside_a_whole_answer_is_a_notice_and_no_outage(login: L
         well("", f"squeue: {LEFTOVER}\n"),
         well(whole[:-9], f"squeue: {LEFTOVER}\n"),
     ]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         assert list(cluster.notices()) == []
-        assert await cluster.ours() == squeue.ours(whole, SEPARATOR)
+        assert await cluster.own_jobs() == slurm_tools.parse_own_jobs(whole, SEPARATOR)
         await cluster.partitions()
         (notice,) = cluster.notices()
         assert LEFTOVER in notice
@@ -396,24 +394,26 @@ async def test_a_remark_beside_a_whole_answer_is_a_notice_and_no_outage(login: L
         await cluster.cancel(["3"])
         for _ in range(3):
             with pytest.raises(UnavailableError):
-                await cluster.ours()
+                await cluster.own_jobs()
 
 
 def test_lines_above_the_first_record_are_a_greeting() -> None:
     whole = recorded("24.11", "partitions")
-    assert scontrol.partitions(f"Welcome\n\n{whole}") == scontrol.partitions(whole)
-    assert scontrol.reservations("Welcome\nNo reservations in the system\n") == []
+    assert slurm_tools.parse_partitions(f"Welcome\n\n{whole}") == slurm_tools.parse_partitions(whole)
+    assert slurm_tools.parse_reservations("Welcome\nNo reservations in the system\n") == []
 
 
 async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> None:
     for name in ("ours", "others", "ended", "ended", "nodes", "partitions", "reservations", "config"):
         login.answers.append(well(recorded("24.11", name)))
     login.answers.insert(5, well("NodeName=hkn0801 X=1 RestrictedCoresPerGPU=4(0-15)\n"))
-    async with ToolsCluster(SlurmSiteConfig.model_validate({"tools": {"bin": "/opt/slurm/bin/"}}), "site") as cluster:
-        await cluster.ours()
-        await cluster.others(["dev", "accelerated"])
-        await cluster.ended(["12_3", "14"], 0)
-        await cluster.ended([], 1000.5)
+    async with SlurmToolsClient(
+        SlurmSiteConfig.model_validate({"tools": {"bin": "/opt/slurm/bin/"}}), "site"
+    ) as cluster:
+        await cluster.own_jobs()
+        await cluster.active_jobs(["dev", "accelerated"])
+        await cluster.ended_jobs(["12_3", "14"], 0)
+        await cluster.ended_jobs([], 1000.5)
         nodes = await cluster.nodes()
         await cluster.partitions(), await cluster.reservations(), await cluster.configuration()
     for argv, stdin in login.asked:
@@ -424,16 +424,18 @@ async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> Non
     assert "-u SQUEUE_PARTITION" in told[0]
     assert "-p accelerated,dev -O " in told[1] and "-u SQUEUE_USERS" in told[1]
     assert told[2].endswith(" -j 12_3,14") and told[3].endswith(" -S uts1000")
-    assert {node.name: node.kept_cores_per_gpu for node in nodes if node.kept_cores_per_gpu} == {"hkn0801": 4}
+    assert {node.name: node.restricted_cores_per_gpu for node in nodes if node.restricted_cores_per_gpu} == {
+        "hkn0801": 4
+    }
 
 
 async def test_where_there_is_no_accounting_it_is_asked_once(login: Login) -> None:
     login.answers = [badly("Slurm accounting storage is disabled")]
-    async with ToolsCluster(CONFIG, "site") as cluster:
-        assert await cluster.ended(["1"], 0) is None
-        assert await cluster.ended([], 0) is None
-    async with ToolsCluster(SlurmSiteConfig(accounting=False), "site") as cluster:
-        assert await cluster.ended(["1"], 0) is None
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
+        assert await cluster.ended_jobs(["1"], 0) is None
+        assert await cluster.ended_jobs([], 0) is None
+    async with SlurmToolsClient(SlurmSiteConfig(accounting=False), "site") as cluster:
+        assert await cluster.ended_jobs(["1"], 0) is None
     assert len(login.asked) == 1
 
 
@@ -444,21 +446,21 @@ async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> 
             " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
         ),
     ]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(UnavailableError):
-            await cluster.ended(["1"], 0)
+            await cluster.ended_jobs(["1"], 0)
 
 
 async def test_credentials_that_are_not_accepted_are_told_apart(login: Login) -> None:
     login.answers = [badly("slurm_load_jobs error: Protocol authentication error")]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(AuthError):
-            await cluster.ours()
+            await cluster.own_jobs()
 
 
 async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
     login.answers = [well("4711\n"), well("sbatch wrapper 3.1\n12;horeka\n")]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         assert await cluster.submit(SUBMISSION) == 4711
         assert await cluster.submit(SUBMISSION) == 12
     argv, stdin = login.asked[0]
@@ -485,7 +487,7 @@ async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
         "--no-requeue",
         "--parsable",
     ]
-    alone = list(options(Submission("n", b"", cpus=2, memory_mib=1)))
+    alone = list(sbatch_arguments(SlurmSubmission("n", b"", cpus=2, memory_mib=1)))
     assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
 
 
@@ -528,7 +530,7 @@ async def test_what_became_of_a_submit(
     login: Login, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
 ) -> None:
     login.answers = [answer]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(AdapterError) as raised:
             await cluster.submit(SUBMISSION)
     assert (type(raised.value), raised.value.kind) == (error, kind)
@@ -537,7 +539,7 @@ async def test_what_became_of_a_submit(
 async def test_cancelling_and_killing(login: Login) -> None:
     gone = "scancel: error: Kill job error on job step id 9.0: Invalid job id specified\n"
     login.answers = [well(), badly(gone), well(), well(), well(), well()]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         await cluster.cancel([])
         await cluster.cancel(["7_0", "7_1", "9"])
         await cluster.cancel(["7_0", "9"], kill=True)
@@ -556,11 +558,11 @@ async def test_cancelling_and_killing(login: Login) -> None:
     "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
 )
 async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str) -> None:
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(ValueError):
             await cluster.cancel(["1", strange])
         with pytest.raises(ValueError):
-            await cluster.ended(["1", strange], 0)
+            await cluster.ended_jobs(["1", strange], 0)
     assert login.asked == []
 
 
@@ -586,7 +588,7 @@ async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str
 )
 async def test_what_became_of_a_cancel(login: Login, answer: Finished | Exception, error: type[AdapterError]) -> None:
     login.answers = [answer]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(AdapterError) as raised:
             await cluster.cancel(["3", "4"])
     assert type(raised.value) is error
@@ -596,6 +598,6 @@ async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login) -
     with pytest.raises(NoAnswer) as lost:
         judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
     login.answers = [lost.value]
-    async with ToolsCluster(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(OutcomeUnknownError, match="permission denied"):
             await cluster.cancel(["3"])

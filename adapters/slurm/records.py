@@ -1,0 +1,461 @@
+"""Records of a Slurm cluster, the interface of the transports, and parsers of Slurm's notations.
+
+Every transport (command-line tools, slurmrestd, pyslurm) answers with these records. They keep Slurm's own words:
+states in capitals, reasons as ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps them). Times are seconds
+since the epoch, 0 for none; memory is in MiB. The parsers raise ValueError for text that they do not understand: such
+an answer is not complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol, Self
+
+from adapters.shared.printing import printable
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job, or one task of an array."""
+
+    remote_id: str
+    """``123``, or ``123_4`` for a task of an array, as ``squeue -r %i`` prints it and ``scancel`` takes it."""
+    name: str
+    state: str
+    """Base state: ``PENDING``, ``RUNNING``, ``PREEMPTED``, ..., or an unknown word."""
+    flags: frozenset[str] = frozenset()
+    """Further states, where reported: ``COMPLETING``, ``REQUEUED``, ..."""
+    reason: str = ""
+    """Why it waits, or why it ended; "" for Slurm's ``None``."""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    submitted_at: float = 0.0
+    started_at: float = 0.0
+    """Start time; of a pending job the expected one."""
+    ends_at: float = 0.0
+    """End time; of a running job, the end of its limit or of the grace period of its preemption."""
+    limit_s: float = 0.0
+    """Time limit; 0 for none or not reported."""
+    preempted_at: float = 0.0
+    """When Slurm began to preempt it, where reported (``preempt_time``)."""
+    nodes: tuple[str, ...] = ()
+    exit_code: int | None = None
+    """Exit status of the batch script; None where not reported."""
+    signal: int = 0
+    """Signal that ended it."""
+    restarts: int = 0
+    # Request per node; set for jobs of others only:
+    node_count: int = 1
+    cpus: int = 0
+    memory_mib: int = 0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """GPUs per node by type; "" is any type."""
+    required_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node with its total and allocated resources."""
+
+    name: str
+    state: str
+    """Base state: ``IDLE``, ``MIXED``, ``ALLOCATED``, ``DOWN``, ``FUTURE``, ``ERROR``, ``UNKNOWN``."""
+    flags: frozenset[str] = frozenset()
+    """``DRAIN``, ``MAINTENANCE``, ``RESERVED``, ``PLANNED``, ``NOT_RESPONDING``, ``POWERED_DOWN``, ``POWERING_UP``, ...
+    in Slurm's long words."""
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    cpus: int = 0
+    """CPUs as Slurm counts them: usually hardware threads."""
+    used_cpus: int = 0
+    memory_mib: int = 0
+    used_memory_mib: int = 0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """By type as in ``Gres``; "" where the site names none."""
+    used_gpus: Mapping[str, int] = field(default_factory=dict)
+    reason: str = ""
+    threads_per_core: int = 0
+    """0: not reported."""
+    restricted_cores_per_gpu: int = 0
+    """``RestrictedCoresPerGPU``: cores per GPU that are reserved for GPU jobs. 0 also where it is configured but not in
+    force, and where it is not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition and its limits."""
+
+    name: str
+    up: bool = True
+    nodes: tuple[str, ...] = ()
+    max_s: float = 0.0
+    """MaxTime; 0 for none."""
+    tier: int = 1
+    """PriorityTier."""
+    grace_s: float = 0.0
+    """GraceTime of a preemption."""
+    preempt_mode: str = ""
+    max_memory_per_cpu_mib: int = 0
+    max_memory_per_node_mib: int = 0
+    max_cpus_per_node: int = 0
+    default: bool = False
+    """Whether jobs that name no partition run in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation of nodes."""
+
+    name: str
+    starts_at: float
+    ends_at: float
+    nodes: tuple[str, ...] = ()
+    flags: frozenset[str] = frozenset()
+    """``MAINT``, ``IGNORE_JOBS``, ...; in capitals."""
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSubmission:
+    """One submission: a job, or an array of jobs that differ only in their task number."""
+
+    name: str
+    script: bytes = field(repr=False)
+    tasks: tuple[int, ...] = ()
+    """Ascending task numbers of the array; empty for a single job."""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    constraint: str = ""
+    gres: str = ""
+    """``gpu:a100:1``; "" without GPU."""
+    cpus: int = 1
+    memory_mib: int = 0
+    tmp_mib: int = 0
+    """Requested local disk; 0 requests none."""
+    minutes: int = 0
+    """Time limit."""
+    notice_s: int = 0
+    """Seconds between the signal to the batch shell and the end (``--signal=B:TERM@N``)."""
+    output: str = "/dev/null"
+    options: Mapping[str, str | bool] = field(default_factory=dict)
+    """Further options of sbatch by long name without dashes; True for those without a value."""
+
+
+JOB_STATES = frozenset(
+    (
+        "PENDING",
+        "RUNNING",
+        "SUSPENDED",
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "OUT_OF_MEMORY",
+    )
+)
+NODE_STATES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"})
+"""Base states; all other words are flags."""
+
+
+class SlurmClient(Protocol):
+    """A Slurm cluster as our account sees it, by one of the transports.
+
+    Calls may overlap; each has its own deadline. Every call raises the four errors of :mod:`provisioner.interfaces` and
+    nothing else. An incomplete answer is an error, never an empty result.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def own_jobs(self) -> Sequence[SlurmJob]:
+        """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
+        ...
+
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
+        """Return what the accounting database has of these jobs, or with no ids of all of ours since ``since``.
+
+        None where there is no accounting.
+        """
+        ...
+
+    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+        """Return the pending and running jobs of all users in these partitions, ours included."""
+        ...
+
+    async def nodes(self) -> Sequence[SlurmNode]: ...
+
+    async def partitions(self) -> Sequence[Partition]: ...
+
+    async def reservations(self) -> Sequence[Reservation]: ...
+
+    async def configuration(self) -> Mapping[str, str]:
+        """Return the running slurm.conf and ``SLURM_VERSION``, as far as this transport reports it.
+
+        Names and values are those that ``scontrol show config`` prints (``KillWait``, ``PreemptType``, ...).
+        """
+        ...
+
+    def notices(self) -> Sequence[str]:
+        """Return oddities of recent answers that a person should know of."""
+        ...
+
+    async def submit(self, submission: SlurmSubmission) -> int:
+        """Return the job id (of the whole array, if it is one).
+
+        Raises:
+            RejectedError: Slurm rejected it; ``kind`` tells QUOTA, CONFIG, DENIED, ... apart.
+            UnavailableError: Slurm was certainly not asked.
+            OutcomeUnknownError: Slurm may have accepted it.
+        """
+        ...
+
+    async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
+        """Cancel these jobs: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``.
+
+        Unknown ids and ended jobs are not an error.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------- job ids
+
+_JOB_ID = re.compile(r"(?P<job>[1-9][0-9]{0,17})(?:_(?P<task>[0-9]{1,9}))?")
+_TASK_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MAX_ARRAY_TASKS = 4_000_001
+"""Slurm's largest MaxArraySize."""
+
+
+def split_job_id(remote_id: str) -> tuple[int, int | None] | None:
+    """Return ``123_4`` as (123, 4), and ``123`` as (123, None); None if it is not a job id."""
+    found = _JOB_ID.fullmatch(remote_id)
+    if found is None:
+        return None
+    return int(found["job"]), int(found["task"]) if found["task"] is not None else None
+
+
+def job_id_key(remote_id: str) -> tuple[int, int]:
+    """Return a key that sorts job ids by age. A job without task sorts as task -1, an invalid id last."""
+    parts = split_job_id(remote_id)
+    if parts is None:
+        return 10**18, 0
+    return parts[0], -1 if parts[1] is None else parts[1]
+
+
+def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
+    """Return the ids if they may be passed to Slurm. ValueError if one of them is not a job or task."""
+    for remote_id in remote_ids:
+        if not _JOB_ID.fullmatch(remote_id):
+            raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
+    return list(remote_ids)
+
+
+def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
+    """Yield the same jobs with the tasks of one array together, ``123_[0-5,7]``, as scancel takes them."""
+    tasks: dict[str, list[int]] = {}
+    for remote_id in dict.fromkeys(remote_ids):
+        job, _, task = remote_id.partition("_")
+        if task:
+            tasks.setdefault(job, []).append(int(task))
+        else:
+            yield remote_id
+    for job, found in tasks.items():
+        yield f"{job}_{found[0]}" if len(found) == 1 else f"{job}_[{format_ranges(sorted(set(found)))}]"
+
+
+def format_ranges(ascending: Sequence[int]) -> str:
+    """Return ascending task numbers as ``0-6,8``."""
+    parts: list[tuple[int, int]] = []
+    for each in ascending:
+        if parts and each == parts[-1][1] + 1:
+            parts[-1] = (parts[-1][0], each)
+        else:
+            parts.append((each, each))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def parse_tasks(text: str, limit: int = _MAX_ARRAY_TASKS) -> tuple[int, ...]:
+    """Return the waiting tasks of an array: ``0-3,7,10-20:2%5`` written out.
+
+    A list that was cut short is an error: it does not name all tasks.
+    """
+    found: list[int] = []
+    for part in text.partition("%")[0].split(","):
+        each = _TASK_RANGE.fullmatch(part.strip())
+        if each is None:
+            raise ValueError(f"`{part[:40]}` is not a range of tasks")
+        tasks = range(int(each[1]), int(each[2] or each[1]) + 1, int(each[3] or 1) or 1)
+        if len(found) + len(tasks) > limit:
+            raise ValueError("an array of more tasks than there can be")
+        found += tasks
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------------------ lists of nodes
+
+_MAX_NODES = 100_000
+"""Names in one list: several times the nodes of the largest machines, and little memory."""
+_NO_NODES = ("", "(null)", "N/A", "None assigned")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+_NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
+    """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for what Slurm prints for nothing.
+
+    A name may have several brackets, and text after them; numbers keep their leading zeros.
+
+    Raises:
+        ValueError: it is not such a list, or has more than ``limit`` names.
+    """
+    if text.strip() in _NO_NODES:
+        return ()
+    found: list[str] = []
+    for term in _hostlist_terms(text.strip()):
+        found += _hostlist_names(term, limit - len(found))
+    return tuple(found)
+
+
+def _hostlist_terms(text: str) -> Iterator[str]:
+    """Yield the parts between the commas outside of brackets."""
+    start, depth = 0, 0
+    for at, each in enumerate(text):
+        depth += (each == "[") - (each == "]")
+        if depth not in (0, 1):
+            raise ValueError(f"brackets do not match in the node list `{printable(text, 60)}`")
+        if each == "," and not depth:
+            yield text[start:at]
+            start = at + 1
+    if depth:
+        raise ValueError(f"brackets do not match in the node list `{printable(text, 60)}`")
+    yield text[start:]
+
+
+def _hostlist_names(term: str, limit: int) -> list[str]:
+    """Return the names of one term. They are counted first: a short text can stand for a million names."""
+    pieces = re.split(r"[\[\]]", term)
+    if not term or not all(_PLAIN_NAME.fullmatch(plain) for plain in pieces[::2]):
+        raise ValueError(f"`{printable(term, 60)}` is not a node name")
+    choices = [[_node_range(part) for part in inside.split(",")] for inside in pieces[1::2]]
+    count = 1
+    for choice in choices:
+        count *= sum(last - first + 1 for first, last, _ in choice)
+        if count > limit:
+            raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
+    if count > limit:
+        raise ValueError("the node list is longer than there can be nodes")
+    names = [pieces[0]]
+    for choice, plain in zip(choices, pieces[2::2], strict=True):
+        numbers = [f"{n:0{width}d}" for first, last, width in choice for n in range(first, last + 1)]
+        names = [f"{name}{number}{plain}" for name in names for number in numbers]
+    return names
+
+
+def _node_range(text: str) -> tuple[int, int, int]:
+    """Return the first number, the last, and the minimum number of digits."""
+    found = _NODE_RANGE.fullmatch(text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise ValueError(f"`{printable(text, 60)}` is not a range of node numbers")
+    return int(found[1]), int(found[2] or found[1]), len(found[1])
+
+
+# ------------------------------------------------------------------------------------- numbers, times, sizes and words
+
+_NO_TIME = ("", "N/A", "Unknown", "None", "(null)")
+_NO_LIMIT = ("", "N/A", "UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID", "(null)")
+_DURATION = re.compile(
+    r"(?:(?P<days>[0-9]{1,6})-)?(?:(?P<hours>[0-9]{1,6}):)?(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,2})"
+)
+_MEMORY = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
+_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consume)?(?P<count>[:=][0-9]{1,9})?")
+
+
+def parse_time(text: str) -> float:
+    """Return seconds since the epoch, as ``SLURM_TIME_FORMAT=%s`` has times printed; 0 for none."""
+    if text in _NO_TIME:
+        return 0.0
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise ValueError(f"`{text[:40]}` is not a time in seconds since the epoch")
+    return float(text)
+
+
+@lru_cache(maxsize=256)  # thousands of jobs have the same few limits
+def parse_duration(text: str) -> float:
+    """Return ``2-00:00:00``, ``1:00:00`` or ``5:00`` in seconds; 0 for no limit."""
+    if text in _NO_LIMIT:
+        return 0.0
+    if (found := _DURATION.fullmatch(text)) is None:
+        raise ValueError(f"`{text[:40]}` is not a duration")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_memory_mib(text: str) -> int:
+    """Return ``20G``, ``512000M`` or ``3584`` in MiB, rounded up; 0 for none."""
+    if text in _NO_LIMIT:
+        return 0
+    if (found := _MEMORY.fullmatch(text)) is None:
+        raise ValueError(f"`{text[:40]}` is not a size")
+    return -int(-float(found["count"]) * _MIB[found["unit"]] // 1)
+
+
+def parse_count(text: str) -> int:
+    """Return a count, ``1.50K`` too; 0 for no limit."""
+    if text in _NO_LIMIT:
+        return 0
+    if (found := re.fullmatch(r"([0-9]{1,12})(?:(\.[0-9]{1,6})?([KM]))?", text)) is None:
+        raise ValueError(f"`{text[:40]}` is not a number")
+    if not found[3]:
+        return int(found[1])
+    return int(float(found[1] + (found[2] or "")) * (1024 if found[3] == "K" else 1024**2))
+
+
+def parse_gpus(text: str) -> Mapping[str, int]:
+    """Return GPUs by type ("" is any) from GRES or TRES text.
+
+    ``gpu:a100:4(S:0-1)``, ``gres/gpu:2``, or ``cpu=8,gres/gpu=2,gres/gpu:a100=2``. A total with ``=`` includes the GPUs
+    with a type: only the rest of it is of any type.
+    """
+    found: dict[str, int] = {}
+    for term in re.sub(r"\([^)]*\)", "", text).split(","):
+        if each := _GPU.fullmatch(term):
+            kind, count = each["type"] or "", int(each["count"][1:]) if each["count"] else 1
+            found[kind] = found.get(kind, 0) + count
+    if "gpu=" in text and "" in found:
+        found[""] -= sum(count for kind, count in found.items() if kind)
+    return {kind: count for kind, count in found.items() if count > 0}
+
+
+def gpus_per_node(total: Mapping[str, int], node_count: int) -> Mapping[str, int]:
+    """Return the GPUs of one node of a job, rounded up."""
+    return {kind: -(-count // node_count) for kind, count in total.items()}
+
+
+def parse_tres(text: str) -> Mapping[str, str]:
+    """Return the pairs of ``cpu=8,mem=20G,node=1``, values as printed."""
+    return {name: value for name, equals, value in (term.partition("=") for term in text.split(",")) if equals}
+
+
+def parse_word(text: str) -> str:
+    """Return a word, "" for what Slurm prints for nothing."""
+    return "" if text in ("(null)", "N/A", "None", "none") else text
+
+
+def parse_words(text: str) -> tuple[str, ...]:
+    """Return the words of a list with commas."""
+    return tuple(each for each in parse_word(text).split(",") if each)
