@@ -148,25 +148,6 @@ class SupportsConsoleOutput(Protocol):
         ...
 
 
-@runtime_checkable
-class SeesAtOnce(Protocol):
-    """A site that may have its view at hand. Optional: to wait for an answer that is there already costs a task and a
-    deadline, many times what a quiet tick costs."""
-
-    def glance(self) -> SiteView | None:
-        """What :meth:`Site.poll` would return, if that takes no waiting; None if it must be asked."""
-        ...
-
-
-@runtime_checkable
-class PoolSeesAtOnce(Protocol):
-    """The same for an overlay."""
-
-    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
-        """What :meth:`Overlay.poll` would return, if that takes no waiting; None if it must be asked."""
-        ...
-
-
 class Overlay(Protocol):
     """The pool where jobs wait and drones join."""
 

@@ -19,7 +19,7 @@ from provisioner.controller.estimation import Learning
 from provisioner.controller.history import History
 from provisioner.controller.keeping import Keeping
 from provisioner.controller.sense import PATIENCE_S, Senses, Watch
-from provisioner.interfaces import Overlay, PoolSeesAtOnce, SeesAtOnce, Site, SupportsConsoleOutput
+from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -190,9 +190,6 @@ class Controller:
         await self._keeping.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         overlay = Watch("overlay", lambda: self.overlay.poll(self.types), 0.0)
-        if isinstance(self.overlay, PoolSeesAtOnce):
-            pool = self.overlay
-            overlay.at_hand = lambda: pool.glance(self.types)
         self._senses = Senses(self._group, self.clock, overlay)
         self._watch_sites()
         return self
@@ -547,7 +544,6 @@ class Controller:
                 watch = Watch(name, site.poll, 0.0, watch.view, watch.fault)
             watch = watch or Watch(name, site.poll, 0.0)
             watch.deadline_s = self.policy.sites[name].poll_deadline_s
-            watch.at_hand = site.glance if isinstance(site, SeesAtOnce) else None
             self._senses.sites[name] = watch
         for gone in before.values():
             gone.close()

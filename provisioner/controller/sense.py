@@ -44,26 +44,9 @@ class Watch(Generic[View]):
     view: View | None = None
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
-    at_hand: Callable[[], View | None] | None = None
-    """What ``poll`` would return, where that takes no waiting."""
     border: Border = field(default_factory=Border)
     _first: UnavailableError | None = None
     """Error of the first attempt of the look that goes on."""
-
-    def glance(self, clock: Clock) -> bool:
-        """Look without waiting; False if that takes a real look, as after an error, which that one will tell."""
-        if self.at_hand is None:
-            return False
-        began = clock.now()
-        try:
-            view = self.at_hand()
-            if view is None:
-                return False
-            view = self.border.taken_over(view, began, clock.drift_s())
-        except Exception:
-            return False
-        self._saw(view, clock)
-        return True
 
     async def once(self, clock: Clock) -> None:
         """Look; retried once if the service does not answer, within one deadline. Never raises."""
@@ -77,12 +60,9 @@ class Watch(Generic[View]):
             if before is None or before.message != self.fault.message:
                 log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
         else:
-            self._saw(view, clock)
-
-    def _saw(self, view: View, clock: Clock) -> None:
-        before, self.view, self.fault = self.fault, view, None
-        if before is not None:
-            log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
+            before, self.view, self.fault = self.fault, view, None
+            if before is not None:
+                log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
 
     async def _looked(self) -> View:
         self._first = None
@@ -127,12 +107,9 @@ class Senses:
         """Begin every look that is due, wait for them with patience. A banned site that did not answer rests."""
         due: list[Watch[OverlayView] | Watch[SiteView]] = [self.overlay]
         due += [w for name, w in self.sites.items() if not self._rests(w, breakers.get(name))]
-        await asyncio.sleep(0)  # what is due at this instant comes first, as it does where a look has a task of its own
         tasks: list[asyncio.Task[None]] = []
         for watch in due:
             if watch.in_flight is None or watch.in_flight.done():
-                if watch.glance(self.clock):
-                    continue
                 watch.in_flight = self.group.create_task(watch.once(self.clock), name=f"look:{watch.name}")
             tasks.append(watch.in_flight)
         if tasks:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
 from provisioner.estimates import EstimateSamples
-from provisioner.interfaces import Overlay, PoolSeesAtOnce, SeesAtOnce, Site
+from provisioner.interfaces import Overlay, Site
 from provisioner.model import (
     Bootstrap,
     Breaker,
@@ -53,15 +53,6 @@ class Fuse:
         """The boundary's name: ``site.start before``."""
         self._crash = crash
         self._cleared_away = False
-
-    @property
-    def armed(self) -> bool:
-        """Whether this life may end at a boundary."""
-        return self._crash is not None
-
-    def past_a_look(self) -> None:
-        """The two boundaries around a look, crossed at a stroke: not by one who may have to end there."""
-        self.crossed += 2
 
     def clear_away(self) -> None:
         """What still hangs on this fuse is about to be cancelled: it must not hang again."""
@@ -271,19 +262,12 @@ class MortalSite:
     def __init__(self, site: Site, fuse: Fuse) -> None:
         self._site = site
         self._fuse = fuse
-        self._glance = site.glance if isinstance(site, SeesAtOnce) and not fuse.armed else None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         return None
-
-    def glance(self) -> SiteView | None:
-        view = self._glance() if self._glance is not None else None
-        if view is not None:
-            self._fuse.past_a_look()
-        return view
 
     async def poll(self) -> SiteView:
         await self._fuse.before("site.look", act=False)
@@ -304,19 +288,12 @@ class MortalOverlay:
     def __init__(self, overlay: Overlay, fuse: Fuse) -> None:
         self._overlay = overlay
         self._fuse = fuse
-        self._glance = overlay.glance if isinstance(overlay, PoolSeesAtOnce) and not fuse.armed else None
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         return None
-
-    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
-        view = self._glance(types) if self._glance is not None else None
-        if view is not None:
-            self._fuse.past_a_look()
-        return view
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         await self._fuse.before("overlay.look", act=False)

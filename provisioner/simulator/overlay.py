@@ -167,10 +167,6 @@ class SimOverlay:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    def glance(self, types: Sequence[DroneType]) -> OverlayView | None:
-        known = tuple(types)
-        return self._wire.glance(lambda: self._view(known))
-
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         known = tuple(types)
         return await self._wire.poll(lambda: self._view(known), self._lie)

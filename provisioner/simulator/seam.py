@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol, TypeVar
 
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
-from provisioner.simulator.draws import AT_ONCE, Draw, drawn, keyed
+from provisioner.simulator.draws import Draw, drawn, keyed
 from provisioner.simulator.faults import LIES, Spell, Trouble, struck
 from provisioner.simulator.loop import VirtualClock
 
@@ -36,19 +36,6 @@ class Wire:
         self._spells = spells
         self._met = met
         self._calls = 0
-        self._at_once = latency == AT_ONCE and not spells
-
-    def glance(self, see: Callable[[], T]) -> T | None:
-        """What :meth:`poll` returns, where nothing holds the question up; None where something may, or answers with an
-        error."""
-        if not self._at_once:
-            return None
-        try:
-            answer = see()
-        except AdapterError:
-            return None
-        self._calls += 1
-        return answer
 
     async def poll(self, see: Callable[[], T], lie: Lying[T]) -> T:
         """What ``see`` returns when the question arrives, bent by ``lie`` where a spell wants it."""

@@ -231,9 +231,6 @@ class SimSite:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    def glance(self) -> SiteView | None:
-        return self._wire.glance(self._listing)
-
     async def poll(self) -> SiteView:
         return await self._wire.poll(self._listing, self._lie)
 

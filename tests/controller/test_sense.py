@@ -1,9 +1,8 @@
-"""Looks: at a glance where a view is at hand, else with a task, a deadline and one retry."""
+"""Polls: each has a deadline and one retry."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from provisioner.controller.border import Border
 from provisioner.controller.sense import ATTEMPTS, RETRY_AFTER_S, Watch
@@ -17,17 +16,12 @@ AT = 1000.0
 class Eyes:
     """Gives its answers in turn; an error among them is raised."""
 
-    def __init__(self, *answers: SiteView | Exception | None) -> None:
+    def __init__(self, *answers: SiteView | Exception) -> None:
         self.answers = list(answers)
         self.asked_s: list[float] = []
 
     async def poll(self) -> SiteView:
         await asyncio.sleep(0)
-        answer = self.glance()
-        assert answer is not None
-        return answer
-
-    def glance(self) -> SiteView | None:
         self.asked_s.append(asyncio.get_running_loop().time())
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -35,14 +29,12 @@ class Eyes:
         return answer
 
 
-def watched(eyes: Eyes, *, looks: int = 1, at_hand: Sequence[bool] = ()) -> Watch[SiteView]:
-    """A watch after so many looks, or after glances (``at_hand``: what each must have said)."""
+def watched(eyes: Eyes, *, looks: int = 1) -> Watch[SiteView]:
+    """Return a watch after so many polls."""
 
     async def story() -> Watch[SiteView]:
-        watch = Watch("kit", eyes.poll, 5.0, at_hand=eyes.glance)
-        for said in at_hand:
-            assert watch.glance(VirtualClock()) is said
-        for _ in range(0 if at_hand else looks):
+        watch = Watch("kit", eyes.poll, 5.0)
+        for _ in range(looks):
             await watch.once(VirtualClock())
         return watch
 
@@ -82,16 +74,6 @@ def test_any_other_error_is_not_tried_again() -> None:
     watch = watched(eyes)
     assert watch.fault is not None and watch.fault.kind is FaultKind.UNKNOWN
     assert len(eyes.asked_s) == 1
-
-
-def test_a_view_at_hand_is_taken_over_without_a_look() -> None:
-    watch = watched(Eyes(SiteView("kit", AT + 50)), at_hand=[True])
-    assert watch.view == SiteView("kit", AT), "it crosses the same border"
-
-
-def test_where_a_glance_tells_nothing_or_fails_only_a_look_can_tell() -> None:
-    watch = watched(Eyes(None, UnavailableError("no route"), KeyError("kit")), at_hand=[False, False, False])
-    assert (watch.view, watch.fault) == (None, None)
 
 
 def test_a_listing_that_an_adapter_changes_in_place_is_seen_as_it_is_now() -> None:
