@@ -56,7 +56,9 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
-        log.warning("broken-off", drones="go on; what was asked for and not answered is settled by the next controller")
+        log.warning(
+            "controller.aborted", drones="go on; what was asked for and not answered is settled by the next controller"
+        )
         return 1
 
 
@@ -109,7 +111,9 @@ async def _serve(
             active_interval_s=settings.active_interval_s,
         )
         await stack.enter_async_context(controller)
-        log.info("running", controller=settings.controller, sites=sorted(adapters.sites), drones=len(store.drones))
+        log.info(
+            "controller.started", controller=settings.controller, sites=sorted(adapters.sites), drones=len(store.drones)
+        )
         if once:
             report = await controller.tick()
             return 0 if report.recorded and not report.faults else 1
@@ -122,7 +126,7 @@ async def _serve(
             await controller.run(stop)
             for task in beside:
                 task.cancel()
-        log.info("stopping", drones=len(store.drones), worst_lag_ms=round(probe.worst_s * 1000))
+        log.info("controller.stopping", drones=len(store.drones), worst_lag_ms=round(probe.worst_s * 1000))
     return 0
 
 
@@ -139,10 +143,10 @@ async def _reloads(
             known = isinstance(error, ConfigErrors | NotApplied)
             problems = str(error) if known else f"{type(error).__name__}: {error}"
             if not known:
-                log.exception("reload-failed", file=str(path))
-            await controller.event("reload-refused", warn=True, file=str(path), problems=problems[:4000])
+                log.exception("config.reload_failed", file=str(path))
+            await controller.event("config.rejected", warn=True, file=str(path), problems=problems[:4000])
             continue
-        await controller.event("reloaded", changes="; ".join(change.notes) or "nothing changed")
+        await controller.event("config.reloaded", changes="; ".join(change.notes) or "nothing changed")
         if adapters.leaving and under_way:
             await asyncio.wait(under_way)
         await adapters.close_leaving()
@@ -219,7 +223,7 @@ class Adapters:
             try:
                 await within(CLOSE_S, door.close())
             except Exception as error:
-                log.warning("close-failed", site=name, message=fault_of(error, 0.0).message)
+                log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
 
     @staticmethod
     def _built(spec: SiteSpec, settings: Settings) -> Door:
@@ -230,4 +234,4 @@ async def _open_if_it_can_be(name: str, door: Door) -> None:
     try:
         await within(CONNECT_S, door.open())
     except Exception as error:
-        log.warning("not-connected", site=name, message=fault_of(error, 0.0).message)
+        log.warning("site.connect_failed", site=name, message=fault_of(error, 0.0).message)

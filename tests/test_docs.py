@@ -159,7 +159,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 
 def test_the_service_unit_runs_commands_that_exist() -> None:
-    text = (ROOT / "packaging" / "systemd" / "provisioner.controller").read_text()
+    text = (ROOT / "packaging" / "systemd" / "provisioner.service").read_text()
     lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("Exec")]
     lines += re.findall(r"`(provisioner [^`]*)`", text)
     found = [Mention("unit", tuple(shlex.split(line))) for line in lines if "provisioner " in line]

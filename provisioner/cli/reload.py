@@ -22,7 +22,7 @@ from provisioner.store.lock import process_of
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 POLL_S = 0.1
-RELOADED, REFUSED = "reloaded", "reload-refused"
+RELOADED, REFUSED = "config.reloaded", "config.rejected"
 
 
 @app.command()

@@ -30,27 +30,27 @@ LEAST_FREE_BYTES = 32 << 20
 MOST_NOTICES = 5
 
 LASTING: dict[str, frozenset[str]] = {
-    "reload-refused": frozenset({"reloaded"}),
-    "plan-refused": frozenset({"plan-accepted"}),
-    "clock-stepped": frozenset({"clock-caught-up"}),
-    "clock-doubted": frozenset({"clock-believed"}),
+    "config.rejected": frozenset({"config.reloaded"}),
+    "plan.rejected": frozenset({"plan.accepted"}),
+    "clock.stepped": frozenset({"clock.caught_up"}),
+    "clock.doubted": frozenset({"clock.trusted"}),
 }
 """Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
 
-RECENT = frozenset({"record-outdated", "drone-eats-jobs", "slots-not-removed"})
-OF_DRONES = frozenset({"drain-refused", "drain-failed"})
+RECENT = frozenset({"store.outdated", "drone.black_hole", "slots.not_removed"})
+OF_DRONES = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
 
 _EVENT_WORDS = {
-    "reload-refused": "the changed configuration was refused and the old one is in force; run `provisioner check`",
-    "plan-refused": "parts of a plan were refused as inconsistent and not carried out; report it with "
+    "config.rejected": "the changed configuration was refused and the old one is in force; run `provisioner check`",
+    "plan.rejected": "parts of a plan were refused as inconsistent and not carried out; report it with "
     "`provisioner snapshot`",
-    "clock-stepped": "the clock of this host was set; times are adjusted slowly",
-    "drain-failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
-    "clock-doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
-    "drone-eats-jobs": "drained, as jobs failed in it one after the other; look at its node",
-    "slots-not-removed": "the pool keeps the slots of drones that died and may match jobs to them",
-    "record-outdated": "the record is older than what runs, as after a restored backup",
+    "clock.stepped": "the clock of this host was set; times are adjusted slowly",
+    "drain.failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
+    "clock.doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
+    "drone.black_hole": "drained, as jobs failed in it one after the other; look at its node",
+    "slots.not_removed": "the pool keeps the slots of drones that died and may match jobs to them",
+    "store.outdated": "the record is older than what runs, as after a restored backup",
 }
 _NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
 """Faults of a drone type that need nobody: the site has no room."""
@@ -292,14 +292,14 @@ def _events_lasting(facts: Facts) -> Iterator[Trouble]:
                 began.pop(name, None)
     for event in began.values():
         recent = facts.now - event.at <= RECENT_S  # the start of a controller counts only where clocks agree
-        if facts.holder is None or event.at >= facts.holder.since or (recent and event.name == "clock-doubted"):
+        if facts.holder is None or event.at >= facts.holder.since or (recent and event.name == "clock.doubted"):
             yield _warning(event.name, "controller", _of_event(event, facts.now))
 
 
 def _events_recent(facts: Facts) -> Iterator[Trouble]:
     newest: dict[tuple[str, str], Event] = {}
     for event in facts.events:
-        shown = event.name.endswith(("-refused", "-failed")) or event.name in RECENT
+        shown = event.name.endswith((".rejected", ".failed", "_failed")) or event.name in RECENT
         if shown and event.name not in LASTING and event.name not in OF_DRONES:
             newest[event.name, str(event.fields.get("drone", ""))] = event
     for (name, drone), event in newest.items():
@@ -319,7 +319,7 @@ def _drains_refused(facts: Facts) -> Iterator[Trouble]:
     for drone in facts.live:
         if drone.drain_refusal:
             said = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
-            yield _warning("drain-refused", f"drone:{drone.id}", said)
+            yield _warning("drain.rejected", f"drone:{drone.id}", said)
 
 
 def _drones_failed(facts: Facts) -> Iterator[Trouble]:

@@ -158,7 +158,7 @@ async def _admit(
             bootstrap = await within(until - loop.time(), overlay.bootstrap(order))
         except Exception as error:
             fault = fault_of(error, clock.now())
-            log.warning("no-admission", drone=order.drone_id, message=fault.message)
+            log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)
             receipts.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
         else:
             admitted.append(replace(order, bootstrap=bootstrap))

@@ -119,16 +119,16 @@ class Failures:
         text = f"{type(error).__name__}: {error}"
         if text != self.error:
             self.error, self.count = text, 1
-            log.error("decide-failed", why=text, exc_info=error)
+            log.error("planner.failed", why=text, exc_info=error)
             return
         self.count += 1
         if self.count & (self.count - 1) == 0:
-            log.error("decide-failed", why=text, in_a_row=self.count)
+            log.error("planner.failed", why=text, in_a_row=self.count)
 
     def over(self) -> None:
         """Note a decision that succeeded."""
         if self.error:
-            log.info("decide-recovered", why=self.error, in_a_row=self.count)
+            log.info("planner.recovered", why=self.error, in_a_row=self.count)
             self.error, self.count = "", 0
 
 
@@ -149,7 +149,7 @@ class Controller:
     clock: Clock
     interval_s: float = 15.0
     active_interval_s: float = 2.0
-    learning: Learning = field(default_factory=Learning)
+    estimation: Learning = field(default_factory=Learning)
     planner: Planner = decide
     judge: Judge = check
     decided: Decided = field(default_factory=Decided)
@@ -186,10 +186,10 @@ class Controller:
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        self._keeping = Keeping(self.learning, self.store, self.clock)
+        self._keeping = Keeping(self.estimation, self.store, self.clock)
         await self._keeping.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
-        overlay = Watch("overlay", lambda: self.overlay.poll(self.types), 0.0)
+        overlay = Watch(guard.OVERLAY, lambda: self.overlay.poll(self.types), 0.0)
         self._senses = Senses(self._group, self.clock, overlay)
         self._watch_sites()
         return self
@@ -204,7 +204,7 @@ class Controller:
             if error is None:
                 await self._keeping.end()
             if error is None and self._acts:
-                log.info("last-orders", of=sorted(s or "overlay" for s in self._acts.values()))
+                log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._acts.values()))
                 await asyncio.wait(self._acts, timeout=LEAVE_PATIENCE_S)
                 await self._settle()
         finally:
@@ -225,16 +225,16 @@ class Controller:
         try:
             await self.store.record(plan, snapshot)
         except StoreError as error:
-            log.error("not-recorded", message=str(error))
+            log.error("store.write_failed", message=str(error))
             return TickReport(plan, faults, recorded=False)
         _tell(plan)
         _tell_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, BlackHoleDrone):
                 await self.event(
-                    "drone-eats-jobs", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
+                    "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
                 )
-        self.learning.note(snapshot, plan)
+        self.estimation.note(snapshot, plan)
         await self._remove_dead_slots(snapshot, plan)
         await self._act(plan)
         await self._settle()
@@ -259,12 +259,16 @@ class Controller:
         moved = await self._move_times(by_s, start=start) if by_s or start else False
         if by_s and moved:
             self.clock.settle()
-            await self.event("times-moved", by_s=round(by_s, 1), advice=MOVED_ADVICE)
+            await self.event("clock.set", by_s=round(by_s, 1), advice=MOVED_ADVICE)
         if self.clock.doubted() is not self._doubted:
             self._doubted = not self._doubted
-            name = "clock-doubted" if self._doubted else "clock-believed"
             advice = {"advice": CLOCK_ADVICE} if self._doubted else {}
-            await self.event(name, warn=self._doubted, drift_s=round(self.clock.drift_s(), 1), **advice)
+            await self.event(
+                "clock.doubted" if self._doubted else "clock.trusted",
+                warn=self._doubted,
+                drift_s=round(self.clock.drift_s(), 1),
+                **advice,
+            )
 
     async def _move_times(self, by_s: float, *, start: bool) -> bool:
         """Move the times on record with the clock, so that no limit passes in one step; return whether that is on
@@ -286,7 +290,7 @@ class Controller:
             elif moves:
                 await self.store.settle(self.store.tick, moves, breakers)
         except StoreError as error:
-            log.error("times-not-recorded", message=str(error))
+            log.error("clock.set_failed", message=str(error))
             return False
         return True
 
@@ -314,7 +318,7 @@ class Controller:
             ended=await self._ended(readings.values()),
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.patience),
-            estimates=self.learning.estimates,
+            estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
         )
 
@@ -335,9 +339,9 @@ class Controller:
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
             told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
-            await self.event("plan-refused", warn=True, **told)
+            await self.event("plan.rejected", warn=True, **told)
         elif self._faults and not found.faults:
-            await self.event("plan-accepted")
+            await self.event("plan.accepted")
         self._faults = found.faults
 
     def _overlay_reading(self) -> PolledOverlay:
@@ -398,7 +402,7 @@ class Controller:
         if not self._outdated:
             self._outdated = True
             advice = "The record is older than what runs, as after a restored backup. Unknown drones are stopped."
-            await self.event("record-outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
+            await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
 
     def _newest_serial(self, drone_ids: Iterable[DroneId], below: int) -> int:
@@ -414,7 +418,7 @@ class Controller:
         try:
             return await self.store.ended(strays) if strays else {}
         except StoreError as error:
-            log.error("record-not-read", message=str(error))
+            log.error("store.read_failed", message=str(error))
             return {}
 
     async def _keep_last_words(self) -> None:
@@ -424,18 +428,18 @@ class Controller:
             try:
                 words |= site.last_words()
             except Exception as error:
-                log.warning("last-words-lost", site=name, message=f"{type(error).__name__}: {error}")
+                log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
         try:
             if words:
                 await self.store.keep(self.clock.now(), words)
         except StoreError as error:
-            log.error("last-words-not-recorded", message=str(error))
+            log.error("console_output.write_failed", message=str(error))
 
     async def _requests(self) -> tuple[OperatorRequest, ...]:
         try:
             return await self.store.requests()
         except StoreError as error:
-            log.error("requests-not-read", message=str(error))
+            log.error("requests.read_failed", message=str(error))
             return ()
 
     async def _reset_breakers(self) -> None:
@@ -451,11 +455,11 @@ class Controller:
                 if lifted:
                     await self.store.settle(self.store.tick, (), lifted)
             except StoreError as error:
-                log.error("breakers-not-reset", message=str(error))
+                log.error("breaker.reset_failed", message=str(error))
                 return
             if lifted:
                 told = ", ".join(scopes)[:2000]
-                await self.event("breakers-reset", scopes=told, by=request.by, reason=request.reason)
+                await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
         for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
@@ -473,7 +477,7 @@ class Controller:
         """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
         fault = self._dead_slots.answered()
         if fault is not None:
-            await self.event("slots-not-removed", warn=True, why=formatting.excerpt(fault.message))
+            await self.event("slots.not_removed", warn=True, why=formatting.excerpt(fault.message))
         self._dead_slots.note(plan.moves)
         self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
 
@@ -487,14 +491,18 @@ class Controller:
                 try:
                     await self.store.settle(self.store.tick, moves, breakers)
                 except StoreError as error:
-                    log.error("answers-not-recorded", message=str(error))
+                    log.error("order_results.write_failed", message=str(error))
                     return
             site = self._acts.pop(task)
             _tell_moves(moves)
             _tell_breakers(before, breakers)
             for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
-                name = "drain-refused" if isinstance(move.reason, DrainRefused) else "drain-failed"
-                await self.event(name, warn=True, drone=move.drone.id, why=formatting.excerpt(move.drone.drain_refusal))
+                await self.event(
+                    "drain.rejected" if isinstance(move.reason, DrainRefused) else "drain.failed",
+                    warn=True,
+                    drone=move.drone.id,
+                    why=formatting.excerpt(move.drone.drain_refusal),
+                )
 
     def _meaning(self, answers: act.Answers) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
@@ -564,14 +572,15 @@ class Controller:
         drift = self.clock.drift_s()
         if (abs(drift) > CLOCK_STEP_S and not self._doubted) is not self._stepped:
             self._stepped = not self._stepped
-            name = "clock-stepped" if self._stepped else "clock-caught-up"
-            await self.event(name, warn=self._stepped, drift_s=round(drift, 1))
+            await self.event(
+                "clock.stepped" if self._stepped else "clock.caught_up", warn=self._stepped, drift_s=round(drift, 1)
+            )
         if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at, self._prunes = now, False
             try:
                 self._prunes = await self.store.prune(now)
             except StoreError as error:
-                log.error("not-pruned", message=str(error))
+                log.error("store.prune_failed", message=str(error))
         if self._keeping is not None:
             await self._keeping.turn()
 
@@ -581,23 +590,25 @@ class Controller:
         try:
             await self.store.event(self.clock.now(), name, fields)
         except StoreError as error:
-            log.error("not-recorded", message=str(error))
+            log.error("store.write_failed", message=str(error))
 
 
 def _tell(plan: Plan) -> None:
     """Log one line per action, and one per tick that did something."""
     for start in plan.starts:
         drone = start.drone
-        log.info("start", drone=drone.id, type=drone.type, for_class=drone.for_class, **_why(start.reason))
+        log.info(
+            "drone.start_ordered", drone=drone.id, type=drone.type, for_class=drone.for_class, **_why(start.reason)
+        )
     for drain in plan.drains:
-        log.info("drain", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
+        log.info("drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
     for stop in plan.stops:
-        log.info("stop", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
+        log.info("drone.stop_ordered", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
     for orphan in plan.orphans:
-        log.info("stop-orphan", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
+        log.info("orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
     _tell_moves(plan.moves)
     if plan.acts or plan.moves:
-        log.info("tick", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
+        log.info("tick.acted", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
 
 
 def _is_within(scope: str, asked: Collection[str]) -> bool:
@@ -615,7 +626,7 @@ def _tell_moves(moves: Sequence[StateChange]) -> None:
         if state is move.was and not refused:
             continue
         tell = log.warning if refused or state in _BAD_ENDS else log.info
-        tell("move", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
+        tell("drone.state_changed", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
 
 
 def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
@@ -630,7 +641,7 @@ def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) ->
             if breaker.fault
             else {}
         )
-        tell("breaker", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
+        tell("breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
 
 
 def _why(reason: Reason) -> dict[str, str]:

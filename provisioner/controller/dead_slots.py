@@ -97,7 +97,7 @@ class DeadSlots:
                 self._dead[receipt.drone_id] = replace(dead, attempts=dead.attempts + 1, tried_at=now)
         done = [receipt.drone_id for receipt in receipts if receipt.answer is OrderOutcome.OK]
         if done:
-            log.info("slots-removed", drones=", ".join(done))
+            log.info("slots.removed", drones=", ".join(done))
         known, self._failing = self._failing, fault is not None
         return None if known else fault
 

@@ -35,6 +35,6 @@ class History:
             try:
                 await store.completed(new)
             except StoreError as error:
-                log.error("completions-not-recorded", message=str(error), jobs=len(new))
+                log.error("completed_jobs.write_failed", message=str(error), jobs=len(new))
                 return
         self._recorded, self._seen = known, told

@@ -23,7 +23,7 @@ class Keeping:
     """:meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`end` after the last. A store that fails
     is told of; it ends nothing."""
 
-    learning: Learning
+    estimation: Learning
     store: Store
     clock: Clock
     _kept_at: float = 0.0
@@ -40,13 +40,13 @@ class Keeping:
             known = await self.store.experience()
         except StoreError as error:
             self._spares = True
-            log.warning("estimates-reset", message=str(error))
-            await self._event("estimates-reset", message=str(error)[:2000])
+            log.warning("estimates.reset", message=str(error))
+            await self._event("estimates.reset", message=str(error)[:2000])
         else:
             if known is not None:
-                self.learning.recall(known, now, waiting_cost)
+                self.estimation.recall(known, now, waiting_cost)
                 away_s = round(max(0.0, now - known.at))
-                log.info("learned-before", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+                log.info("estimates.restored", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
         await self._forget()
 
     async def turn(self) -> None:
@@ -67,11 +67,11 @@ class Keeping:
         try:
             asked = await self.store.forgets()
         except StoreError as error:
-            log.error("forgets-not-read", message=str(error))
+            log.error("estimates.forget_failed", message=str(error))
             return
         for each in asked:
             if each.id not in self._forgot:
-                self.learning.forget(each.what)
+                self.estimation.forget(each.what)
                 self._forgot[each.id] = each
         if self._forgot and not self._spares:
             await self._keep()
@@ -80,17 +80,17 @@ class Keeping:
         """Put on record what is known and that the rest was forgotten. What fails is tried again in a while."""
         now = self._kept_at = self.clock.now()
         try:
-            await self.store.learn(self.learning.experience(now), tuple(self._forgot))
+            await self.store.learn(self.estimation.experience(now), tuple(self._forgot))
         except StoreError as error:
-            log.error("learned-not-recorded", message=str(error))
+            log.error("estimates.write_failed", message=str(error))
             return
         self._spares, forgot, self._forgot = False, self._forgot, {}
         for each in forgot.values():
-            log.info("forgot", what=each.what, by=each.by, reason=each.reason)
-            await self._event("forgot", what=each.what, by=each.by, reason=each.reason)
+            log.info("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
+            await self._event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
 
     async def _event(self, name: str, **fields: str) -> None:
         try:
             await self.store.event(self.clock.now(), name, fields)
         except StoreError as error:
-            log.error("not-recorded", message=str(error))
+            log.error("store.write_failed", message=str(error))

@@ -27,5 +27,5 @@ class LagProbe:
             await asyncio.sleep(STEP_S)
             lag_s = loop.time() - began - STEP_S
             if lag_s > WORTH_TELLING_S:
-                log.warning("loop-lag", lag_ms=round(lag_s * 1000))
+                log.warning("loop.lagged", lag_ms=round(lag_s * 1000))
             self.worst_s = max(self.worst_s, lag_s)

@@ -23,6 +23,7 @@ from provisioner.model import (
     PolledSite,
     SiteView,
 )
+from provisioner.planner.guard import OVERLAY
 
 log = structlog.get_logger()
 
@@ -58,11 +59,20 @@ class Watch(Generic[View]):
             told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
             before, self.fault = self.fault, fault_of(told, began)
             if before is None or before.message != self.fault.message:
-                log.warning("view-lost", view=self.name, fault=self.fault.kind.value, message=self.fault.message)
+                log.warning(
+                    "overlay.poll_failed" if self.name == OVERLAY else "site.poll_failed",
+                    view=self.name,
+                    fault=self.fault.kind.value,
+                    message=self.fault.message,
+                )
         else:
             before, self.view, self.fault = self.fault, view, None
             if before is not None:
-                log.info("view-back", view=self.name, away_s=round(clock.now() - before.at, 1))
+                log.info(
+                    "overlay.recovered" if self.name == OVERLAY else "site.recovered",
+                    view=self.name,
+                    away_s=round(clock.now() - before.at, 1),
+                )
 
     async def _looked(self) -> View:
         self._first = None

@@ -210,7 +210,7 @@ class MortalStore:
         await self._fuse.after("store.settle", act=True)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
-        if name == "plan-refused":
+        if name == "plan.rejected":
             self._chronicle.refused_plans.append(f"{at:.1f}: {fields}")
         await self._fuse.before("store.event", act=False)
         await self._store.event(at, name, fields)

@@ -195,7 +195,7 @@ def _look(store: SqlStore, at: float, slots: tuple[Slot, ...], remotes: dict[Any
 async def _story(path: Path) -> None:
     """Three drones are started and one of them works, one fails, one idles; HoreKa does not let us in."""
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
-        await store.event(NOW - 3600, "reloaded", {"changes": "max_drones 40 -> 50"})
+        await store.event(NOW - 3600, "config.reloaded", {"changes": "max_drones 40 -> 50"})
         first = _look(store, NOW - 3000, (), {})
         plan = decide(first)
         assert len(plan.starts) == 3, plan

@@ -132,7 +132,7 @@ CASES = {
         "node n1 watched, 1 drone on it ate jobs",
     ),
     "drone eats jobs": (
-        replace(CALM, events=(Event(1, NOW - 60, "drone-eats-jobs", {"drone": "kit-7", "why": "eats jobs on n1"}),)),
+        replace(CALM, events=(Event(1, NOW - 60, "drone.black_hole", {"drone": "kit-7", "why": "eats jobs on n1"}),)),
         "warning",
         "drone:kit-7",
         "look at its node (1m ago): eats jobs on n1",
@@ -150,19 +150,19 @@ CASES = {
         "5m old",
     ),
     "reload refused": (
-        replace(CALM, events=(Event(1, NOW - 60, "reload-refused", {"problems": "site.yaml:3:1 unknown key"}),)),
+        replace(CALM, events=(Event(1, NOW - 60, "config.rejected", {"problems": "site.yaml:3:1 unknown key"}),)),
         "warning",
         "controller",
         "unknown key",
     ),
     "plan refused": (
-        replace(CALM, events=(Event(1, NOW - 60, "plan-refused", {"faults": "decide failed: ZeroDivisionError"}),)),
+        replace(CALM, events=(Event(1, NOW - 60, "plan.rejected", {"faults": "decide failed: ZeroDivisionError"}),)),
         "warning",
         "controller",
         "ZeroDivisionError",
     ),
     "clock set": (
-        replace(CALM, events=(Event(1, NOW - 60, "clock-stepped", {"drift_s": 600.0}),)),
+        replace(CALM, events=(Event(1, NOW - 60, "clock.stepped", {"drift_s": 600.0}),)),
         "warning",
         "controller",
         "600",
@@ -171,20 +171,20 @@ CASES = {
         replace(
             CALM,
             live=(replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH"),),
-            events=(Event(1, NOW - 60, "drain-refused", {"drone": "kit-1", "why": "not on PATH"}),),
+            events=(Event(1, NOW - 60, "drain.rejected", {"drone": "kit-1", "why": "not on PATH"}),),
         ),
         "warning",
         "drone:kit-1",
         "not on PATH",
     ),
     "clock doubted at start": (
-        replace(CALM, events=(Event(1, NOW - 900, "clock-doubted", {"drift_s": 7200.0, "advice": "Set the clock"}),)),
+        replace(CALM, events=(Event(1, NOW - 900, "clock.doubted", {"drift_s": 7200.0, "advice": "Set the clock"}),)),
         "warning",
         "controller",
         "Set the clock",
     ),
     "backup restored": (
-        replace(CALM, events=(Event(1, NOW - 900, "record-outdated", {"newest_serial": 9}),)),
+        replace(CALM, events=(Event(1, NOW - 900, "store.outdated", {"newest_serial": 9}),)),
         "warning",
         "controller",
         "older than what runs",
@@ -241,10 +241,10 @@ def test_a_trouble_is_one_line_with_its_subject_and_alarms(case: str) -> None:
 @pytest.mark.parametrize(
     "events",
     [
-        (Event(1, NOW - 60, "reload-refused", {}), Event(2, NOW - 50, "reloaded", {})),
-        (Event(1, NOW - 60, "plan-refused", {}), Event(2, NOW - 50, "plan-accepted", {})),
-        (Event(1, NOW - 9000, "reload-refused", {}),),  # before this controller started
-        (Event(1, NOW - 60, "drain-refused", {"drone": "kit-9"}),),  # the drone has left
+        (Event(1, NOW - 60, "config.rejected", {}), Event(2, NOW - 50, "config.reloaded", {})),
+        (Event(1, NOW - 60, "plan.rejected", {}), Event(2, NOW - 50, "plan.accepted", {})),
+        (Event(1, NOW - 9000, "config.rejected", {}),),  # before this controller started
+        (Event(1, NOW - 60, "drain.rejected", {"drone": "kit-9"}),),  # the drone has left
         (Event(1, NOW - 4000, "keep-failed", {}),),
     ],
 )

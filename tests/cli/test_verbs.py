@@ -198,7 +198,7 @@ def test_status_says_who_runs_what_it_sees_and_why_jobs_wait(on: Cli) -> None:
     assert "Waiting: 50 jobs in 3 classes" in flat
     assert "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB" in flat
     assert "max_drones topas" in flat
-    assert "reloaded" in flat
+    assert "config.reloaded" in flat
     assert "site:horeka" in flat and "classes that can never start: 9" in flat
     assert "1 critical trouble, " in ran.err and "controller: no controller runs" in ran.err
 
@@ -230,7 +230,7 @@ def test_ended_drones_show_the_jobs_that_were_started_in_them(on: Cli) -> None:
 def test_names_of_events_are_never_cut(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert {line.split()[1] for line in on("events", "--since", "all", "--no-header").lines if line[:2] == "20"} >= {
-        "reloaded",
+        "config.reloaded",
         "requested",
         "submitted",
     }
@@ -552,7 +552,7 @@ def test_events_tell_steps_and_events_in_order(on: Cli) -> None:
     items = on("events", "--since", "2h", "-o", "json").json["items"]
     assert [i["at"] for i in items] == sorted(i["at"] for i in items)
     assert items[0]["kind"] == "event" and items[0]["fields"] == {"changes": "max_drones 40 -> 50"}
-    assert {i["name"] for i in items} == {"reloaded", "requested", "submitted", "busy", "failed", "idle"}
+    assert {i["name"] for i in items} == {"config.reloaded", "requested", "submitted", "busy", "failed", "idle"}
     assert on("events", "--drone", "8811.0", "-o", "name").lines == ["requested", "submitted", "failed"]
     assert on("events", "--since", "1s").code == Exit.OK
     assert on("events", "--since", "soon").code == Exit.USAGE
@@ -584,7 +584,7 @@ def test_following_events_goes_on_until_interrupted(record: Path) -> None:
         following.send_signal(signal.SIGINT)
         assert following.wait(timeout=30) == Exit.INTERRUPTED
         assert "Traceback" not in following.stderr.read()
-    assert first["name"] in ("busy", "reloaded", "requested")  # on a slow host the loop was busy before all else
+    assert first["name"] in ("busy", "config.reloaded", "requested")  # on a slow host the loop was busy before all else
 
 
 def test_watching_gives_one_object_per_line(record: Path) -> None:
@@ -624,7 +624,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("event", "code"), [("reloaded", Exit.OK), ("reload-refused", Exit.UNMET)])
+@pytest.mark.parametrize(("event", "code"), [("config.reloaded", Exit.OK), ("config.rejected", Exit.UNMET)])
 def test_reload_waits_for_the_answer_of_the_controller(cli: Cli, record: Path, event: str, code: Exit) -> None:
     command = [sys.executable, "-c", CONTROLLER, str(record), event]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
@@ -784,7 +784,7 @@ def test_a_running_controller_is_watched_reloaded_and_told_to_kill(cli: Cli, tmp
             assert refused.code == Exit.UNMET and "polciy" in refused.err
             path.write_text(good)
             names = [e["name"] for e in cli("events", "-c", path, "-o", "json").json["items"] if e["kind"] == "event"]
-            assert [n for n in names if n.startswith("reload")] == ["reloaded", "reload-refused"]
+            assert [n for n in names if n.startswith("config.")] == ["config.reloaded", "config.rejected"]
             (drone,) = cli("drones", "-c", path, "-o", "name").lines
             killed = cli("drones", "kill", drone, "-c", path, "--reason", "enough", "--wait", "--timeout", "60")
             assert killed.code == Exit.OK, killed.err

@@ -91,12 +91,12 @@ def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ah
         assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
         assert not any(line.startswith("stop") for line in here.told)
         assert len(store.reader().plans(limit=1000)) >= known
-        assert names(store) == ["clock-doubted"]
+        assert names(store) == ["clock.doubted"]
         ahead_s.set(0.0)
         async with life(store, here) as controller:
             await run_for(controller, 60)
             assert abs(controller.clock.drift_s()) < 1
-        assert names(store) == ["clock-doubted"]
+        assert names(store) == ["clock.doubted"]
         assert not any(line.startswith("stop") for line in here.told)
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -113,7 +113,7 @@ def test_a_clock_that_ntp_sets_while_the_controller_runs_is_believed() -> None:
             ahead_s.set(0.0)
             await run_for(controller, 30)
             assert abs(controller.clock.drift_s()) < 1
-        assert names(store) == ["clock-doubted", "clock-believed"]
+        assert names(store) == ["clock.doubted", "clock.trusted"]
         assert not any(line.startswith("stop") for line in here.told)
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -140,9 +140,9 @@ def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: 
                 gone = {i: d.requested_at - requested[i].requested_at for i, d in store.drones.items()}
                 assert set(gone.values()) <= {gone[next(iter(gone))]} and min(gone.values()) > DAY_S
                 assert store.breakers["there"].until > EPOCH + DAY_S
-                assert names(store) == ["times-moved"]
+                assert names(store) == ["clock.set"]
             else:
-                assert names(store) == ["clock-doubted"]
+                assert names(store) == ["clock.doubted"]
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -167,7 +167,7 @@ def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: b
             async with life(store, here, ntp=True) as controller:
                 await run_for(controller, 30)
         assert store.recorded_at > EPOCH + 2 * DAY_S
-        assert names(store).count("times-moved") == 1
+        assert names(store).count("clock.set") == 1
         assert not any(line.startswith("stop") for line in here.told)
         assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
 

@@ -97,7 +97,7 @@ def test_what_is_no_view_at_all_is_a_fault_of_that_adapter() -> None:
             assert well.told == ["start kit-mem0-1"]
         async with serving(well, pool=OddPool()) as controller:
             report = await controller.tick()
-            assert [type(r.reason).__name__ for r in report.plan.refusals] == ["ViewStale"]
+            assert [type(r.reason).__name__ for r in report.plan.refusals] == ["StaleView"]
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -148,7 +148,7 @@ def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest
                 reports = [await controller.tick(), await controller.tick()]
             assert all("ZeroDivisionError" in r.faults[0] and not r.plan.acts for r in reports)
             told = [e.name for e in store.reader().events()]
-            assert told == ["plan-refused"], "told once"
+            assert told == ["plan.rejected"], "told once"
             assert here.told == []
             await controller.tick()
             assert here.told == ["start kit-mem0-1"]
@@ -171,10 +171,10 @@ def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch:
             assert here.told == ["start kit-mem0-1"]
             assert all("ZeroDivisionError" in r.faults[0] for r in reports)
             (told,) = store.reader().events()
-            assert (told.name, told.fields["left_out"]) == ("plan-refused", "class odd"), "told once"
+            assert (told.name, told.fields["left_out"]) == ("plan.rejected", "class odd"), "told once"
             controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
             assert (await controller.tick()).faults == ()
-            assert [e.name for e in store.reader().events()] == ["plan-refused", "plan-accepted"]
+            assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]
             assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -238,7 +238,7 @@ def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_b
             assert here.told == ["start kit-mem0-1"]
             ahead_s.set(0.0)
             await run_for(controller, 40)
-            assert [e.name for e in store.reader().events()] == ["clock-stepped", "clock-caught-up"]
+            assert [e.name for e in store.reader().events()] == ["clock.stepped", "clock.caught_up"]
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -319,7 +319,7 @@ def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -> None
             await run_for(controller, 20)
             assert len(here.told) == tried + 1 and here.running
             assert store.reader().request_done(asked)
-            told = [e for e in store.reader().events() if e.name == "breakers-reset"]
+            told = [e for e in store.reader().events() if e.name == "breaker.reset"]
             assert [(e.fields["scopes"], e.fields["by"], e.fields["reason"]) for e in told] == [
                 ("here", "anna", "repaired")
             ]

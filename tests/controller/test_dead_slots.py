@@ -86,7 +86,7 @@ async def ticks(controller: Controller, count: int, pause_s: float = 5.0) -> Non
 
 
 def told(store: MemoryStore) -> list[str]:
-    return [str(e.fields["why"]) for e in store.reader().events() if e.name == "slots-not-removed"]
+    return [str(e.fields["why"]) for e in store.reader().events() if e.name == "slots.not_removed"]
 
 
 def play(story) -> None:  # type: ignore[no-untyped-def]

@@ -56,7 +56,7 @@ def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event() -> No
             (drone,) = store.drones.values()
             assert (drone.state, drone.leaving) == (DroneState.DRAINING, DroneState.CANCELLED)
             assert pool.drained[0] == (drone.id, "black-hole")
-            (event,) = (e for e in store.reader().events() if e.name == "drone-eats-jobs")
+            (event,) = (e for e in store.reader().events() if e.name == "drone.black_hole")
             assert event.fields["drone"] == drone.id and "3 starts of jobs of 2 users failed" in event.fields["why"]
 
     run_virtual(story(), start_epoch=1_760_000_000.0)

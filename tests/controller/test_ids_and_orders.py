@@ -61,7 +61,7 @@ def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on
         assert {f"stop kit-mem0-{n}" for n in (1, 2)} <= set(here.told) or ended
         assert store.drones.keys() == {f"kit-mem0-{first}"}
         assert store.next_serial == first + 1
-        assert [e.name for e in store.reader().events()] == ["record-outdated"]
+        assert [e.name for e in store.reader().events()] == ["store.outdated"]
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -103,7 +103,7 @@ def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> N
                 await controller.tick()
                 await asyncio.sleep(10.0)
         assert store.next_serial <= 1 + SERIALS_MISSED + SERIAL_MARGIN + 5
-        assert [e.name for e in store.reader().events()].count("record-outdated") == 1
+        assert [e.name for e in store.reader().events()].count("store.outdated") == 1
         assert len(here.told) >= 1
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -131,7 +131,7 @@ def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with
         started = [line for line in here.told if line.startswith("start")]
         assert started[0] == f"start kit-mem0-{1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1}"
         assert store.next_serial <= (1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1) + 5
-        assert [e.name for e in store.reader().events()].count("record-outdated") == ours
+        assert [e.name for e in store.reader().events()].count("store.outdated") == ours
 
     run_virtual(story(), start_epoch=EPOCH)
 

@@ -150,9 +150,9 @@ def test_what_cannot_be_read_is_told_once_and_learned_anew_and_left_alone_for_te
                 assert len(controller.estimation.estimates.runs["anna"]) >= RUNS_NEEDED
             assert len(store.written) == 2
         warnings = [line for line in told if line["log_level"] == "warning"]
-        assert [line["event"] for line in warnings] == ["estimates-reset"] * 2, "once at each start"
+        assert [line["event"] for line in warnings] == ["estimates.reset"] * 2, "once at each start"
         assert "damaged" in warnings[0]["message"]
-        assert [e.name for e in store.reader().events()] == ["estimates-reset"] * 2
+        assert [e.name for e in store.reader().events()] == ["estimates.reset"] * 2
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -175,7 +175,7 @@ def test_what_is_to_be_forgotten_is_no_reason_to_write_over_what_cannot_be_read(
             await run_for(controller, 200)
             assert len(store.written) == 1 and reader.forgets() == ()
             assert runs_of(controller) >= 15
-        told = [dict(e.fields)["what"] for e in reader.events() if e.name == "forgot"]
+        told = [dict(e.fields)["what"] for e in reader.events() if e.name == "estimates.forgotten"]
         assert sorted(told) == ["user:anna", "user:bert"]
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -195,7 +195,7 @@ def test_what_could_not_be_read_again_is_told_and_never_takes_the_place_of_what_
             async with serving(Place(), store=store(), pool=pool) as controller:
                 controller.estimation.memory.delays["here/gpu"] = StartDelays(-0.4, 60.0)
                 await run_for(controller, 60)
-        (line,) = [line for line in told if line["event"] == "learned-not-recorded"]
+        (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
         assert line["log_level"] == "error" and "delays.here/gpu.0: Input should be greater" in line["message"]
         assert kept is not None and kept.runs and SqlReader(path).experience() == kept
 
@@ -236,7 +236,7 @@ def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_re
             assert reader.forgets() == ()
             kept = reader.experience()
             assert kept is not None and len(kept.runs.get("anna", ())) <= 2 and len(kept.runs.get("", ())) <= 2
-            (event,) = [e for e in reader.events() if e.name == "forgot"]
+            (event,) = [e for e in reader.events() if e.name == "estimates.forgotten"]
             assert dict(event.fields) == {"what": "user:anna", "by": "mg", "reason": "new code"}
         reader.forget("all", reason="moved", by="mg", at=wall())
         async with serving(Place(), store=opened(), pool=pool) as controller:

@@ -53,7 +53,7 @@ def test_a_decision_that_fails_at_each_tick_is_logged_once_and_without_variables
     assert text.count("ZeroDivisionError: division by zero") > 0
     assert text.count("Traceback") == 1
     assert "owner-of-the-jobs" not in text and "secret =" not in text.replace('secret = "owner', "")
-    assert text.count("decide-failed") == 5, "the 1st, 2nd, 4th, 8th and 16th"
+    assert text.count("planner.failed") == 5, "the 1st, 2nd, 4th, 8th and 16th"
     assert "16" in text
     assert len(text) < 10_000
 
@@ -67,9 +67,9 @@ def test_a_decision_that_works_again_says_after_how_many_failures(monkeypatch: p
                     await controller.tick()
             with capture_logs() as after:
                 await controller.tick()
-            assert [e.get("in_a_row") for e in told if e["event"] == "decide-failed"] == [None, 2]
-            assert [e["in_a_row"] for e in after if e["event"] == "decide-recovered"] == [3]
-            assert [e["log_level"] for e in told if e["event"] == "plan-refused"] == ["warning"]
+            assert [e.get("in_a_row") for e in told if e["event"] == "planner.failed"] == [None, 2]
+            assert [e["in_a_row"] for e in after if e["event"] == "planner.recovered"] == [3]
+            assert [e["log_level"] for e in told if e["event"] == "plan.rejected"] == ["warning"]
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -86,11 +86,11 @@ def test_a_refused_order_and_the_ban_after_it_are_warnings_with_their_reasons() 
             async with serving(here) as controller:
                 for _ in range(3):
                     await controller.tick()
-        (start,) = (e for e in told if e["event"] == "start")
+        (start,) = (e for e in told if e["event"] == "drone.start_ordered")
         assert start["reason"] == "jobs-waiting" and "wait" in start["why"]
-        refused = [e for e in told if e["event"] == "move" and e["reason"] == "order-refused"]
+        refused = [e for e in told if e["event"] == "drone.state_changed" and e["reason"] == "order-refused"]
         assert refused and all(e["log_level"] == "warning" and "Permission denied" in e["why"] for e in refused)
-        (ban,) = (e for e in told if e["event"] == "breaker" and e["state"] == "banned")
+        (ban,) = (e for e in told if e["event"] == "breaker.changed" and e["state"] == "banned")
         assert (ban["log_level"], ban["scope"], ban["fault"]) == ("warning", "here", "denied")
         assert "Permission denied" in ban["why"] and ban["until"].endswith("Z")
 
@@ -102,9 +102,10 @@ import structlog, sys
 from provisioner.logs import log_to_stderr, LogLevel, LogFormat
 log_to_stderr(LogLevel(sys.argv[1]), LogFormat(sys.argv[2]) if len(sys.argv) > 2 else None)
 log = structlog.get_logger()
-log.debug("fine"), log.info("running", drones=2), log.warning("view-lost", view="site:x", message="no answer")
+log.debug("fine"), log.info("controller.started", drones=2)
+log.warning("site.poll_failed", view="site:x", message="no answer")
 try: 1 / 0
-except ZeroDivisionError: log.exception("decide-failed")
+except ZeroDivisionError: log.exception("planner.failed")
 """
 
 
@@ -122,8 +123,8 @@ def lines(*options: str, env: dict[str, str] | None = None) -> list[str]:
 
 def test_lines_for_the_journal_have_priorities_and_no_time_of_their_own() -> None:
     found = lines("info", "journal")
-    assert found[0].startswith("<6>running") and found[0].endswith("drones=2")
-    assert found[1].startswith("<4>view-lost") and "no answer" in found[1]
+    assert found[0].startswith("<6>controller.started") and found[0].endswith("drones=2")
+    assert found[1].startswith("<4>site.poll_failed") and "no answer" in found[1]
     assert len(found) > 4 and all(line.startswith("<3>") for line in found[2:]), "each line of a traceback"
 
 
@@ -134,12 +135,12 @@ def test_stderr_that_leads_to_the_journal_is_found_out_by_itself() -> None:
     with os.fdopen(reader, "rb") as journal:
         subprocess.run([sys.executable, "-c", LINES, "info"], env=env, stderr=writer, timeout=60, check=True)
         os.close(writer)
-        assert journal.readline().startswith(b"<6>running")
+        assert journal.readline().startswith(b"<6>controller.started")
     assert "<6>" not in lines("info", env={"JOURNAL_STREAM": "1:1"})[0]
 
 
 def test_json_lines_are_objects_and_the_level_cuts_off() -> None:
     found = [json.loads(line) for line in lines("warning", "json")]
-    assert [(e["event"], e["level"]) for e in found] == [("view-lost", "warning"), ("decide-failed", "error")]
+    assert [(e["event"], e["level"]) for e in found] == [("site.poll_failed", "warning"), ("planner.failed", "error")]
     assert found[0]["message"] == "no answer" and found[0]["timestamp"].endswith("Z")
     assert "ZeroDivisionError" in found[1]["exception"]

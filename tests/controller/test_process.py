@@ -169,7 +169,7 @@ def test_asked_twice_it_waits_for_nothing_and_the_next_controller_knows_of_the_o
     process = host.run()
     host.until(lambda: "asked 50" in host.log("slow"))
     process.send_signal(signal.SIGTERM)
-    host.until(lambda: b"last-orders" in (host.path / "stderr").read_bytes())
+    host.until(lambda: b"controller.awaiting_orders" in (host.path / "stderr").read_bytes())
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 1
     assert b"Traceback" not in (host.path / "stderr").read_bytes()
@@ -202,8 +202,8 @@ def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders
     host.until(lambda: "asked 9" in host.log("here"))
     host.site("here", start_s=0)
     process.send_signal(signal.SIGHUP)
-    host.until(lambda: host.told("reloaded"))
-    assert "start_s" in host.told("reloaded")[0]
+    host.until(lambda: host.told("config.reloaded"))
+    assert "start_s" in host.told("config.reloaded")[0]
     assert host.log("here") == ["opened 9", "asked 9", "opened 0"], "not closed below its order"
     host.until(lambda: "closed 9" in host.log("here"))
     assert host.log("here") == ["opened 9", "asked 9", "opened 0", "started 9", "closed 9"]
@@ -235,10 +235,10 @@ def test_a_configuration_that_cannot_be_taken_over_changes_nothing(host: Host, f
     elif fault == "cannot be connected":
         (host.path / "new" / "down").touch()
     process.send_signal(signal.SIGHUP)
-    host.until(lambda: host.told("reload-refused"))
-    (told,) = host.told("reload-refused")
+    host.until(lambda: host.told("config.rejected"))
+    (told,) = host.told("config.rejected")
     assert said in told and str(host.path / "provisioner.yaml") in told
-    assert [b"warning" in line for line in host.stderr() if b"reload-refused" in line] == [True]
+    assert [b"warning" in line for line in host.stderr() if b"config.rejected" in line] == [True]
     tick = host.record.views()
     assert tick is not None
     host.until(lambda: (now := host.record.views()) is not None and now.tick > tick.tick + 2)

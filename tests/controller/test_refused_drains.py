@@ -76,7 +76,7 @@ def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_d
             now = store.drones[drone.id]
             assert (now.state, now.drain_refusal, now.site_reason) == (DroneState.DRAINING, WORDS, "")
             assert WORDS in in_brief(now, wall()) and "drain refused" in in_brief(now, wall())
-            (event,) = (e for e in store.reader().events() if e.name == "drain-refused")
+            (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
             assert event.fields == {"drone": drone.id, "why": WORDS}
             assert {mode for _, mode in pool.asked} == {DrainMode.GRACEFUL}
             gaps = [later - at for (at, _), (later, _) in zip(pool.asked, pool.asked[1:], strict=False)]

@@ -60,9 +60,9 @@ def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab
     assert before and started_at(pool, alive) == before, "the slot of the other drone has stayed"
     assert alive in pool.run(*masters).split()
     assert {str(ad["RemoteHost"]).split("@")[1] for ad in pool.jobs(jobs)}.isdisjoint({dead})
-    assert "slots-removed" in controller.log() and f"drones={dead}" in controller.log()
+    assert "slots.removed" in controller.log() and f"drones={dead}" in controller.log()
     names = [event.name for event in SqlReader(controller.directory / "provisioner.db").events()]
-    assert "slots-not-removed" not in names
+    assert "slots.not_removed" not in names
     second.touch()
     until(lambda: not pool.jobs(jobs), 60, what="both jobs are done", every_s=0.5)
 

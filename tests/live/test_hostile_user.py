@@ -271,7 +271,7 @@ def sound(controller: LabController) -> None:
     assert "Traceback" not in log, log[-5000:]
     reader = SqlReader(controller.directory / "provisioner.db")
     events = [event.name for event in reader.events()]
-    assert not {"plan-refused", "planner-failed", "record-not-written"} & set(events), events
+    assert not {"plan.rejected", "planner-failed", "store.write_failed"} & set(events), events
     assert max(int(drone["id"].rpartition("-")[2]) for drone in controller.drones()) < 2_000_000
 
 

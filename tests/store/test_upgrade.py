@@ -131,7 +131,7 @@ async def test_what_was_said_and_seen_before_is_still_told(old: Path) -> None:
     assert [d.id for d in reader.drones(ended=None)] == ["kit-ab12-1", "kit-ab12-2"]
     assert reader.history(DroneId("kit-ab12-2"))[0].reason == JobsWaiting("class-1", 7, 2, 1)
     assert [s.reason for plan in reader.plans() for s in plan.stops] == [PreemptedForOwner(3, 95.0)]
-    assert [event.name for event in reader.events()] == ["reloaded"]
+    assert [event.name for event in reader.events()] == ["config.reloaded"]
     views = reader.views()
     assert views is not None and views.overlay.view is not None
     assert views.policy.sites["topas"].blocking == () and views.types[0].kept_cpus == 0
