@@ -70,20 +70,20 @@ contracts: dev
 	$(BIN)/lint-imports
 
 condor: dev
-	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/live/get-condor.sh $$suite || exit 1; done
+	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/labs/get-condor.sh $$suite || exit 1; done
 
 # A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
 slurm:
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with Slurm will be skipped"; exit 0; fi; \
-	for suite in $(SLURM_SUITES); do tests/live/get-slurm.sh $$suite || exit 1; done
+	for suite in $(SLURM_SUITES); do tests/labs/get-slurm.sh $$suite || exit 1; done
 
 openstack: dev
-	@PATH=$$PWD/$(BIN):$$PATH tests/live/get-openstack.sh
+	@PATH=$$PWD/$(BIN):$$PATH tests/labs/get-openstack.sh
 
 # Built with a compiler, once: long for a test to wait.
 pyslurm: dev
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with pyslurm will be skipped"; exit 0; fi; \
-	tests/live/get-pyslurm.sh $$PWD/$(BIN)/python
+	tests/labs/get-pyslurm.sh $$PWD/$(BIN)/python
 
 bench: dev  ## the benchmarks: a table, and benchmarks/results.json
 	$(BIN)/python benchmarks/run.py

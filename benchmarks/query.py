@@ -1,6 +1,6 @@
 """One look at a real HTCondor pool with 50,000 idle GPU jobs, through the real adapter: seconds and memory.
 
-Real daemons (tests/live/get-condor.sh fetches them), one schedd, no slot. The adapter's child process does the work;
+Real daemons (tests/labs/get-condor.sh fetches them), one schedd, no slot. The adapter's child process does the work;
 its memory is read from the kernel.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.cost import Figure, peak_mib, tell
 from benchmarks.world import drone_types
 from tests.htcondor_overlay.live import overlay_on
-from tests.live.lab import Condor, Pool, children_of, gpu_job, running_pool
+from tests.labs.htcondor import Condor, Pool, children_of, gpu_job, running_pool
 
 SUITE = "trixie"
 CLASSES = 100

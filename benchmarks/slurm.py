@@ -1,7 +1,7 @@
 """5,000 drones at a real Slurm site, by its tools: asked for, looked at tick by tick, withdrawn; calls, bytes, seconds.
 
 The controller with the SQLite store and the adapter as shipped, before a Slurm 24.11 of our own, which
-tests/live/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more than a name; their GPUs are
+tests/labs/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more than a name; their GPUs are
 the owner's, so all drones wait. The pool is a number of waiting jobs. Beside it, what the same queue costs who reads
 ``squeue --json``, and what it costs to call ``sbatch`` for each drone, as COBalD/TARDIS does. Processor time is that of
 the controller and of Slurm's tools, the lab's way into the cluster and the counting of calls included; slurmctld's own
@@ -50,8 +50,8 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.store.sql import SqlStore
-from tests.live.slurm_calls import Call, CountedTools
-from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
+from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
+from tests.labs.slurm_call_log import Call, CountedTools
 
 SUITE = "trixie"
 ABSENT = 3

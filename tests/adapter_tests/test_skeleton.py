@@ -15,7 +15,7 @@ from provisioner.model import DroneId, DroneType
 from tests.adapter_tests import skeleton
 from tests.adapter_tests.pods import PodServer
 from tests.adapter_tests.skeleton import PodSite
-from tests.live.shell_drones import ShellDrones
+from tests.labs.shell_drones import ShellDrones
 from tests.local.drones import tagged
 
 SMALL = DroneType("k8s", "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10)

@@ -8,7 +8,7 @@ from typing import Any
 
 from adapters.htcondor.overlay import HTCondorConfig, HTCondorOverlay
 from provisioner.model import DroneType, JobClass, OverlayView
-from tests.live.lab import Pool
+from tests.labs.htcondor import Pool
 
 CLIENT = """
 NETWORK_INTERFACE = 127.0.0.1

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.live.controller import LabController
-from tests.live.lab import Condor, LabError, Pool, attempt, lab_directory, running_pool
-from tests.live.openstack_lab import OpenStack, OpenStackLab, running_openstack
-from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Condor, LabError, Pool, attempt, lab_directory, running_pool
+from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
+from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}

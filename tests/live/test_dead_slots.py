@@ -13,8 +13,8 @@ import pytest
 from provisioner.model import DroneId, FaultKind, OrderOutcome
 from provisioner.store.sql import SqlReader
 from tests.htcondor_overlay.live import overlay_on
-from tests.live.controller import BIG, LabController
-from tests.live.lab import Condor, Pool, gpu_job, processes_with, running_pool, until
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import Condor, Pool, gpu_job, processes_with, running_pool, until
 
 pytestmark = pytest.mark.timeout(420)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.drone import script
-from tests.live.lab import (
+from tests.labs.htcondor import (
     QUICK_DRONE,
     Condor,
     DroneProcess,

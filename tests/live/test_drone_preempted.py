@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.drone import script
-from tests.live.lab import DroneProcess, Pool, own, start_drone, until
+from tests.labs.htcondor import DroneProcess, Pool, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 StartDrone = Callable[..., DroneProcess]

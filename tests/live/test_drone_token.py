@@ -11,7 +11,17 @@ import pytest
 
 from adapters.htcondor.overlay.tokens import Signer
 from provisioner.drone import script
-from tests.live.lab import ADS_OF_ONES_OWN, IDENTITIES, DroneProcess, LabError, Pool, gpu_job, own, start_drone, until
+from tests.labs.htcondor import (
+    ADS_OF_ONES_OWN,
+    IDENTITIES,
+    DroneProcess,
+    LabError,
+    Pool,
+    gpu_job,
+    own,
+    start_drone,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(600)
 SEARCH = """#!/bin/sh

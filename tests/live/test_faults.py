@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.controller import SMALL, LabController
-from tests.live.lab import Pool, gpu_job, until
+from tests.labs.controller import SMALL, LabController
+from tests.labs.htcondor import Pool, gpu_job, until
 
 pytestmark = pytest.mark.timeout(840)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.controller import LabController
-from tests.live.lab import Pool, gpu_job, until
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Pool, gpu_job, until
 
 pytestmark = pytest.mark.timeout(600)
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "first-real-pool.md").read_text()

@@ -10,8 +10,8 @@ import pytest
 from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group
 from tests.htcondor_overlay.live import overlay_on
-from tests.live.controller import BIG, LabController
-from tests.live.lab import Pool, gpu_job, negotiation_s, until
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import Pool, gpu_job, negotiation_s, until
 
 pytestmark = pytest.mark.timeout(600)
 

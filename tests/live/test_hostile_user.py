@@ -17,8 +17,8 @@ import pytest
 from adapters.htcondor.overlay.tokens import Signer
 from provisioner.model import BreakerState
 from provisioner.store.sql import SqlReader
-from tests.live.controller import BIG, LabController, LabSite
-from tests.live.lab import ADS_OF_ONES_OWN, IDENTITIES, Condor, LabError, Pool, gpu_job, lab_directory
+from tests.labs.controller import BIG, LabController, LabSite
+from tests.labs.htcondor import ADS_OF_ONES_OWN, IDENTITIES, Condor, LabError, Pool, gpu_job, lab_directory
 
 pytestmark = pytest.mark.matrix
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.live.lab import Condor, LabError, Pool, gpu_job, lab_directory, living_in, running_pool, until
+from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, living_in, running_pool, until
 
 
 def test_a_pool_takes_jobs_of_those_it_knows_and_of_nobody_else(overlay_pool: Pool) -> None:

@@ -10,9 +10,9 @@ from typing import ClassVar
 import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
-from tests.live.lab import OWN
-from tests.live.openstack_farm import OpenStackWorld
-from tests.live.openstack_lab import OpenStackLab
+from tests.labs.htcondor import OWN
+from tests.labs.openstack import OpenStackLab
+from tests.labs.openstack_sites import OpenStackWorld
 
 _NTH = count(1)
 

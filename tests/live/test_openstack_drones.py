@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.live.gridka import gridka
-from tests.live.lab import Condor, until
-from tests.live.openstack_lab import OpenStackLab
+from tests.labs.gridka import gridka
+from tests.labs.htcondor import Condor, until
+from tests.labs.openstack import OpenStackLab
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack")]
 

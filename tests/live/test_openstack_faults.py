@@ -13,9 +13,9 @@ import pytest
 from provisioner.model import BreakerState, FaultKind
 from provisioner.planner.guard import BACKOFF
 from provisioner.store.reader import SqlReader
-from tests.live.lab import until
-from tests.live.openstack_drill import KIND, SITE, Drill, drill
-from tests.live.openstack_lab import OpenStackLab
+from tests.labs.htcondor import until
+from tests.labs.openstack import OpenStackLab
+from tests.labs.openstack_stress import KIND, SITE, Drill, drill
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("openstack")]
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.live.lab import until
-from tests.live.openstack_drill import Drill, drill
-from tests.live.openstack_lab import OpenStackLab
+from tests.labs.htcondor import until
+from tests.labs.openstack import OpenStackLab
+from tests.labs.openstack_stress import Drill, drill
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.xdist_group("openstack")]
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.live.lab import Condor, own, processes_with, until
-from tests.live.openstack_lab import OWNER, OpenStack, OpenStackLab, Refusal, Session, running_openstack
+from tests.labs.htcondor import Condor, own, processes_with, until
+from tests.labs.openstack import OWNER, OpenStack, OpenStackLab, Refusal, Session, running_openstack
 
 pytestmark = pytest.mark.xdist_group("openstack")
 

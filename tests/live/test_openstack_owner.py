@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.live.gridka import GridkaLab, gridka
-from tests.live.lab import Condor, until
-from tests.live.openstack_lab import OWNER, OpenStackLab
+from tests.labs.gridka import GridkaLab, gridka
+from tests.labs.htcondor import Condor, until
+from tests.labs.openstack import OWNER, OpenStackLab
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack")]
 

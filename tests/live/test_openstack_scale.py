@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.live.lab import until
-from tests.live.openstack_drill import Drill, drill
-from tests.live.openstack_lab import OpenStack, OpenStackLab, running_openstack
+from tests.labs.htcondor import until
+from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
+from tests.labs.openstack_stress import Drill, drill
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack"), pytest.mark.matrix]
 

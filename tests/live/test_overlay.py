@@ -31,7 +31,7 @@ from provisioner.model import (
 )
 from provisioner.worker_process import WorkerProcess
 from tests.htcondor_overlay.live import A100, CLIENT, classes_of, config, overlay_on
-from tests.live.lab import QUICK_DRONE, DroneProcess, Pool, children_of, gpu_job, own, start_drone
+from tests.labs.htcondor import QUICK_DRONE, DroneProcess, Pool, children_of, gpu_job, own, start_drone
 
 pytestmark = pytest.mark.timeout(600)
 

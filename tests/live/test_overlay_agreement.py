@@ -17,7 +17,7 @@ from adapters.shared.htcondor.ads import holds
 from provisioner import drone
 from provisioner.model import DroneId, DroneType, JobClass, SlotState
 from tests.htcondor_overlay.live import A100, overlay_on
-from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
+from tests.labs.htcondor import DroneProcess, Pool, gpu_job, own, start_drone, until
 
 V100S = replace(
     A100,

@@ -13,7 +13,7 @@ import pytest
 from provisioner import drone
 from provisioner.model import DrainMode, DroneId, OrderOutcome, SlotState, StartOrder
 from tests.htcondor_overlay.live import A100, CLIENT, overlay_on
-from tests.live.lab import (
+from tests.labs.htcondor import (
     QUICK_DRONE,
     Condor,
     Pool,

@@ -15,8 +15,8 @@ from provisioner.model import CompletedJob, DroneId, OverlayView
 from provisioner.simulator.recorded import recorded_jobs
 from provisioner.store.sql import SqlReader
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on
-from tests.live.controller import LabController
-from tests.live.lab import Pool, gpu_job, own, start_drone, until
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Pool, gpu_job, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 

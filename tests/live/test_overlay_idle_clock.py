@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.live.controller import BIG, LabController
-from tests.live.lab import Pool, gpu_job, until
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import Pool, gpu_job, until
 
 pytestmark = pytest.mark.timeout(420)
 

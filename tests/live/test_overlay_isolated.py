@@ -19,7 +19,7 @@ from adapters.htcondor.overlay.drain import Drainer
 from adapters.htcondor.overlay.overlay import client_directory
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
 from tests.htcondor_overlay.live import A100, CLIENT, config, overlay_on
-from tests.live.lab import (
+from tests.labs.htcondor import (
     PATIENCE,
     QUICK_DRONE,
     Condor,

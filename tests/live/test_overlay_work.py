@@ -16,7 +16,7 @@ from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
 from provisioner.model import DroneId, Eviction, OverlayView
 from tests.htcondor_overlay.live import A100, overlay_on
-from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
+from tests.labs.htcondor import DroneProcess, Pool, gpu_job, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 RUN_S = 42

@@ -22,8 +22,8 @@ from adapters.shared.htcondor.ads import holds
 from provisioner.drone import script
 from provisioner.model import Sharing
 from tests.htcondor_overlay.live import A100
-from tests.live.controller import BIG, LabController, LabSite
-from tests.live.lab import DroneProcess, Pool, gpu_job, own, start_drone, until
+from tests.labs.controller import BIG, LabController, LabSite
+from tests.labs.htcondor import DroneProcess, Pool, gpu_job, own, start_drone, until
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPT = script("condor_drone.sh")

@@ -24,7 +24,7 @@ from adapters.htcondor.site.owner import OwnerSettings
 from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
 from adapters.shared.htcondor.ads import Ad, whole
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
-from tests.live.lab import Condor, Pool, lab_directory, until
+from tests.labs.htcondor import Condor, Pool, lab_directory, until
 
 pytestmark = pytest.mark.timeout(840)
 

@@ -14,9 +14,9 @@ import pytest
 from adapters.htcondor.site import HTCondorSite, bindings
 from provisioner.adapter_tests import NotSupported, SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
-from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
-from tests.live.lab import OWN, Condor, Pool, processes_with, until
-from tests.live.shell_drones import ShellDrones
+from tests.labs.htcondor import OWN, Condor, Pool, processes_with, until
+from tests.labs.shared_gpu_site import A100, HERE, HUGE, clear, farm_of, site_config
+from tests.labs.shell_drones import ShellDrones
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ class FarmWorld(ShellDrones):
     @asynccontextmanager
     async def lost_replies(self) -> AsyncIterator[None]:
         """The process that submits dies once the schedd has taken the jobs."""
-        before, bindings._SIDE = bindings._SIDE, "tests.live.forgetful_side:ForgetfulSide"
+        before, bindings._SIDE = bindings._SIDE, "tests.labs.lossy_bindings:ForgetfulSide"
         try:
             yield
         finally:

@@ -27,8 +27,8 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from tests.live.farm import A100, HERE, clear, farm_of, site_config
-from tests.live.lab import OWN, Condor, Pool, processes_with, until
+from tests.labs.htcondor import OWN, Condor, Pool, processes_with, until
+from tests.labs.shared_gpu_site import A100, HERE, clear, farm_of, site_config
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.htcondor.site.submission import Batch
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
-from tests.live.lab import Condor, account, lab_directory
+from tests.labs.htcondor import Condor, account, lab_directory
 
 Job = Callable[..., classad2.ClassAd]
 A100_DEVICE = {

@@ -18,8 +18,8 @@ from adapters.htcondor.site.tools import ToolsCluster
 from adapters.shared.htcondor.ads import number
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
-from tests.live.farm import A100, HERE, HUGE, clear, farm_of, site_config
-from tests.live.lab import OWN, Condor, Pool, own, until
+from tests.labs.htcondor import OWN, Condor, Pool, own, until
+from tests.labs.shared_gpu_site import A100, HERE, HUGE, clear, farm_of, site_config
 from tests.live.test_site_contract import FarmWorld
 from tests.shared_commands.sshd import fetched, running_sshd
 

@@ -20,8 +20,8 @@ from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
 from provisioner.model import DroneType, Node, Reserve, SitePolicy
-from tests.live.lab import until
-from tests.live.slurm_lab import Slurm, SlurmLab, running_slurm
+from tests.labs.htcondor import until
+from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
 

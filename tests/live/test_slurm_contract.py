@@ -14,15 +14,15 @@ from typing import ClassVar
 import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
-from tests.live.lab import OWN
-from tests.live.slurm_farm import SlurmWorld
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.htcondor import OWN
+from tests.labs.slurm import SlurmLab
+from tests.labs.slurm_sites import SlurmWorld
 
 _NTH = count(1)
 
 
 class _OnSlurm(SiteContract):
-    """``way``: a key of :func:`tests.live.slurm_farm.ways`."""
+    """``way``: a key of :func:`tests.labs.slurm_sites.ways`."""
 
     pytestmark: ClassVar = [pytest.mark.asyncio, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180)]
     way = ""

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.live.horeka import HorekaLab, horeka
-from tests.live.lab import Condor, until
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.horeka import HorekaLab, horeka
+from tests.labs.htcondor import Condor, until
+from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
 

@@ -24,10 +24,10 @@ from provisioner.model import (
     SiteView,
     StartOrder,
 )
-from tests.live.horeka import horeka
-from tests.live.lab import Condor, own, until
-from tests.live.slurm_farm import A100, HERE, site_config
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.horeka import horeka
+from tests.labs.htcondor import Condor, own, until
+from tests.labs.slurm import SlurmLab
+from tests.labs.slurm_sites import A100, HERE, site_config
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
 

@@ -15,8 +15,8 @@ from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 import asyncssh
 import pytest
 
-from tests.live.lab import until
-from tests.live.slurm_lab import SlurmLab, processes_in
+from tests.labs.htcondor import until
+from tests.labs.slurm import SlurmLab, processes_in
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
@@ -149,7 +149,7 @@ def test_knobs_make_another_cluster(new_slurm: Callable[..., SlurmLab]) -> None:
 def test_nothing_outlives_the_process_that_started_it(slurm: SlurmLab, tmp_path: Path) -> None:
     program = f"""
 import sys
-from tests.live.slurm_lab import Slurm, running_slurm
+from tests.labs.slurm import Slurm, running_slurm
 with running_slurm(Slurm.fetched({slurm.slurm.suite!r}), accounting=False) as lab:
     lab.reaches(lab.sbatch({SLEEPS!r}), "RUNNING")
     print(lab.namespace, lab.root, flush=True)

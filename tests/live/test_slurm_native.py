@@ -26,11 +26,11 @@ from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
+from tests.labs.horeka import horeka
+from tests.labs.htcondor import OWN, Condor, LabError, children_of, own
+from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
+from tests.labs.slurm_sites import SlurmWorld
 from tests.live.conftest import wanted
-from tests.live.horeka import horeka
-from tests.live.lab import OWN, Condor, LabError, children_of, own
-from tests.live.slurm_farm import SlurmWorld
-from tests.live.slurm_lab import NoNamespaces, Slurm, SlurmLab, running_slurm
 from tests.live.test_slurm_drones import twenty_jobs_run
 
 HERE = Path(__file__).parent

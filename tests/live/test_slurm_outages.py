@@ -13,9 +13,9 @@ from signal import SIGKILL
 
 import pytest
 
-from tests.live.horeka import HorekaLab, horeka
-from tests.live.lab import Condor, LabError, until
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.horeka import HorekaLab, horeka
+from tests.labs.htcondor import Condor, LabError, until
+from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
 

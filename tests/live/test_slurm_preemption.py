@@ -19,8 +19,8 @@ from adapters.slurm.owner import Wanted, claims, running
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
 from provisioner.model import DroneType, OwnerDemand, OwnerLoad
-from tests.live.lab import until
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.htcondor import until
+from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(240)]
 

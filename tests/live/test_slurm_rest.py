@@ -17,8 +17,8 @@ from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.live.lab import own
-from tests.live.slurm_lab import Slurm, SlurmLab
+from tests.labs.htcondor import own
+from tests.labs.slurm import Slurm, SlurmLab
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180), pytest.mark.asyncio]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.controller import LabController
-from tests.live.horeka import horeka
-from tests.live.lab import Condor, children_of, until
-from tests.live.slurm_calls import Call, CountedTools
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.controller import LabController
+from tests.labs.horeka import horeka
+from tests.labs.htcondor import Condor, children_of, until
+from tests.labs.slurm import SlurmLab
+from tests.labs.slurm_call_log import Call, CountedTools
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm"), pytest.mark.slow]
 

@@ -9,10 +9,10 @@ import pytest
 
 from adapters.slurm import SlurmSite
 from provisioner.model import DroneId, OrderOutcome, SitePolicy, StartOrder, StopOrder
-from tests.live.lab import own, until
-from tests.live.shell_drones import ShellDrones
-from tests.live.slurm_farm import A100, HERE, site_config
-from tests.live.slurm_lab import Slurm, SlurmLab, running_slurm
+from tests.labs.htcondor import own, until
+from tests.labs.shell_drones import ShellDrones
+from tests.labs.slurm import Slurm, SlurmLab, running_slurm
+from tests.labs.slurm_sites import A100, HERE, site_config
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
 

@@ -13,8 +13,8 @@ from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.live.lab import OWN
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.htcondor import OWN
+from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180)]
 

@@ -16,8 +16,8 @@ from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on
-from tests.live.controller import BIG, LabController
-from tests.live.lab import PATIENCE, Condor, Pool, children_of, gpu_job, lab_directory, running_pool, until
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import PATIENCE, Condor, Pool, children_of, gpu_job, lab_directory, running_pool, until
 
 pytestmark = pytest.mark.timeout(420)
 

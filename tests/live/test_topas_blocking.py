@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.live.lab import Condor, gpu_job, until
-from tests.live.site_lab import (
+from tests.labs.htcondor import Condor, gpu_job, until
+from tests.labs.htcondor_sites import (
     BLOCKING,
     CPU_TYPE,
     GPU_TYPE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.live.lab import Condor, gpu_job, until
-from tests.live.site_lab import Happened, carriers, drone_of, events, topas_lab
+from tests.labs.htcondor import Condor, gpu_job, until
+from tests.labs.htcondor_sites import Happened, carriers, drone_of, events, topas_lab
 
 pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.lab import Condor, Pool, gpu_job, until
-from tests.live.site_lab import GRACE_S, OWNER, NodeShape, SitePool, TopasLab, carriers, owner_job, topas_lab
+from tests.labs.htcondor import Condor, Pool, gpu_job, until
+from tests.labs.htcondor_sites import GRACE_S, OWNER, NodeShape, SitePool, TopasLab, carriers, owner_job, topas_lab
 
 pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 

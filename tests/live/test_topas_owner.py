@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.lab import Condor, LabError, Pool, gpu_job, negotiation_s, until
-from tests.live.site_lab import (
+from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, negotiation_s, until
+from tests.labs.htcondor_sites import (
     GRACE_S,
     GRID,
     OWNER,

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.live.lab import Condor, LabError, gpu_job, until
-from tests.live.site_lab import Happened, SitePool, TopasLab, TopasSite, events, most_at_once, topas_lab
+from tests.labs.htcondor import Condor, LabError, gpu_job, until
+from tests.labs.htcondor_sites import Happened, SitePool, TopasLab, TopasSite, events, most_at_once, topas_lab
 
 pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 

@@ -17,7 +17,7 @@ from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.openstack.user_data import Guest, user_data
 from adapters.openstack.verdict import Verdict, verdict
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
-from tests.live.lab import own, processes_with, until
+from tests.labs.htcondor import own, processes_with, until
 
 TOOLS = [
     "base64",

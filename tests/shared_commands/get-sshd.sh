@@ -7,8 +7,8 @@
 # unpacks them. libnss-wrapper comes along: with it the server believes a passwd file of the test's, so that it needs
 # neither root nor an account of its own, and the account's home is a directory of the test.
 #
-# Cached as tests/live/debian.sh says.
-. "$(dirname "$0")/../live/debian.sh"
+# Cached as tests/labs/debian.sh says.
+. "$(dirname "$0")/../labs/debian.sh"
 
 cache=$(cache_directory)
 release=$(. /etc/os-release && echo "${VERSION_CODENAME:-${ID:-unknown}}")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapters.shared.commands.settings import SshSettings
-from tests.live.lab import account, children_of, end, free_port, lab_directory, living_in, until
+from tests.labs.htcondor import account, children_of, end, free_port, lab_directory, living_in, until
 
 USER = "drone"
 

@@ -18,7 +18,7 @@ from adapters.shared.commands.runner import LARGEST_ANSWER, NoAnswer, Runner
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from tests.live.lab import until
+from tests.labs.htcondor import until
 from tests.shared_commands.sshd import Sshd
 
 SPELL = ["printf", "%s\\0"]

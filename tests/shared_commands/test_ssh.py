@@ -13,7 +13,7 @@ import pytest
 from adapters.shared.commands.runner import NoAnswer, Runner
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import AuthError, UnavailableError
-from tests.live.lab import until
+from tests.labs.htcondor import until
 from tests.shared_commands.sshd import Sshd, key_pair
 
 NewSshd = Callable[..., Sshd]

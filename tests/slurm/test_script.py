@@ -16,7 +16,7 @@ from adapters.shared.parcel import Unfit
 from adapters.slurm.script import Batch, batches, checked, largest_array, life_s
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
-from tests.live.lab import processes_with, until
+from tests.labs.htcondor import processes_with, until
 
 GIB = 1024
 A100 = DroneType("horeka", "a100", gpu_milli=1000, cpus=8, memory_mib=20 * GIB, disk_mib=1000, walltime_s=7259.0)

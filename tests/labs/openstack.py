@@ -1,7 +1,7 @@
 """A real OpenStack for a test: keystone, placement, glance and nova as processes on loopback, with GPUs that are not
 there and guests that are processes; neutron and cinder are fakes (``openstack_fakes``).
 
-``python -m tests.live.openstack_lab`` brings one up to play with.
+``python -m tests.labs.openstack`` brings one up to play with.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from signal import SIGKILL
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from tests.live.lab import LabError, free_port, lab_directory, living_in, processes_with, until
-from tests.live.openstack.services import answers, launch
-from tests.live.openstack.settings import FRONTS, SERVICES, Settings
-from tests.live.openstack_fakes import Network, Volumes
-from tests.live.openstack_front import Front
+from tests.labs.htcondor import LabError, free_port, lab_directory, living_in, processes_with, until
+from tests.labs.openstack_fakes import Network, Volumes
+from tests.labs.openstack_proxy import Front
+from tests.labs.openstack_services.services import answers, launch
+from tests.labs.openstack_services.settings import FRONTS, SERVICES, Settings
 
 HERE = Path(__file__).parent
 MICROVERSION = "2.90"
@@ -478,7 +478,7 @@ class OpenStackLab:
         """What a project has, as openstacksdk tells it: ``servers``, ``ports``, ``volumes``, ``images``,
         ``keypairs`` (``openstack/ask.py``)."""
         done = subprocess.run(
-            [str(self.settings.venv / "bin/python"), str(HERE / "openstack/ask.py")],
+            [str(self.settings.venv / "bin/python"), str(HERE / "openstack_services/ask.py")],
             env=self.settings.environment,
             input=json.dumps(self.credential(project).cloud),
             text=True,

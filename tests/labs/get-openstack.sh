@@ -16,7 +16,7 @@
 . "$(dirname "$0")/debian.sh"
 
 [ $# -eq 0 ] || fail "usage: get-openstack.sh"
-programs=$(cd "$(dirname "$0")/openstack" && pwd -P)
+programs=$(cd "$(dirname "$0")/openstack_services" && pwd -P)
 cache=$(cache_directory)
 # The number is raised when this script puts something else into the root directory.
 root=$cache/openstack-root-trixie-1

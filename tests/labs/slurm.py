@@ -1,6 +1,6 @@
 """A real Slurm cluster for a test: all daemons of it in namespaces of their own on this host, on loopback.
 
-Needs root. ``python -m tests.live.slurm_lab [SUITE]`` brings one up to play with.
+Needs root. ``python -m tests.labs.slurm [SUITE]`` brings one up to play with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import asyncssh
 
-from tests.live.lab import LabError, children_of, free_port, lab_directory, processes_with, until
+from tests.labs.htcondor import LabError, children_of, free_port, lab_directory, processes_with, until
 
 HERE = Path(__file__).parent
 ACCOUNTS: Mapping[str, str] = {"drone": "lab", "owner": "group"}
@@ -303,7 +303,7 @@ class SlurmLab:
         only = "-s openapi/slurmctld" if self.slurm.version > (22, 5) else "-s openapi/v0.0.38"
         options = "" if setup.accounting else only
         self._file("settings", f"REST_OPTIONS='{options}'\nREST_PORT={self.rest_port}\n")
-        shutil.copy(HERE / "slurm/daemon.sh", self.dir)
+        shutil.copy(HERE / "slurm_scripts/daemon.sh", self.dir)
         self._make_keys()
 
     def _file(self, name: str, content: str | bytes, *, mode: int = 0o644, owner: str = "") -> Path:
@@ -515,7 +515,7 @@ class SlurmLab:
         binds = (self.slurm.root.parent, *self.setup.binds)  # HTCondor's programs are beside Slurm's
         # It ends with us, and with it process 1 inside, and with that everything.
         begin = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork"]
-        enter = [HERE / "slurm/enter.sh", self.slurm.root, self.root, *binds]
+        enter = [HERE / "slurm_scripts/enter.sh", self.slurm.root, self.root, *binds]
         with (self.root / "enter.out").open("wb") as out:
             self.process = subprocess.Popen(
                 [*begin, "--kill-child=KILL", "bash", *map(str, enter)],

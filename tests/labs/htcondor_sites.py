@@ -19,8 +19,8 @@ from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 
-from tests.live.controller import LabController
-from tests.live.lab import Ad, Condor, LabError, Pool, end, lab_directory, until
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Ad, Condor, LabError, Pool, end, lab_directory, until
 
 # -------------------------------------------------------------------------------------------------- what happened
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.htcondor.site import HTCondorSiteConfig
 from provisioner.model import DroneType
-from tests.live.lab import Condor, Pool, lab_directory, processes_with, until
+from tests.labs.htcondor import Condor, Pool, lab_directory, processes_with, until
 
 HERE = "farm"
 SITE = """

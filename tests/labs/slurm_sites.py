@@ -13,8 +13,8 @@ from adapters.slurm import SlurmSite
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import NotSupported
 from provisioner.model import DroneId, DroneType
-from tests.live.shell_drones import ShellDrones
-from tests.live.slurm_lab import SlurmLab
+from tests.labs.shell_drones import ShellDrones
+from tests.labs.slurm import SlurmLab
 
 HERE = "hk"
 A100 = DroneType(

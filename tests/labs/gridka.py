@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.live.controller import LabController
-from tests.live.lab import Condor, LabError, Pool, gpu_job, lab_directory, running_pool, until
-from tests.live.openstack_farm import HOSTS, access, left_of
-from tests.live.openstack_lab import OWNER, OpenStackLab
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, running_pool, until
+from tests.labs.openstack import OWNER, OpenStackLab
+from tests.labs.openstack_sites import HOSTS, access, left_of
 
 SITE_FILE = """\
 site: gridka

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from adapters.embedded import queue
-from tests.live.controller import LabController
-from tests.live.lab import LabError, Pool, lab_directory, own, until
-from tests.live.openstack_lab import TENANT, Credential, OpenStackLab
+from tests.labs.controller import LabController
+from tests.labs.htcondor import LabError, Pool, lab_directory, own, until
+from tests.labs.openstack import TENANT, Credential, OpenStackLab
 
 SITE = "cloud"
 KIND = "small"

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from provisioner.cli.drone_list import Which, drone_listing
 from provisioner.store import StoreError
 from provisioner.store.sql import SqlReader
-from tests.live.lab import QUICK_DRONE, Pool, end, own, processes_with, until
+from tests.labs.htcondor import QUICK_DRONE, Pool, end, own, processes_with, until
 
 CONTROLLER = """\
 controller: {name}

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.live.controller import LabController
-from tests.live.lab import Condor, LabError, Pool, gpu_job, lab_directory, running_pool, until
-from tests.live.slurm_farm import drone_of, ways
-from tests.live.slurm_lab import Job, SlurmLab
+from tests.labs.controller import LabController
+from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, running_pool, until
+from tests.labs.slurm import Job, SlurmLab
+from tests.labs.slurm_sites import drone_of, ways
 
 SITE_FILE = """\
 site: horeka

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 from adapters.openstack import OpenStackSite
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType
-from tests.live.lab import processes_with
-from tests.live.openstack_lab import OWNER, TENANT, OpenStackLab
-from tests.live.shell_drones import ShellDrones
+from tests.labs.htcondor import processes_with
+from tests.labs.openstack import OWNER, TENANT, OpenStackLab
+from tests.labs.shell_drones import ShellDrones
 
 HERE = "gk"
 H100 = DroneType(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.live.slurm_lab import TOOLS, SlurmLab
+from tests.labs.slurm import TOOLS, SlurmLab
 
 NOTED = """\
 #!/bin/sh

@@ -21,7 +21,7 @@ from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from tests.live.openstack_front import Answer, Front, Request, answer
+from tests.labs.openstack_proxy import Answer, Front, Request, answer
 
 Row = dict[str, Any]
 Query = list[tuple[str, str]]

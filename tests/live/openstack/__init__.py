@@ -1,2 +1,0 @@
-"""The programs of the OpenStack lab that run in its own interpreter (``tests/live/get-openstack.sh``); ``settings`` is
-plain Python and read by the tests as well."""
