@@ -424,7 +424,7 @@ def test_the_reason_of_a_start_is_that_of_its_class() -> None:
     wrong = (start(42, reason=warm), start(43, for_class="headroom:desk"))
     assert texts(snap, plan(starts=wrong)) == [
         "kit-ab12-42 is started because headroom-short",
-        "kit-ab12-43 is started because jobs-wait",
+        "kit-ab12-43 is started because jobs-waiting",
     ]
 
 

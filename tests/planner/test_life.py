@@ -339,7 +339,7 @@ def test_a_machine_that_is_over_counts_as_asked_to_stop(state: S) -> None:
         node="n1",
         notice_at=NOW - 2,
     )  # type: ignore[arg-type]
-    assert move.reason == SeenAtSite("over", "shut off")
+    assert move.reason == SeenAtSite("stopped", "shut off")
     assert seen(move.drone, over) is None
     silent = seen(move.drone, replace(over, remote_id="", node="", started_at=0.0))
     assert silent is None, "what it no longer tells stays"
