@@ -14,7 +14,8 @@ from pathlib import Path
 from benchmarks.cost import Figure, peak_mib, tell
 from benchmarks.ticks import World
 from provisioner.model import Plan, Snapshot
-from provisioner.planner import check, decide
+from provisioner.planner import decide
+from provisioner.planner.validation import validate_plan
 
 WARM_UP = 6
 """Ticks until the first drones that boot have joined."""
@@ -30,7 +31,7 @@ def ticks(world: World, count: int) -> tuple[list[float], list[float]]:
     for number in range(WARM_UP + count):
         snapshot = world.snapshot()
         plan, decide_s = _timed(decide, snapshot)
-        faults, check_s = _timed(lambda seen, made=plan: check.check(seen, made), snapshot)
+        faults, check_s = _timed(lambda seen, made=plan: validate_plan(seen, made), snapshot)
         assert not faults, faults[0]
         assert plan.refusals, "a plan that does nothing measures nothing"
         if number >= WARM_UP:

@@ -46,15 +46,21 @@ class Part:
     tests: tuple[str, ...]
 
 
-LIFECYCLE = ("planner/life.py", "planner/guard.py", "planner/late.py", "planner/stranded.py")
-LIMITS = ("planner/room.py", "planner/floor.py", "planner/lifetime.py", "planner/headroom.py", "planner/space.py")
-VALIDATION = ("planner/check.py", "config/reading.py", "config/together.py", "config/strict_yaml.py", "config/units.py")
+LIFECYCLE = ("planner/lifecycle.py", "planner/breakers.py", "planner/views.py", "planner/context.py")
+LIMITS = ("planner/capacity.py", "planner/headroom.py", "planner/matching.py")
+VALIDATION = (
+    "planner/validation.py",
+    "config/reading.py",
+    "config/together.py",
+    "config/strict_yaml.py",
+    "config/units.py",
+)
 PARTS = {
-    "planner": Part(("decide/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))), ("tests/planner",)),
+    "planner": Part(("planner/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))), ("tests/planner",)),
     "lifecycle": Part(LIFECYCLE, ("tests/planner",)),
     "limits": Part(LIMITS, ("tests/planner",)),
     "validation": Part(VALIDATION, ("tests/planner", "tests/config")),
-    "controller": Part(("service/*.py",), ("tests/controller",)),
+    "controller": Part(("controller/*.py",), ("tests/controller",)),
     "store": Part(("store/*.py",), ("tests/store",)),
 }
 SLOW = {"test_scale.py", "test_fuzz.py", "test_same_record.py", "test_kill.py", "test_crash.py", "test_process.py"}

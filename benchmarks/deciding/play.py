@@ -19,7 +19,7 @@ from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED
 from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
-from provisioner.planner.isolate import Planner
+from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.books import result_of
 from provisioner.simulator.jobs import SimJob
 from provisioner.simulator.results import Decisions, Result
@@ -70,7 +70,7 @@ class Run:
 class Timed:
     """A planner, with the processor time that it takes."""
 
-    planner: Planner
+    planner: PlanFunction
     count: int = 0
     total_s: float = 0.0
     worst_s: float = 0.0
@@ -93,7 +93,7 @@ class Timed:
 class _Kept:
     """The planner of the one life that a run has."""
 
-    make: Callable[[], Planner]
+    make: Callable[[], PlanFunction]
     timed: list[Timed] = field(default_factory=list)
 
     def __call__(self) -> Timed:

@@ -1,8 +1,8 @@
 """What all reference rules share: they see what the service sees, and say which drones come and which go.
 
 A rule runs in the place of our planner in the real service. What became of a drone is bookkeeping and the same for all
-(``planner/life.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for each
-run.
+(``planner/lifecycle.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for
+each run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from provisioner.model import (
     Stop,
     TypeKey,
 )
-from provisioner.planner import fit, guard, life
+from provisioner.planner.lifecycle import observe_all
+from provisioner.planner.matching import unmet_requirement
+from provisioner.planner.views import check_views
 from provisioner.reasons import IdleTimeout, JobsWaiting, Reason, StateTimeout, Unneeded
 
 COMES = frozenset({DroneState.BOOTING, DroneState.JOINED})
@@ -95,8 +97,8 @@ class Sight:
 
     @classmethod
     def of(cls, snapshot: Snapshot, quotas: Mapping[TypeKey, int], retiring: set[DroneId]) -> Sight:
-        trust = guard.trust(snapshot)
-        moves = life.observe_all(snapshot, trust)
+        trust = check_views(snapshot)
+        moves = observe_all(snapshot, trust)
         after = {move.drone.id: move.drone for move in moves}
         herds = {kind.key: Herd(kind, quotas[kind.key]) for kind in snapshot.types}
         for drone_id, drone in snapshot.drones.items():
@@ -119,7 +121,7 @@ class Sight:
 
     def fitting(self, job: JobClass) -> list[Herd]:
         """Those that can host the class."""
-        return [herd for herd in self.herds.values() if fit.misfit(job, herd.kind) is None]
+        return [herd for herd in self.herds.values() if unmet_requirement(job, herd.kind) is None]
 
     def free_now(self, kind: DroneType) -> int | None:
         """Drones that could start now, less ours that wait there already; None where the site does not tell."""

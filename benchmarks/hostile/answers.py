@@ -44,7 +44,7 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.planner.isolate import Planner
+from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.loop import VirtualLoop, run_virtual
 from provisioner.store.memory import MemoryStore
 
@@ -156,12 +156,12 @@ class LyingPool(Liar):
         return Bootstrap(b"#!/bin/sh\n")
 
 
-def play(seed: int, planner: Planner) -> None:
+def play(seed: int, planner: PlanFunction) -> None:
     """Let a controller decide with ``planner`` for some ticks, the same for the same seed."""
     run_virtual(_lives(Random(seed), planner), start_epoch=NOW)
 
 
-async def _lives(rng: Random, planner: Planner) -> None:
+async def _lives(rng: Random, planner: PlanFunction) -> None:
     types = tuple(kind for kind in random_types(rng) if kind.site == "a")
     policy, running = random_policy(rng, ("a",), calm=True), dict[DroneId, RemoteDrone]()
     site, pool = LyingSite(rng, types, running), LyingPool(rng, types, running)

@@ -23,8 +23,8 @@ import structlog
 from benchmarks.hostile import answers, crowds, worlds
 from provisioner.model import Plan, Snapshot
 from provisioner.planner import decide
-from provisioner.planner.check import check
-from provisioner.planner.restrained import restrain
+from provisioner.planner.safeguards import drop_invalid
+from provisioner.planner.validation import validate_plan
 
 LARGE_EVERY = 100
 """One of so many worlds has 1,000 drones."""
@@ -124,7 +124,7 @@ def _decided(snapshot: Snapshot) -> tuple[Plan, float]:
 def judge(found: Found, snapshot: Snapshot, plan: Plan, seed: int) -> None:
     """Count what the judge has against a plan."""
     found.acted += plan.acts
-    kept = restrain(snapshot, plan, check)
+    kept = drop_invalid(snapshot, plan, validate_plan)
     kinds = {re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each.text)) for each in kept.breaches}
     for kind in kinds:
         found.add(found.breaches, kind, seed)

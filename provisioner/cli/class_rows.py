@@ -45,9 +45,9 @@ def class_rows(
 
 def class_row(job: JobClass, types: Sequence[DroneType], said: Sequence[Reason], drones: int) -> ClassRow:
     """One class against the drone types."""
-    from provisioner.planner import fit
+    from provisioner.planner.matching import unmet_requirement
 
-    fitting = [] if job.invalid else [t for t in types if fit.misfit(job, t) is None]
+    fitting = [] if job.invalid else [t for t in types if unmet_requirement(job, t) is None]
     fitting.sort(key=lambda t: (t.price, t.key))
     return ClassRow(job, tuple(said), tuple(t.key for t in fitting), _nearest(fitting, said), drones)
 

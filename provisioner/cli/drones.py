@@ -22,7 +22,7 @@ from provisioner.model import DrainMode, Drone, DroneState
 from provisioner.store import Reader
 
 if TYPE_CHECKING:
-    from provisioner.planner.idle import IdleLimit
+    from provisioner.planner.retirement import IdleLimit
 
 app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
 
@@ -129,7 +129,7 @@ def life(reader: Reader, drone_id: str) -> Document:
 
 def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
     """Return how long a drone that is idle may be so, by the newest tick."""
-    from provisioner.planner.idle import idle_limit
+    from provisioner.planner.retirement import idle_limit
 
     views = reader.views() if drone.state is DroneState.IDLE else None
     return idle_limit(drone, views.policy, views.estimates) if views is not None else None

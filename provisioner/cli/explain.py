@@ -153,10 +153,10 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
 
 
 def _class(reader: Reader, class_id: str) -> Document:
-    from provisioner.planner.headroom import virtual_classes
+    from provisioner.planner.headroom import headroom_classes
 
     views, classes = _classes(reader)
-    classes += virtual_classes(views.policy, views.types, time.time())
+    classes += headroom_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
             return _explained(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")

@@ -47,13 +47,13 @@ class Said:
 
 def explained_class(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> Document:
     """The document of ``explain class`` and ``explain job``."""
-    from provisioner.planner import fit
+    from provisioner.planner.matching import unmet_requirement
 
     plan = newest_plan(reader)
     said = (*class_rows.reasons_for_all(plan), *class_rows.reasons_by_class(plan).get(job.id, ()))
     live = reader.drones()
     row = class_rows.class_row(job, views.types, said, sum(d.for_class == job.id for d in live))
-    fits = [Fit(t, fit.misfit(job, t), sum(d.type == t.key for d in live)) for t in views.types]
+    fits = [Fit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
     facts = tuple(
         replace(c, level=0 if c.key in _SHOWN else 2, head=_SHOWN.get(c.key, "")) for c in class_rows.columns(now)

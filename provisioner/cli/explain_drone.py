@@ -47,9 +47,9 @@ def explained_drone(reader: Reader, drone_id: DroneId, now: float) -> Document:
 
 
 def _explained(drone: Drone, newest: Transition | None, views: Views | None) -> Explained:
-    from provisioner.planner.life import LIFE
+    from provisioner.planner.lifecycle import STATE_RULES
 
-    stage = LIFE.get(drone.state)
+    stage = STATE_RULES.get(drone.state)
     if stage is None:
         return Explained(drone, newest, "", None, "")
     limit_s, by = _limit_s(drone, stage.limit, views)
@@ -73,7 +73,7 @@ def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | Non
         case "walltime_s":
             return next((t.walltime_s or None for t in views.types if t.key == drone.type), None), ""
         case "idle_timeout_s":
-            from provisioner.planner.idle import idle_limit
+            from provisioner.planner.retirement import idle_limit
 
             limit_s, by = idle_limit(drone, views.policy, views.estimates)
             return limit_s, formatting.idle_words(by)

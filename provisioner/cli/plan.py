@@ -60,6 +60,6 @@ def next_snapshot(reader: Reader) -> Snapshot:
 def planned(snapshot: Snapshot, origin: str) -> Document:
     """The plan for a snapshot as a document."""
     from provisioner.cli.plan_rows import plan_document
-    from provisioner.planner.sound import sound_plan
+    from provisioner.planner.safeguards import safe_plan
 
-    return plan_document(sound_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")
+    return plan_document(safe_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")

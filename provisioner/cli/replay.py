@@ -68,7 +68,7 @@ def replay(
       provisioner replay snapshot.json --policy new.yaml
       provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
-    from provisioner.planner.sound import sound_plan
+    from provisioner.planner.safeguards import safe_plan
 
     if (policy or what_if) and expect is not None:
         raise Failure("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
@@ -76,7 +76,7 @@ def replay(
     if policy or what_if:
         _otherwise(show, snapshot, origin, policy, what_if or [])
         return
-    again = sound_plan(snapshot).plan
+    again = safe_plan(snapshot).plan
     from provisioner.cli.plan_rows import plan_document
 
     present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
@@ -87,7 +87,7 @@ def replay(
 def _otherwise(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
     from provisioner.cli.plan_diff import plan_diff_document
-    from provisioner.planner.sound import sound_plan
+    from provisioner.planner.safeguards import safe_plan
     from provisioner.simulator.changed_snapshot import on_snapshot
     from provisioner.simulator.what_if import QuestionError, read
 
@@ -97,7 +97,7 @@ def _otherwise(show: Show, snapshot: Snapshot, origin: str, policy: Path | None,
     except QuestionError as error:
         raise Failure(str(error), code=Exit.USAGE) from None
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
-    before, after = (sound_plan(each).plan for each in (snapshot, otherwise.snapshot))
+    before, after = (safe_plan(each).plan for each in (snapshot, otherwise.snapshot))
     present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
     for line in (*notes, *otherwise.notes):
         note(line)

@@ -90,16 +90,16 @@ def site_document(
 
 def node_rows(row: SiteRow, live: Sequence[Drone], quiet_s: float) -> list[NodeRow]:
     """The nodes of a site's newest view, by name."""
-    from provisioner.planner.floor import Floor
+    from provisioner.planner.owner import FreeResources
 
     nodes = row.view.nodes if row.view else ()
-    floor = Floor.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
+    floor = FreeResources.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
     there: dict[str, list[Drone]] = {}
     for drone in live:
         there.setdefault(drone.node, []).append(drone)
     rows = []
     for node in sorted(nodes, key=lambda n: n.name):
-        each = floor.spots[node.name].kept
+        each = floor.nodes[node.name].kept
         cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // WHOLE_GPU) for most in each[1:])
         rows.append(NodeRow(node, cpus, memory_mib, disk_mib, tuple(there.get(node.name, ()))))
     return rows

@@ -38,11 +38,12 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner import decide, fit, guard, life
-from provisioner.planner.check import check
-from provisioner.planner.isolate import Planner
-from provisioner.planner.restrained import Judge
-from provisioner.planner.sound import SoundPlan, sound_plan
+from provisioner.planner import decide
+from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
+from provisioner.planner.lifecycle import apply_drain_result, apply_start_result, apply_stop_result, shift_drone
+from provisioner.planner.matching import unmet_requirement
+from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import BlackHoleDrone, DrainRefused, OrderRefused, OutcomeUnknown, Reason
 from provisioner.store import Store, StoreError, changes
 
@@ -150,8 +151,8 @@ class Controller:
     interval_s: float = 15.0
     active_interval_s: float = 2.0
     estimation: Learning = field(default_factory=Learning)
-    planner: Planner = decide
-    judge: Judge = check
+    planner: PlanFunction = decide
+    judge: PlanValidator = validate_plan
     decided: Decided = field(default_factory=Decided)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`; whoever changes something takes it."""
@@ -189,7 +190,7 @@ class Controller:
         self._keeping = Keeping(self.estimation, self.store, self.clock)
         await self._keeping.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
-        overlay = Watch(guard.OVERLAY, lambda: self.overlay.poll(self.types), 0.0)
+        overlay = Watch(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._senses = Senses(self._group, self.clock, overlay)
         self._watch_sites()
         return self
@@ -278,12 +279,12 @@ class Controller:
         """
         now, moves = self.clock.now() + by_s, []
         for drone in self.store.drones.values():
-            new = life.on_clock(drone, by_s, now)
+            new = shift_drone(drone, by_s, now)
             if start and drone.state is DroneState.REQUESTED:
                 new = replace(new, since=now)
             if new != drone:
                 moves.append(StateChange(new, new.state, OutcomeUnknown("")))
-        breakers = [guard.on_clock(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
+        breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
         try:
             if by_s:
                 await self.store.settle(self.store.tick, moves, breakers, set_to=now)
@@ -322,10 +323,10 @@ class Controller:
             drift_s=self.clock.drift_s(),
         )
 
-    def _decided(self, snapshot: Snapshot) -> SoundPlan:
+    def _decided(self, snapshot: Snapshot) -> SafePlan:
         """Return the plan to act on. What the planner failed on, and what broke a promise, is not in it."""
         began_s = time.perf_counter()
-        found = sound_plan(snapshot, self.planner, self.judge, self._suspects)
+        found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self.decided.took(time.perf_counter() - began_s)
         self._suspects = found.classes
         if found.error is None:
@@ -334,7 +335,7 @@ class Controller:
             self._failures.again(found.error)
         return found
 
-    async def _tell_faults(self, found: SoundPlan) -> None:
+    async def _tell_faults(self, found: SafePlan) -> None:
         """Record what was wrong with a plan when that changes, and not at every tick."""
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
@@ -377,7 +378,7 @@ class Controller:
         classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
         wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
         # Jobs that nothing here could ever run want no GPU of ours.
-        wanted = any(fit.misfit(job, kind) is None for job in wait for kind in self.types)
+        wanted = any(unmet_requirement(job, kind) is None for job in wait for kind in self.types)
         if not self._gpu_wanted_at or classes is None or wanted:
             self._gpu_wanted_at = self.clock.now()
         return self._gpu_wanted_at
@@ -511,17 +512,17 @@ class Controller:
         for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
             if drone is not None and act.still_waits(drone):
-                moves.append(life.settle_start(drone, receipt, now))
+                moves.append(apply_start_result(drone, receipt, now))
         for receipt in answers.leaves:
             drone = drones.get(receipt.drone_id)
             if drone is not None:
-                settle = life.settle_stop if answers.site else life.settle_drain
+                settle = apply_stop_result if answers.site else apply_drain_result
                 moves.append(settle(drone, receipt))
         types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
         known = [r for r in answers.starts if r.drone_id in types]
-        breakers = guard.after_receipts(self.store.breakers, answers.site, types, known, now)
-        overlay = {r.drone_id: guard.OVERLAY for r in answers.admissions}
-        breakers += guard.after_receipts(self.store.breakers, guard.OVERLAY, overlay, answers.admissions, now)
+        breakers = update_by_order_results(self.store.breakers, answers.site, types, known, now)
+        overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
+        breakers += update_by_order_results(self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now)
         return [m for m in moves if m is not None], breakers
 
     # ----------------------------------------------------------------------------------------------- around them

@@ -29,7 +29,7 @@ from provisioner.estimates import (
     run_keys,
 )
 from provisioner.model import PENDING, CompletedJob, Drone, DroneState, Plan, PolledSite, Snapshot
-from provisioner.planner.idle import GAPS_NEEDED
+from provisioner.planner.retirement import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
@@ -350,7 +350,7 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
     start costs, which costs at most twice what would have been best, whatever comes (``planner/idle.py``)."""
     gaps = list(gaps_s)
     start_s = boot_s + RELEASE_S + waiting_cost * boot_s
-    if len(gaps) < GAPS_NEEDED:
+    if len(gaps) < MIN_IDLE_GAPS:
         return start_s
 
     def cost(timeout_s: float) -> float:

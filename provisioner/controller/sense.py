@@ -23,7 +23,7 @@ from provisioner.model import (
     PolledSite,
     SiteView,
 )
-from provisioner.planner.guard import OVERLAY
+from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class Watch(Generic[View]):
             before, self.fault = self.fault, fault_of(told, began)
             if before is None or before.message != self.fault.message:
                 log.warning(
-                    "overlay.poll_failed" if self.name == OVERLAY else "site.poll_failed",
+                    "overlay.poll_failed" if self.name == OVERLAY_SCOPE else "site.poll_failed",
                     view=self.name,
                     fault=self.fault.kind.value,
                     message=self.fault.message,
@@ -69,7 +69,7 @@ class Watch(Generic[View]):
             before, self.view, self.fault = self.fault, view, None
             if before is not None:
                 log.info(
-                    "overlay.recovered" if self.name == OVERLAY else "site.recovered",
+                    "overlay.recovered" if self.name == OVERLAY_SCOPE else "site.recovered",
                     view=self.name,
                     away_s=round(clock.now() - before.at, 1),
                 )

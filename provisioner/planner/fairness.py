@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, Group, JobClass
-from provisioner.planner.scene import Scene
+from provisioner.planner.context import PlanningContext
 from provisioner.reasons import GroupQuota
 
-_LAST = float("inf")
+_LAST_PRIORITY = float("inf")
 
 
 @dataclass(slots=True)
-class Shares:
+class GroupShares:
     """What each group has and gets. Mutable, local to one decision."""
 
     groups: Mapping[str, Group]
@@ -30,9 +30,9 @@ class Shares:
     """Milli-GPU that this decision has granted, by the same names."""
 
     @classmethod
-    def of(cls, scene: Scene) -> Shares:
+    def of(cls, context: PlanningContext) -> GroupShares:
         """By the newest view that can be believed; without groups there, nothing is limited."""
-        view = scene.snapshot.overlay.view if scene.trust.overlay is None else None
+        view = context.snapshot.overlay.view if context.validity.overlay is None else None
         return cls({group.name.casefold(): group for group in view.groups} if view else {})
 
     def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
@@ -40,40 +40,40 @@ class Shares:
         A job without a GPU counts nothing, and waits where the quota is used up."""
         found: tuple[int, GroupQuota | None] = (job.waiting, None)
         for group, quota, used in self._limits(job):
-            count = _times(job, quota - used, job.waiting)
+            count = _jobs_in_quota(job, quota - used, job.waiting)
             if count < found[0]:
                 found = count, GroupQuota(group.name, used / WHOLE_GPU, quota / WHOLE_GPU)
         return found
 
     def used_up(self, job: JobClass) -> bool:
         """Whether the negotiator would match none of the class."""
-        return any(_times(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
+        return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
 
     def book(self, job: JobClass, jobs: int) -> None:
         """``jobs`` of a class have their drones."""
         for name in self._chain(job.group):
             self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
 
-    def in_turn(self, scene: Scene) -> list[JobClass]:
+    def in_turn(self, context: PlanningContext) -> list[JobClass]:
         """The hardest to place first; of equally hard ones what is within its group's quota before what is surplus (a
         class may come in two parts), then the group that is served first, then by priority and age."""
-        coming, suited = self._coming(scene), scene.suited
+        coming, compatible = self._coming(context), context.compatible
         first = sorted(
-            scene.classes,
-            key=lambda c: (suited[c.id].hardness, self._line(c, coming), -c.priority, c.oldest_at, c.id),
+            context.classes,
+            key=lambda c: (compatible[c.id].hardness, self._line(c, coming), -c.priority, c.oldest_at, c.id),
         )
         if not any(group.quota_milli is not None and group.surplus for group in self.groups.values()):
             return first
-        parts = [part for job in first for part in self._parts(job, divides=bool(suited[job.id].kinds))]
+        parts = [part for job in first for part in self._parts(job, divides=bool(compatible[job.id].kinds))]
         self.granted.clear()
         # the sort is stable: whose turn it is stays as it is
-        return [job for job, _ in sorted(parts, key=lambda p: (suited[p[0].id].hardness, p[1]))]
+        return [job for job, _ in sorted(parts, key=lambda p: (compatible[p[0].id].hardness, p[1]))]
 
-    def _coming(self, scene: Scene) -> Mapping[str, int]:
+    def _coming(self, context: PlanningContext) -> Mapping[str, int]:
         """Milli-GPU on their way, by the group on whose account they were asked for."""
         coming: dict[str, int] = {}
-        jobs = {job.id: job for job in scene.classes} if self.groups else {}
-        for drone in scene.unsettled.values() if jobs else ():
+        jobs = {job.id: job for job in context.classes} if self.groups else {}
+        for drone in context.changing.values() if jobs else ():
             job = jobs.get(drone.for_class) if drone.state in ON_THE_WAY else None
             for name in self._chain(job.group) if job else ():
                 coming[name] = coming.get(name, 0) + drone.gpu_milli
@@ -82,7 +82,7 @@ class Shares:
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """A class, whether it is surplus; or what of it is within its group's quotas, and the rest."""
         quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
-        fitting = (_times(job, quota - self._used(name), job.waiting) for quota, name in quotas)
+        fitting = (_jobs_in_quota(job, quota - self._used(name), job.waiting) for quota, name in quotas)
         within = min([job.waiting, *fitting])
         self.book(job, within)
         if within >= job.waiting or not within or not divides:
@@ -100,7 +100,7 @@ class Shares:
         group = self.groups[names[0]]
         if group.quota_milli:
             return 0, (group.used_milli + coming.get(names[0], 0)) / group.quota_milli
-        return 1, group.priority or _LAST
+        return 1, group.priority or _LAST_PRIORITY
 
     def _limits(self, job: JobClass) -> Iterator[tuple[Group, int, int]]:
         """Yield the groups that give a job nothing beyond their quota, with milli-GPU of the quota and used."""
@@ -124,7 +124,7 @@ class Shares:
         return tuple(names)
 
 
-def _times(job: JobClass, milli: int, most: int) -> int:
+def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
     """Return how many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
     if milli <= 0:
         return 0

@@ -1,31 +1,40 @@
-"""Headroom: warm drones for jobs that have not come yet, as classes of virtual jobs that are served last.
-
-They meet the same limits as real jobs and come after all of them. What they have is given up first (:mod:`warm`). A
-warm drone is like any other: the first real job that fits takes it, and another is warmed up then.
+"""Which drones are kept warm as headroom, and where none is: no headroom is started, and none is kept beyond its idle
+time-out, at a site where a real job lacks room or where the owner waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
-from provisioner.model import DroneType, Headroom, JobClass, Policy, UnmetRequirement
+from provisioner.model import DroneId, DroneState, DroneType, Headroom, JobClass, Policy, Refusal, UnmetRequirement
+from provisioner.planner.matching import count_jobs, free_resources, request_of
+from provisioner.reasons import GpusStranded, LimitReached, Reason, SiteFull, SiteQuota
 
-PREFIX = "headroom:"
+if TYPE_CHECKING:
+    from provisioner.planner.context import PlanningContext
+
+# Headroom: warm drones for jobs that have not come yet, as classes of virtual jobs that are served last.
+#
+# They meet the same limits as real jobs and come after all of them. What they have is given up first (:mod:`warm`). A
+# warm drone is like any other: the first real job that fits takes it, and another is warmed up then.
+
+HEADROOM_PREFIX = "headroom:"
 """Begins the ids of virtual classes; no overlay's class is named so."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 
 
-def virtual_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
+def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
     """What headroom is wanted now, as waiting jobs."""
     types = tuple(types) if policy.headroom else ()
-    return tuple(_jobs(each, types) for each in policy.headroom if each.count and wanted_at(each, now))
+    return tuple(_headroom_class(each, types) for each in policy.headroom if each.count and headroom_active(each, now))
 
 
-def is_virtual(class_id: str) -> bool:
-    return class_id.startswith(PREFIX)
+def is_headroom(class_id: str) -> bool:
+    return class_id.startswith(HEADROOM_PREFIX)
 
 
-def wanted_at(headroom: Headroom, now: float) -> bool:
+def headroom_active(headroom: Headroom, now: float) -> bool:
     """Whether it is kept at this hour of the day (UTC)."""
     hour = now % _DAY_S / _HOUR_S
     if headroom.from_h < headroom.to_h:
@@ -33,10 +42,12 @@ def wanted_at(headroom: Headroom, now: float) -> bool:
     return hour >= headroom.from_h or hour < headroom.to_h
 
 
-def _jobs(headroom: Headroom, types: Iterable[DroneType]) -> JobClass:
-    elsewhere = {t.key: UnmetRequirement("headroom", headroom.name, t.key) for t in types if not _meant(headroom, t)}
+def _headroom_class(headroom: Headroom, types: Iterable[DroneType]) -> JobClass:
+    elsewhere = {
+        t.key: UnmetRequirement("headroom", headroom.name, t.key) for t in types if not _allows_type(headroom, t)
+    }
     return JobClass(
-        id=PREFIX + headroom.name,
+        id=HEADROOM_PREFIX + headroom.name,
         gpu_milli=headroom.gpu_milli,
         cpus=headroom.cpus,
         memory_mib=headroom.memory_mib,
@@ -47,5 +58,71 @@ def _jobs(headroom: Headroom, types: Iterable[DroneType]) -> JobClass:
     )
 
 
-def _meant(headroom: Headroom, kind: DroneType) -> bool:
+def _allows_type(headroom: Headroom, kind: DroneType) -> bool:
     return headroom.site in ("", kind.site) and (not headroom.types or kind.name in headroom.types)
+
+
+# Which drones are kept warm as headroom, and where none is: no headroom is started, and none is kept beyond its idle
+# time-out, at a site where a real job lacks room or where the owner waits.
+
+
+def sites_without_headroom(
+    context: PlanningContext, refusals: Iterable[Refusal], claimed: Collection[str]
+) -> frozenset[str]:
+    """Sites where a real job lacks room, or the owner waits (``claimed``): no headroom there."""
+    if not context.headroom:
+        return frozenset()
+    sites = set(claimed)
+    for refusal in refusals:
+        kind, _, class_id = refusal.subject.partition(":")
+        if kind != "class" or is_headroom(class_id) or not _lacks_room(refusal.reason):
+            continue
+        if isinstance(refusal.reason, LimitReached) and refusal.reason.scope == "all sites":
+            sites.update(context.snapshot.policy.sites)
+        sites.update(each.site for each in context.compatible[class_id].kinds)
+    return frozenset(sites)
+
+
+def _lacks_room(reason: Reason) -> bool:
+    return isinstance(reason, LimitReached | SiteFull | SiteQuota | GpusStranded)
+
+
+def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:
+    """Idle drones that do not leave for being idle: those without which less is warm than is wanted. Those that live
+    longest, so that they are the same from tick to tick. What is pressed for room keeps none but for real jobs."""
+    if not context.headroom:
+        return frozenset()
+    rooms = {
+        i: free_resources(context.slots[i])
+        for i in context.changing
+        if i in context.slots and _accepts_jobs(context, i)
+    }
+    order = sorted(rooms, key=lambda i: _keep_order(context, i))
+    warm: set[DroneId] = set()
+    wanted = {key for job in context.classes for key in context.compatible[job.id].keys}
+    for job in context.headroom:
+        lack, keys = job.waiting, context.compatible[job.id].jobs
+        for drone_id in order:
+            drone = context.drones[drone_id]
+            if lack <= 0:
+                break
+            if drone.type not in keys or (drone.site in sites_without_headroom and drone.type not in wanted):
+                continue
+            count = min(lack, count_jobs(job, rooms[drone_id], context.types[drone.type]))
+            if count > 0:
+                lack -= count
+                rooms[drone_id] = rooms[drone_id].plus(request_of(job, context.types[drone.type]), -count)
+                warm.add(drone_id)
+    return frozenset(warm)
+
+
+def _accepts_jobs(context: PlanningContext, drone_id: DroneId) -> bool:
+    drone = context.drones[drone_id]
+    serves = drone.state in (DroneState.IDLE, DroneState.BUSY)
+    return serves and drone.type in context.types and not drone.goes and not drone.notice_at
+
+
+def _keep_order(context: PlanningContext, drone_id: DroneId) -> tuple[bool, float, float, str]:
+    """Room beside running jobs first: it is there anyway."""
+    drone, slot = context.drones[drone_id], context.slots[drone_id]
+    return drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone_id

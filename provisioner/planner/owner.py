@@ -7,8 +7,9 @@ set on one node that loses least work. A job that would not fit even if every dr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from provisioner.model import (
@@ -16,19 +17,162 @@ from provisioner.model import (
     WHOLE_GPU,
     Drone,
     DroneState,
+    DroneType,
+    Node,
     OwnerClaimBackoff,
     OwnerDemand,
     RemoteState,
+    Reserve,
+    ReserveWhen,
     SitePolicy,
     SiteView,
     TypeKey,
 )
-from provisioner.planner.floor import Floor, Spot, space_of
-from provisioner.planner.patience import after, offer
-from provisioner.planner.scene import Scene
-from provisioner.planner.space import NOTHING, Space, times
-from provisioner.planner.victims import Candidate, Effort, Residents, cheapest_set
-from provisioner.reasons import OwnerWaits, PreemptedForOwner, Reason
+from provisioner.planner.context import PlanningContext
+from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
+from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
+from provisioner.reasons import OwnerWaits, PreemptedForOwner, Reason, ReserveReclaimed
+
+# The nodes of one site as the planner may use them: what is free, less what is promised, under blocking.
+
+
+@dataclass(slots=True)
+class NodeResources:
+    """One node. Mutable, local to one decision."""
+
+    name: str
+    types: frozenset[str]
+    whole: Resources
+    free: Resources
+    kept: Resources
+    """Per free GPU, for now: nothing where a reserve is released."""
+    claimable: Resources
+    """Per free GPU, as the site enforces it: whoever asks."""
+
+    def holds(self, each: Resources, kept: Resources | None = None) -> int:
+        """How often ``each`` fits here now."""
+        return count_fits(each, self.free, self.kept if kept is None else kept)
+
+    def take(self, each: Resources, count: int = 1) -> None:
+        """Promise room. What a GPU keeps stays kept until it is really taken: a CPU drone might come first."""
+        self.free = self.free.plus(self.with_share(each), -count)
+
+    def with_share(self, each: Resources) -> Resources:
+        """``each``, or where that is more, what its GPUs keep here."""
+        cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
+        return Resources(each.gpu_milli, max(each.cpus, cpus), max(each.memory_mib, memory), max(each.disk_mib, disk))
+
+
+@dataclass(slots=True)
+class FreeResources:
+    """All nodes of a site."""
+
+    nodes: dict[str, NodeResources] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, nodes: Iterable[Node], blocking: Iterable[Reserve], gpu_quiet_s: float) -> FreeResources:
+        """``gpu_quiet_s``: for how long no GPU job has waited."""
+        rules = tuple(blocking)
+        return cls({node.name: _node_resources(node, reserve_of(node.name, rules), gpu_quiet_s) for node in nodes})
+
+    def _hosts(self, kind: DroneType) -> Iterator[NodeResources]:
+        return (node_room for node_room in self.nodes.values() if kind.name in node_room.types)
+
+    def count(self, kind: DroneType) -> int:
+        """How many drones of a type could start right now."""
+        each = drone_resources(kind)
+        return sum(node_room.holds(each) for node_room in self._hosts(kind))
+
+    def count_unblocked(self, kind: DroneType) -> tuple[int, int]:
+        """The same if nothing were kept for GPUs, and the milli-GPU that are free on those nodes."""
+        each = drone_resources(kind)
+        found = [
+            (n, node_room.free.gpu_milli)
+            for node_room in self._hosts(kind)
+            if (n := node_room.holds(each, NO_RESOURCES))
+        ]
+        return sum(n for n, _ in found), sum(milli for _, milli in found)
+
+    def book(self, kind: DroneType, count: int) -> int:
+        """Promise room to ``count`` drones: to the fullest nodes first, as far as there is any. Those that find none,
+        whose number is returned, wait in the site's queue."""
+        each = drone_resources(kind)
+        for node_room in sorted(self._hosts(kind), key=lambda s: (s.free.gpu_milli, s.free.cpus, s.name)):
+            if count <= 0:
+                break
+            here = min(count, node_room.holds(each))
+            if here:
+                node_room.take(each, here)
+                count -= here
+        return count
+
+
+def drone_resources(kind: DroneType) -> Resources:
+    """What one drone of a type takes of its node."""
+    return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
+
+
+def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
+    """The first reserve whose patterns match a node."""
+    return next((rule for rule in rules if any(fnmatchcase(node, each) for each in rule.nodes)), None)
+
+
+def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> NodeResources:
+    told = node.disk_mib > 0
+    enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if told else 0) if rule else NO_RESOURCES
+    released = rule is not None and rule.when is ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
+    disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if told else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
+    return NodeResources(
+        node.name,
+        frozenset(node.types),
+        Resources(node.gpu_milli, node.cpus, node.memory_mib, disk_mib),
+        Resources(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, free_disk_mib),
+        NO_RESOURCES if released else enforced,
+        enforced,
+    )
+
+
+# How many of an owner's waiting jobs get room at once: all, until room that was made for them stands unused.
+#
+# A queue may wait for other reasons than ours: a limit on running jobs, a quota, a licence. Room that such a queue
+# does not take is given back to those who would use it, but for a little, which shows when things change.
+
+CLAIM_BACKOFF_AFTER_S = 600.0
+"""So long may free room stand for the owner without any of it being taken: ten negotiation cycles."""
+MIN_OFFERED_JOBS = 2
+"""Jobs that keep getting room after that."""
+
+
+def offered_jobs(known: OwnerClaimBackoff | None) -> int | None:
+    """To how many jobs room is offered at once; None for all."""
+    return known.offer or None if known else None
+
+
+def next_backoff(
+    known: OwnerClaimBackoff | None, site: str, waiting: int, standing: int, coming: int, now: float
+) -> OwnerClaimBackoff | None:
+    """What to remember of this tick. ``standing``: jobs for which room is free; ``coming``: those for which it is being
+    made; both of ``waiting``. None once nothing waits."""
+    if not waiting:
+        return None
+    known = known or OwnerClaimBackoff(site)
+    if not standing:
+        # All that was offered has been taken: more next time.
+        grown = 2 * known.offer if known.offer and not coming else known.offer
+        return replace(known, standing=0, since=0.0, offer=0 if grown >= waiting else grown)
+    if not known.since or standing < known.standing:
+        return replace(known, standing=standing, since=now)
+    if now - known.since > CLAIM_BACKOFF_AFTER_S:
+        return replace(known, standing=min(standing, MIN_OFFERED_JOBS), offer=MIN_OFFERED_JOBS)
+    return replace(known, standing=standing)
+
+
+# The owner of a site's hardware comes first: which room his waiting jobs get, and which drones leave for them.
+#
+# Each job of a claim gets a hole on one node. What is free comes first, then what drones that already leave will free
+# (whoever told them to: so nothing is counted twice when the site is faster), and only then more drones are asked,
+# the set on one node that loses least work. A job that would not fit even if every drone left is nothing that we can
+# help.
 
 """Hold nothing at their site yet."""
 _HOLDS = (RemoteState.RUNNING, RemoteState.STOPPED)
@@ -37,7 +181,7 @@ _NOT_IN_POOL = (DroneState.BOOTING, DroneState.JOINED)
 
 
 @dataclass(frozen=True, slots=True)
-class Leaver:
+class PreemptionOrder:
     """A drone that is to leave, why, and on whose account."""
 
     drone: Drone
@@ -46,218 +190,237 @@ class Leaver:
 
 
 @dataclass(slots=True)
-class Ground:
+class OwnerReservations:
     """What is left of the sites that tell node by node, once the owners' waiting jobs have theirs."""
 
-    floors: dict[str, Floor] = field(default_factory=dict)
-    leavers: list[Leaver] = field(default_factory=list)
+    free: dict[str, FreeResources] = field(default_factory=dict)
+    preemptions: list[PreemptionOrder] = field(default_factory=list)
     held: dict[TypeKey, Reason] = field(default_factory=dict)
     """Types of which none is started now: it might take the room that others leave for the owner."""
     claimed: dict[str, Reason] = field(default_factory=dict)
     """By site: the owner's jobs that got room."""
-    crowds: dict[str, Crowd] = field(default_factory=dict)
-    effort: Effort = field(default_factory=Effort)
+    site_drones: dict[str, SiteDrones] = field(default_factory=dict)
+    effort: SearchBudget = field(default_factory=SearchBudget)
     patience: list[OwnerClaimBackoff] = field(default_factory=list)
 
     @classmethod
-    def of(cls, scene: Scene) -> Ground:
+    def of(cls, context: PlanningContext) -> OwnerReservations:
         """For every site whose view can be believed."""
-        ground = cls()
+        reservations = cls()
         by_site: dict[str, list[Drone]] | None = None
-        for name, policy in scene.snapshot.policy.sites.items():
-            view = scene.trust.site_view(scene.snapshot, name)
-            if view is not None and view.nodes and scene.trust.sites.get(name) is None:
+        for name, policy in context.snapshot.policy.sites.items():
+            view = context.validity.site_view(context.snapshot, name)
+            if view is not None and view.nodes and context.validity.sites.get(name) is None:
                 if by_site is None:  # the first site that tells node by node; there may be none
-                    by_site = _by_site(scene)
-                ground._site(scene, policy, view, by_site.get(name, ()))
-        return ground
+                    by_site = _drones_by_site(context)
+                reservations._site(context, policy, view, by_site.get(name, ()))
+        return reservations
 
-    def _site(self, scene: Scene, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
+    def _site(self, context: PlanningContext, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
         site = policy.site
-        quiet_s = scene.now - scene.snapshot.gpu_wanted_at
-        floor = self.floors[site] = Floor.of(view.nodes, policy.blocking, quiet_s)
-        crowd = self.crowds[site] = Crowd.of(scene, policy, view, floor, drones, self.effort)
-        known = scene.snapshot.patience.get(site)
-        left = offer(known)
+        quiet_s = context.now - context.snapshot.gpu_wanted_at
+        free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
+        drones_there = self.site_drones[site] = SiteDrones.of(context, policy, view, free_nodes, drones, self.effort)
+        known = context.snapshot.patience.get(site)
+        left = offered_jobs(known)
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
         for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
             most = claim.count if left is None else min(claim.count, left - jobs)
-            for hole in _holes(claim, most, floor, crowd, ask=policy.preempt_proactively):
+            for hole in _make_room(claim, most, free_nodes, drones_there, ask=policy.preempt_proactively):
                 jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
                 else:
-                    narrow |= hole.spot.types
-                self._leave(scene, claim, hole)
+                    narrow |= hole.node_room.types
+                self._leave(context, claim, hole)
         waiting = sum(claim.count for claim in view.claims)
-        memory = after(known, site, waiting, standing, jobs - standing, scene.now)
+        memory = next_backoff(known, site, waiting, standing, jobs - standing, context.now)
         if memory is not None:
             self.patience.append(memory)
         waits = OwnerWaits(site, jobs, milli / WHOLE_GPU)
         if jobs:
             self.claimed[site] = waits
-        self.held |= {k.key: waits for k in scene.types.values() if k.site == site and k.name in narrow}
-        self._queued(scene, site, waits, drones)
+        self.held |= {k.key: waits for k in context.types.values() if k.site == site and k.name in narrow}
+        self._queued(context, site, waits, drones)
 
-    def _queued(self, scene: Scene, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
+    def _queued(self, context: PlanningContext, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
         """Drones that wait at the site have their room promised, unless they would take, one by one, what is being made
         free for a larger job."""
-        roomless: set[TypeKey] = set()  # room only shrinks here: where one found none, the next thousand need not look
+        lacking_room: set[TypeKey] = (
+            set()
+        )  # room only shrinks here: where one found none, the next thousand need not look
         for drone in drones:
             if drone.state not in WAITING:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
                 why = PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
-                self.leavers.append(Leaver(drone, why, DroneState.CANCELLED))
+                self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
             elif (
                 drone.awaits_room
-                and drone.type in scene.types
-                and drone.type not in roomless
-                and self.floors[site].book(scene.types[drone.type], 1)
+                and drone.type in context.types
+                and drone.type not in lacking_room
+                and self.free[site].book(context.types[drone.type], 1)
             ):
-                roomless.add(drone.type)
+                lacking_room.add(drone.type)
 
-    def _leave(self, scene: Scene, claim: OwnerDemand, hole: Hole) -> None:
-        waited_s = max(0.0, scene.now - claim.since)
+    def _leave(self, context: PlanningContext, claim: OwnerDemand, hole: JobRoom) -> None:
+        waited_s = max(0.0, context.now - claim.since)
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
-            why = PreemptedForOwner(claim.count, waited_s, hole.spot.name, gpus, victim.lost_gpu_s, unit)
-            self.leavers.append(Leaver(scene.drones[victim.drone_id], why, DroneState.PREEMPTED))
+            why = PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
+            self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why, DroneState.PREEMPTED))
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class JobRoom:
     """Room on one node for jobs of a claim."""
 
-    spot: Spot
+    node_room: NodeResources
     jobs: int
-    victims: tuple[Candidate, ...] = ()
+    victims: tuple[VictimCandidate, ...] = ()
     free_now: bool = False
     """Nobody needs to leave for it."""
 
 
 @dataclass(slots=True)
-class Crowd:
+class SiteDrones:
     """Our drones on a site's nodes: who could be asked to leave, and what those hold who leave already."""
 
-    candidates: dict[str, Residents] = field(default_factory=dict)
-    coming: dict[str, Space] = field(default_factory=dict)
+    candidates: dict[str, NodeCandidates] = field(default_factory=dict)
+    coming: dict[str, Resources] = field(default_factory=dict)
     """By node: will be free within the grace."""
-    effort: Effort = field(default_factory=Effort)
+    effort: SearchBudget = field(default_factory=SearchBudget)
 
     @classmethod
     def of(
-        cls, scene: Scene, policy: SitePolicy, view: SiteView, floor: Floor, drones: Iterable[Drone], effort: Effort
-    ) -> Crowd:
-        crowd, there = cls(effort=effort), dict[str, list[Candidate]]()
+        cls,
+        context: PlanningContext,
+        policy: SitePolicy,
+        view: SiteView,
+        free_nodes: FreeResources,
+        drones: Iterable[Drone],
+        effort: SearchBudget,
+    ) -> SiteDrones:
+        drones_there, there = cls(effort=effort), dict[str, list[VictimCandidate]]()
         if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
-            return crowd
-        now, spaces = scene.now, {key: space_of(kind) for key, kind in scene.types.items() if kind.site == policy.site}
+            return drones_there
+        now, spaces = (
+            context.now,
+            {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site},
+        )
         for drone in drones:
             remote = view.drones.get(drone.id)
-            if remote is None or remote.node not in floor.spots or remote.state not in _HOLDS:
+            if remote is None or remote.node not in free_nodes.nodes or remote.state not in _HOLDS:
                 continue
-            space = spaces.get(drone.type) or Space(drone.gpu_milli)
+            space = spaces.get(drone.type) or Resources(drone.gpu_milli)
             told_at = drone.asked_at or drone.notice_at or drone.since
-            if _leaves(drone) and now - told_at <= policy.grace_s + policy.stopping_s:
-                crowd.coming[remote.node] = crowd.coming.get(remote.node, NOTHING).plus(space)
+            if _is_vacating(drone) and now - told_at <= policy.grace_s + policy.stopping_s:
+                drones_there.coming[remote.node] = drones_there.coming.get(remote.node, NO_RESOURCES).plus(space)
             elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_runtime_s:
-                candidate = Candidate(drone.id, space, lost_gpu_s(drone, now), _rank(drone))
+                candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
                 there.setdefault(remote.node, []).append(candidate)
-        crowd.candidates = {node: Residents.of(candidates) for node, candidates in there.items()}
-        return crowd
+        drones_there.candidates = {node: NodeCandidates.of(candidates) for node, candidates in there.items()}
+        return drones_there
 
-    def of_node(self, node: str) -> Residents:
-        return self.candidates.get(node) or Residents()
+    def of_node(self, node: str) -> NodeCandidates:
+        return self.candidates.get(node) or NodeCandidates()
 
-    def room(self, spot: Spot) -> Space:
+    def room(self, node_room: NodeResources) -> Resources:
         """What is free there, or soon will be."""
-        return spot.free.plus(self.coming.get(spot.name, NOTHING))
+        return node_room.free.plus(self.coming.get(node_room.name, NO_RESOURCES))
 
-    def gone(self, node: str, victims: Sequence[Candidate]) -> None:
+    def gone(self, node: str, victims: Sequence[VictimCandidate]) -> None:
         """They leave: what they hold is coming."""
         self.candidates[node].remove(victims)
         for victim in victims:
-            self.coming[node] = self.coming.get(node, NOTHING).plus(victim.space)
+            self.coming[node] = self.coming.get(node, NO_RESOURCES).plus(victim.space)
 
-    def takes(self, spot: Spot, need: Space, count: int = 1) -> None:
+    def takes(self, node_room: NodeResources, need: Resources, count: int = 1) -> None:
         """Promise ``need``: out of what is free first, then out of what is coming."""
-        need = NOTHING.plus(spot.with_share(need), count)
-        from_free = Space(*(min(n, max(0, f)) for n, f in zip(need, spot.free, strict=True)))
-        spot.free = spot.free.plus(from_free, -1)
-        self.coming[spot.name] = self.coming.get(spot.name, NOTHING).plus(need.plus(from_free, -1), -1)
+        need = NO_RESOURCES.plus(node_room.with_share(need), count)
+        from_free = Resources(*(min(n, max(0, f)) for n, f in zip(need, node_room.free, strict=True)))
+        node_room.free = node_room.free.plus(from_free, -1)
+        self.coming[node_room.name] = self.coming.get(node_room.name, NO_RESOURCES).plus(need.plus(from_free, -1), -1)
 
 
-def _holes(claim: OwnerDemand, most: int, floor: Floor, crowd: Crowd, *, ask: bool) -> Iterator[Hole]:
+def _make_room(
+    claim: OwnerDemand, most: int, free_nodes: FreeResources, drones_there: SiteDrones, *, ask: bool
+) -> Iterator[JobRoom]:
     """Room for up to ``most`` jobs of a claim, promised: what is free now, else what is coming, else the cheapest set
     of drones on one node, job by job."""
-    need = need_of(claim)
-    spots = [floor.spots[n] for n in claim.nodes if n in floor.spots] if claim.nodes else [*floor.spots.values()]
+    need = claim_resources(claim)
+    nodes = (
+        [free_nodes.nodes[n] for n in claim.nodes if n in free_nodes.nodes]
+        if claim.nodes
+        else [*free_nodes.nodes.values()]
+    )
     # By how little is left over: what was made for one job is found by that job, and nodes stay whole.
-    spots.sort(key=lambda s: (_left_over(need, crowd.room(s), s.whole), s.name))
+    nodes.sort(key=lambda s: (_unused_share(need, drones_there.room(s), s.whole), s.name))
     for free_now in (True, False):
-        for spot in spots:
-            room = spot.free if free_now else crowd.room(spot)
-            jobs = min(most, times(need, room, spot.claimable))
+        for node_room in nodes:
+            room = node_room.free if free_now else drones_there.room(node_room)
+            jobs = min(most, count_fits(need, room, node_room.claimable))
             if jobs > 0:
                 most -= jobs
-                crowd.takes(spot, need, jobs)
-                yield Hole(spot, jobs, free_now=free_now)
-    offers: dict[str, _Offer] = {}
-    unknown = dict.fromkeys(spot.name for spot in spots)
+                drones_there.takes(node_room, need, jobs)
+                yield JobRoom(node_room, jobs, free_now=free_now)
+    offers: dict[str, _VictimSet] = {}
+    unknown = dict.fromkeys(node_room.name for node_room in nodes)
     while ask and most > 0:
         for name in unknown:
-            spot = floor.spots[name]
-            victims = cheapest_set(need, crowd.room(spot), spot.claimable, crowd.of_node(name), crowd.effort)
+            node_room = free_nodes.nodes[name]
+            victims = cheapest_set(
+                need, drones_there.room(node_room), node_room.claimable, drones_there.of_node(name), drones_there.effort
+            )
             if victims:
-                offers[name] = _Offer(sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims)
+                offers[name] = _VictimSet(sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims)
         if not offers:
             return
         best = min(offers.values())
-        spot = floor.spots[best.node]
+        node_room = free_nodes.nodes[best.node]
         most -= 1
-        crowd.gone(best.node, best.victims)
-        crowd.takes(spot, need)
+        drones_there.gone(best.node, best.victims)
+        drones_there.takes(node_room, need)
         del offers[best.node]
         unknown = {best.node: None}
-        yield Hole(spot, 1, best.victims)
+        yield JobRoom(node_room, 1, best.victims)
 
 
-class _Offer(NamedTuple):
+class _VictimSet(NamedTuple):
     """The cheapest set of drones on one node, in the order of preference between nodes."""
 
-    lost_gpu_s: float
+    lost_work_gpu_s: float
     drones: int
     node: str
-    victims: tuple[Candidate, ...]
+    victims: tuple[VictimCandidate, ...]
 
 
-def _by_site(scene: Scene) -> dict[str, list[Drone]]:
+def _drones_by_site(context: PlanningContext) -> dict[str, list[Drone]]:
     drones: dict[str, list[Drone]] = {}
-    for drone in scene.drones.values():
+    for drone in context.drones.values():
         drones.setdefault(drone.site, []).append(drone)
     return drones
 
 
-def _left_over(need: Space, room: Space, whole: Space) -> float:
+def _unused_share(need: Resources, room: Resources, whole: Resources) -> float:
     """What would be left of a node's room, in shares of the node, over GPUs, CPUs and memory."""
     return sum((r - n) / w for n, r, w in zip(need[:3], room[:3], whole[:3], strict=True) if w)
 
 
-def need_of(claim: OwnerDemand) -> Space:
+def claim_resources(claim: OwnerDemand) -> Resources:
     """What one job of a claim takes of a node."""
-    return Space(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
+    return Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
 
 
-def _leaves(drone: Drone) -> bool:
+def _is_vacating(drone: Drone) -> bool:
     """Whether its room will be free soon, without our doing. One that drains while it still has jobs may take a day."""
     if drone.state is DroneState.STOPPING or drone.notice_at:
         return True
     return drone.state is DroneState.DRAINING and not drone.jobs
 
 
-def lost_gpu_s(drone: Drone, now: float) -> float:
+def lost_work_gpu_s(drone: Drone, now: float) -> float:
     """GPU-seconds (of a CPU drone: CPU-seconds) of work that are lost if a drone ends now."""
     if not drone.jobs:
         return 0.0
@@ -271,6 +434,34 @@ def _worked_s(drone: Drone, now: float) -> float:
     return now - drone.busy_at if drone.jobs and drone.busy_at else float("inf")
 
 
-def _rank(drone: Drone) -> tuple[int, float]:
+def _victim_rank(drone: Drone) -> tuple[int, float]:
     tier = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
     return tier, -drone.started_at
+
+
+# Taking a lent reserve back: CPU drones leave for GPU drones that find GPUs free, and the rest of the node taken.
+
+
+def reclaim_reserve(
+    context: PlanningContext, reservations: OwnerReservations, lacking_room: Mapping[TypeKey, int]
+) -> list[PreemptionOrder]:
+    """Who leaves. ``lacking_room``: by GPU drone type, how many waiting jobs lack because no node has room, and for no
+    other reason: those that lose least go, one node after the other, until each of these has its place."""
+    preemptions: list[PreemptionOrder] = []
+    for key, lack in lacking_room.items():
+        kind = context.types[key]
+        if kind.site not in reservations.free or not kind.gpu_milli or key in reservations.held:
+            continue
+        drones_there, need = reservations.site_drones[kind.site], drone_resources(kind)
+        for node_room in reservations.free[kind.site].nodes.values():
+            while lack > 0 and node_room.kept != NO_RESOURCES and kind.name in node_room.types:
+                movable = drones_there.of_node(node_room.name).only(lambda space: not space.gpu_milli)
+                found = cheapest_set(need, drones_there.room(node_room), NO_RESOURCES, movable, drones_there.effort)
+                if not found:
+                    break
+                why = ReserveReclaimed(node_room.name)
+                preemptions += [PreemptionOrder(context.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
+                drones_there.gone(node_room.name, found)
+                drones_there.takes(node_room, need)
+                lack -= 1
+    return preemptions

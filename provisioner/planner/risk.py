@@ -17,40 +17,64 @@ started for nothing then; beside this rule it helps: :mod:`avoids`). See ``docs/
 
 from __future__ import annotations
 
+import heapq
 import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import accumulate
 from statistics import fmean
+from typing import NamedTuple
 
-from provisioner.estimates import HORIZONS_S
-from provisioner.model import DroneType, JobClass
-from provisioner.planner.scene import Scene
-from provisioner.reasons import OwnerRisk
+from provisioner.estimates import HORIZONS_S, OwnerGrowth
+from provisioner.model import Drone, DroneId, DroneType, JobClass
+from provisioner.planner.context import PlanningContext
+from provisioner.planner.matching import CompatibleTypes
+from provisioner.reasons import DrainAtRisk, OwnerRisk
 
-TOLERATED = 0.02
-"""Share of lost work that is accepted for jobs of :data:`USUAL_S` that have not waited."""
-USUAL_S = 3600.0
-PATIENCE_S = 3600.0
+# How many drones may stand where an owner comes back: as many as can expect to lose little of their jobs' work.
+#
+# An owner's site takes the place of whoever came last. A drone keeps its own for as long as the owner takes no more
+# than what is free now, less what drones that came after it hold: its *headroom*. How often owners took more than
+# that within the time that a job needs has been seen (:class:`provisioner.estimates.Rise`), so the work that a job
+# can expect to lose there follows, and is held against the work that it can expect to get done. A little loss is
+# worth a start now; the longer the jobs have waited, the more.
+#
+# How much is a little? By its share of the work short jobs would wait for half an hour to save six seconds; by its
+# amount jobs of a day would wait for days to save an hour. So it goes by both alike, by their geometric mean: of the
+# work of a job that runs four times as long half the share may be lost, and that is twice as much.
+#
+# Preferred over two simpler rules in replays of public traces: a limit on the chance of being preempted at all (long
+# jobs on a GPU that is nearly safe lose more than short ones at its edge), and refusing jobs at the drone alone (it
+# has been started for nothing then; beside this rule it helps: :mod:`avoids`). See ``docs/explanation/deciding.md``.
+
+TOLERATED_LOSS = 0.02
+"""Share of lost work that is accepted for jobs of :data:`REFERENCE_RUN_S` that have not waited."""
+REFERENCE_RUN_S = 3600.0
+RISK_WAIT_S = 3600.0
 """Jobs that have waited for so long accept twice of that, and so on."""
-MOST_TOLERATED = 0.3
+MAX_TOLERATED_LOSS = 0.3
 
 
 @dataclass(slots=True)
-class Risk:
+class RiskBudget:
     """The headroom left at each owner's site; mutable, local to one decision."""
 
-    scene: Scene
+    context: PlanningContext
     head_milli: dict[str, int] = field(default_factory=dict)
     """By site: what is free and not promised to drones that are on their way."""
 
     @classmethod
-    def of(cls, scene: Scene) -> Risk:
-        risk = cls(scene)
-        for site in scene.snapshot.estimates.rises:
-            free = free_milli(scene, site)
+    def of(cls, context: PlanningContext) -> RiskBudget:
+        risk = cls(context)
+        for site in context.snapshot.estimates.rises:
+            free = free_gpus_at(context, site)
             if free is not None:
                 risk.head_milli[site] = free
         if risk.head_milli:
-            for drone in scene.unsettled.values():
+            for drone in context.changing.values():
                 if drone.site in risk.head_milli and drone.awaits_room:
                     risk.head_milli[drone.site] -= drone.gpu_milli
         return risk
@@ -58,20 +82,20 @@ class Risk:
     def allowed(self, job: JobClass, kind: DroneType, most: int, *, safer: bool) -> tuple[int, OwnerRisk | None]:
         """How many of ``most`` drones of a type may be started for jobs of a class, and why no more. Unless there is a
         ``safer`` place to wait for, all: work that is lost now and then is better than none."""
-        estimates = self.scene.snapshot.estimates
+        estimates = self.context.snapshot.estimates
         head, rate = self.head_milli.get(kind.site), estimates.taken_per_s.get(kind.site, 0.0)
         if not safer or (head is None and not rate):
             return most, None
-        waited_s, runs = waited(self.scene, job), runs_of(self.scene, job)
-        tolerated = accepted(waited_s, runs)
+        waited_s, runs = waiting_time(self.context, job), runs_of(self.context, job)
+        tolerated = accepted_loss(waited_s, runs)
         why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated)
         if head is None:
-            return (most, None) if lost_at_rate(runs, rate) <= tolerated else (0, why)
+            return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
         rise = estimates.rises[kind.site]
         good, bad = 0, most + 1  # the more there are, the likelier is the last one taken
         while bad - good > 1:
             middle = (good + bad) // 2
-            if lost(runs, rise.chances(head - middle * kind.gpu_milli)) <= tolerated:
+            if expected_loss(runs, rise.chances(head - middle * kind.gpu_milli)) <= tolerated:
                 good = middle
             else:
                 bad = middle
@@ -79,7 +103,7 @@ class Risk:
 
     def bears(self, kind: DroneType) -> bool:
         """Whether places of a type are known to be taken back."""
-        return kind.site in self.head_milli or bool(self.scene.snapshot.estimates.taken_per_s.get(kind.site))
+        return kind.site in self.head_milli or bool(self.context.snapshot.estimates.taken_per_s.get(kind.site))
 
     def book(self, kind: DroneType, count: int) -> None:
         """So many are started."""
@@ -87,7 +111,7 @@ class Risk:
             self.head_milli[kind.site] -= count * kind.gpu_milli
 
 
-def lost(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
+def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """Expected work lost per work done of jobs that run for ``runs``, each as likely as the others, in places that are
     taken back within :data:`provisioner.estimates.HORIZONS_S` with ``chances``. Beyond the last horizon the chance goes
     on as over that one."""
@@ -110,7 +134,7 @@ def lost(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     return lost_s / done_s if done_s else math.inf if lost_s else 0.0
 
 
-def lost_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
+def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
     """The same where a place is taken back at any moment alike."""
     lost_s = done_s = 0.0
     for run_s in runs:
@@ -120,32 +144,212 @@ def lost_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
     return lost_s / done_s if done_s else math.inf
 
 
-def accepted(waited_s: float, runs: tuple[float, ...]) -> float:
+def accepted_loss(waited_s: float, runs: tuple[float, ...]) -> float:
     """Share of their work that jobs that run for ``runs`` may expect to lose after so long a wait."""
-    share = TOLERATED * math.sqrt(USUAL_S / max(1.0, fmean(runs)))
-    return min(MOST_TOLERATED, share * (1.0 + waited_s / PATIENCE_S))
+    share = TOLERATED_LOSS * math.sqrt(REFERENCE_RUN_S / max(1.0, fmean(runs)))
+    return min(MAX_TOLERATED_LOSS, share * (1.0 + waited_s / RISK_WAIT_S))
 
 
-def runs_of(scene: Scene, job: JobClass) -> tuple[float, ...]:
+def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
     """Equally likely run times of jobs of a class, in seconds."""
-    return scene.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
+    return context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
 
 
-def waited(scene: Scene, job: JobClass) -> float:
+def waiting_time(context: PlanningContext, job: JobClass) -> float:
     """For how many seconds one of them has been idle without a break. A job that was preempted accepts no more risk
     than a new one: what it has lost already should not make it lose more."""
-    return max(0.0, scene.now - job.waits_since) if job.waits_since else 0.0
+    return max(0.0, context.now - job.waits_since) if job.waits_since else 0.0
 
 
-def free_milli(scene: Scene, site: str) -> int | None:
+def free_gpus_at(context: PlanningContext, site: str) -> int | None:
     """GPUs that nobody holds at a site; None if it cannot be seen. Where only counts by type are told, they may be
     alternatives on the same hardware: the largest is certain."""
-    view = scene.trust.site_view(scene.snapshot, site)
+    view = context.validity.site_view(context.snapshot, site)
     if view is None:
         return None
     if view.nodes:
         return sum(node.free_gpu_milli for node in view.nodes)
     if view.free_gpu_milli is not None:
         return view.free_gpu_milli
-    sizes = {t.name: t.gpu_milli for t in scene.snapshot.types if t.site == site}
+    sizes = {t.name: t.gpu_milli for t in context.snapshot.types if t.site == site}
     return max((count * sizes.get(name, 0) for name, count in (view.free or {}).items()), default=None)
+
+
+# Whose jobs a drone before an owner does not take.
+#
+# A drone is started where it is safe enough for the jobs that asked for it. The pool gives it to whoever is next in
+# line, and that may be somebody whose jobs run all day: most of the work that is lost before owners is lost so. Such
+# users are named when the drone is asked for, and its START refuses them for as long as it lives. For their jobs it
+# is no supply: they get a drone where it is safe enough for them, or once they have waited for long enough.
+#
+# By user, since a pool knows who a job's owner is, and seldom how long it runs. Of those whose jobs wait now, for who
+# comes later is not known yet; :mod:`drain-at-risk` sees to them.
+
+MAX_EXCLUSION_CLASSES = 200
+"""Of those who wait, so many classes are looked at, those that have waited longest: they are served first."""
+MAX_EXCLUSION_CHARS = 2000
+"""Characters of the list: it travels in an environment variable and stands in an expression."""
+_USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
+
+
+def is_excluded(owner: str, avoids: str) -> bool:
+    """Whether a user is on a drone's list."""
+    return bool(avoids) and owner in avoids.split(",")
+
+
+@dataclass(slots=True)
+class _WaitingClass:
+    """A class in the queue, with what its jobs can expect."""
+
+    job: JobClass
+    compatible: CompatibleTypes
+    runs: tuple[float, ...]
+    accepts: float
+
+
+@dataclass
+class UserExclusions:
+    """Who waits, and what he would lose where; local to one decision."""
+
+    context: PlanningContext
+    risk: RiskBudget
+    safer: Callable[[CompatibleTypes], bool]
+    """Whether such jobs may wait for a place that nobody takes."""
+
+    def of_drones_for(self, job: JobClass, kind: DroneType) -> str:
+        """Users whose jobs a drone of a type should not take that is started for jobs of a class, with commas between;
+        empty where no owner's use is known."""
+        head = self.risk.head_milli.get(kind.site)
+        if head is None:
+            return ""
+        chances = self.context.snapshot.estimates.rises[kind.site].chances(head)
+        found: dict[str, None] = {}
+        for each in self._waiting:
+            user = each.job.owner
+            if user == job.owner or user in found or kind.key not in each.compatible.places:
+                continue
+            if expected_loss(each.runs, chances) > each.accepts:
+                found[user] = None
+        return ",".join(_shortened(sorted(found)))
+
+    @cached_property
+    def _waiting(self) -> list[_WaitingClass]:
+        context = self.context
+        idle = (job for job in context.classes if (job.waiting or job.fresh) and _USER_NAME.fullmatch(job.owner))
+        longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
+        found = []
+        for job in longest:
+            compatible, runs = context.compatible[job.id], runs_of(context, job)
+            if compatible.kinds and self.safer(compatible):
+                found.append(_WaitingClass(job, compatible, runs, accepted_loss(waiting_time(context, job), runs)))
+        return found
+
+
+def _shortened(users: list[str]) -> Iterator[str]:
+    """As many as the list may hold."""
+    left = MAX_EXCLUSION_CHARS
+    for user in users:
+        left -= len(user) + 1
+        if left < 0:
+            return
+        yield user
+
+
+# Drones whose place the owner is likely to take before the jobs that wait would be done there.
+#
+# A drone is started where it is safe enough for the jobs that waited then (:mod:`risk`). Later the owner may have
+# come nearer, or longer jobs may wait. What runs is left alone, for ending it loses it for certain; but the next job
+# is better off in a safer place, if there is one to wait for.
+
+DRAIN_LOSS_FACTOR = 2.0
+"""A drone takes no more jobs where they would lose so many times what they accept. One that leaves for this is taken
+back only where they would lose no more than they accept, and none is started where they would: nothing swings."""
+
+
+class _DroneQueue(NamedTuple):
+    """Drones that hold GPUs at a site, the newest first, and how much the owner takes before each of them."""
+
+    drones: list[Drone]
+    heads_milli: list[int]
+
+
+@dataclass(slots=True)
+class DrainRisk:
+    """Who stands how near to an owner; local to one decision."""
+
+    context: PlanningContext
+    safer: Callable[[CompatibleTypes], bool]
+    """Whether such jobs may wait for a place that nobody takes: as it is asked before a start."""
+    where: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
+    lines: dict[str, _DroneQueue] | None = None
+
+    def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
+        """Drones in the pool that should take no more jobs, and why: judged by the jobs that are next in line."""
+        found: dict[DroneId, DrainAtRisk] = {}
+        for site, job in self._next_in_line().items():
+            found.update(self.to(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR))
+        return found
+
+    def to(
+        self, job: JobClass, compatible: CompatibleTypes, site: str, times: float = 1.0
+    ) -> Mapping[DroneId, DrainAtRisk]:
+        """Drones at a site where jobs of a class would lose more than ``times`` what they accept."""
+        line = self._line(site) if site in self._owned(compatible) else None
+        if line is None:
+            return {}
+        rise = self.context.snapshot.estimates.rises[site]
+        runs = runs_of(self.context, job)
+        limit = accepted_loss(waiting_time(self.context, job), runs)
+        loss = partial(_loss, runs, rise)
+        safe = bisect_left(line.heads_milli, True, key=lambda head: loss(head) <= times * limit)
+        return {
+            drone.id: DrainAtRisk(site, loss(head), limit)
+            for drone, head in zip(line.drones[:safe], line.heads_milli, strict=False)
+            if drone.joined_at
+            and not drone.notice_at
+            and drone.type in compatible.places
+            and not is_excluded(job.owner, drone.avoids)
+        }
+
+    def _next_in_line(self) -> Mapping[str, JobClass]:
+        """By site with an owner: the jobs that have waited longest among those that could run there."""
+        found: dict[str, JobClass] = {}
+        for job in self.context.classes if self.context.snapshot.estimates.rises else ():
+            for site in self._owned(self.context.compatible[job.id]) if job.waiting else ():
+                if site not in found or (job.waits_since, job.id) < (found[site].waits_since, found[site].id):
+                    found[site] = job
+        return found
+
+    def _owned(self, compatible: CompatibleTypes) -> frozenset[str]:
+        """Sites with an owner where such jobs could run, if there is a safer one to wait for."""
+        found = self.where.get(compatible)
+        if found is None:
+            sites = {kind.site for kind in compatible.kinds} & self.context.snapshot.estimates.rises.keys()
+            found = self.where[compatible] = frozenset(sites) if sites and self.safer(compatible) else frozenset()
+        return found
+
+    def _line(self, site: str) -> _DroneQueue | None:
+        if self.lines is None:
+            self.lines = _drone_queues(self.context)
+        return self.lines.get(site)
+
+
+def _drone_queues(context: PlanningContext) -> dict[str, _DroneQueue]:
+    """By site with an owner. He takes what is free first, then the places of those that came last."""
+    free = {
+        site: head for site in context.snapshot.estimates.rises if (head := free_gpus_at(context, site)) is not None
+    }
+    there: dict[str, list[Drone]] = {site: [] for site in free}
+    for drone in context.drones.values():
+        if drone.started_at and (found := there.get(drone.site)) is not None:
+            found.append(drone)
+    lines = {}
+    for site, drones in there.items():
+        drones.sort(key=lambda drone: (-drone.started_at, drone.id))
+        sizes = (drone.gpu_milli for drone in drones[:-1])
+        lines[site] = _DroneQueue(drones, list(accumulate(sizes, initial=free[site])) if drones else [])
+    return lines
+
+
+def _loss(runs: tuple[float, ...], rise: OwnerGrowth, head_milli: int) -> float:
+    return expected_loss(runs, rise.chances(head_milli))

@@ -17,19 +17,19 @@ from operator import sub
 from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, DroneId
-from provisioner.planner.space import NOTHING, Space, times
+from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 
-MOST_STEPS = 1000
+MAX_SEARCH_STEPS = 1000
 """Bound on the steps of one search on one node."""
-STEPS_OF_DECISION = 3000
+MAX_PLAN_STEPS = 3000
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class VictimCandidate:
     """A drone that may be asked to leave its node."""
 
     drone_id: DroneId
-    space: Space
+    space: Resources
     """What it holds there."""
     lost_gpu_s: float
     """Work that its end would cost."""
@@ -42,32 +42,32 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Residents:
+class NodeCandidates:
     """The candidates of one node by shape, the cheapest first, and first the shape that has the cheapest. Mutable,
     local to one decision: many holes may be looked for on one node."""
 
-    by_shape: dict[Space, list[Candidate]] = field(default_factory=dict)
-    held: Space = field(init=False)
+    by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
+    held: Resources = field(init=False)
     """Sum of their resources."""
 
     def __post_init__(self) -> None:
-        self.held = NOTHING
+        self.held = NO_RESOURCES
         for space, group in self.by_shape.items():
             self.held = self.held.plus(space, len(group))
 
     @classmethod
-    def of(cls, candidates: Iterable[Candidate]) -> Residents:
+    def of(cls, candidates: Iterable[VictimCandidate]) -> NodeCandidates:
         """Sort them."""
-        by_shape: dict[Space, list[Candidate]] = {}
-        for each in sorted(candidates, key=Candidate.order):
+        by_shape: dict[Resources, list[VictimCandidate]] = {}
+        for each in sorted(candidates, key=VictimCandidate.order):
             by_shape.setdefault(each.space, []).append(each)
         return cls(by_shape)
 
-    def only(self, wanted: Callable[[Space], bool]) -> Residents:
+    def only(self, wanted: Callable[[Resources], bool]) -> NodeCandidates:
         """Return those of some shapes."""
-        return Residents({space: group for space, group in self.by_shape.items() if wanted(space)})
+        return NodeCandidates({space: group for space, group in self.by_shape.items() if wanted(space)})
 
-    def remove(self, victims: Collection[Candidate]) -> None:
+    def remove(self, victims: Collection[VictimCandidate]) -> None:
         """Take out those that leave."""
         gone = {victim.drone_id for victim in victims}
         for space in {victim.space for victim in victims}:
@@ -82,15 +82,15 @@ class Residents:
 
 
 @dataclass(slots=True)
-class Effort:
+class SearchBudget:
     """Effort of all searches together. Mutable, local to one decision."""
 
-    left: int = STEPS_OF_DECISION
+    left: int = MAX_PLAN_STEPS
     """Steps of search that may still be taken."""
-    rules: dict[tuple[Space, Space], _Rules] = field(default_factory=dict)
+    rules: dict[tuple[Resources, Resources], _Rules] = field(default_factory=dict)
     """By need and by what is kept: the same on most nodes."""
 
-    def rules_for(self, need: Space, kept: Space) -> _Rules:
+    def rules_for(self, need: Resources, kept: Resources) -> _Rules:
         """Return the rules for such room; they are worked out once."""
         found = self.rules.get((need, kept))
         if found is None:
@@ -99,20 +99,20 @@ class Effort:
 
 
 def cheapest_set(
-    need: Space,
-    free: Space,
-    kept: Space,
-    candidates: Sequence[Candidate] | Residents,
-    effort: Effort | None = None,
-) -> tuple[Candidate, ...] | None:
+    need: Resources,
+    free: Resources,
+    kept: Resources,
+    candidates: Sequence[VictimCandidate] | NodeCandidates,
+    effort: SearchBudget | None = None,
+) -> tuple[VictimCandidate, ...] | None:
     """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
     then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
-    residents = candidates if isinstance(candidates, Residents) else Residents.of(candidates)
-    if times(need, free.plus(residents.held), kept) < 1:
+    residents = candidates if isinstance(candidates, NodeCandidates) else NodeCandidates.of(candidates)
+    if count_fits(need, free.plus(residents.held), kept) < 1:
         return None
-    if times(need, free, kept) >= 1:
+    if count_fits(need, free, kept) >= 1:
         return ()
-    effort = effort or Effort()
+    effort = effort or SearchBudget()
     rules = effort.rules_for(need, kept)
     lacks = rules.lacks(free)
     short = [(rule, lack) for rule, lack in enumerate(lacks) if lack > 0]
@@ -123,7 +123,7 @@ def cheapest_set(
             groups.append(_Group(space.gpu_milli, gains, some))
     counts = _spared(groups, lacks)
     if effort.left > 0:
-        search = _Search(groups, lacks, counts, min(MOST_STEPS, effort.left))
+        search = _Search(groups, lacks, counts, min(MAX_SEARCH_STEPS, effort.left))
         given = search.steps
         counts = search.best()
         effort.left -= given - search.steps
@@ -136,7 +136,7 @@ class _Group(NamedTuple):
     gpu_milli: int
     gains: list[int]
     """Contribution of the end of one drone to each rule."""
-    drones: tuple[Candidate, ...]
+    drones: tuple[VictimCandidate, ...]
     """The cheapest first."""
 
 
@@ -188,12 +188,12 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """``weights`` times an amount of room must be ``least`` or more."""
+    """``weights`` count_fits an amount of room must be ``least`` or more."""
 
-    weights: Space
+    weights: Resources
     least: int
 
-    def of(self, room: Space) -> int:
+    def of(self, room: Resources) -> int:
         gpus, cpus, memory, disk = self.weights
         return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
 
@@ -203,14 +203,14 @@ class _Rules:
     """All rules for one need, and what was worked out by them. Mutable, local to one decision."""
 
     rules: Sequence[_Rule]
-    known: dict[Space, list[int]] = field(default_factory=dict)
+    known: dict[Resources, list[int]] = field(default_factory=dict)
     """By shape: contribution of the end of one drone to each rule."""
 
-    def lacks(self, free: Space) -> list[int]:
+    def lacks(self, free: Resources) -> list[int]:
         """Return the shortage of each rule where so much is free."""
         return [rule.least - rule.of(free) for rule in self.rules]
 
-    def gains(self, space: Space) -> list[int]:
+    def gains(self, space: Resources) -> list[int]:
         """Return the contribution of the end of one drone of a shape to each rule."""
         found = self.known.get(space)
         if found is None:
@@ -218,17 +218,17 @@ class _Rules:
         return found
 
 
-def _linear(need: Space, kept: Space) -> list[_Rule]:
-    """Return when :func:`times` says that ``need`` goes into some room once: linear in the room."""
+def _linear(need: Resources, kept: Resources) -> list[_Rule]:
+    """Return when :func:`count_fits` says that ``need`` goes into some room once: linear in the room."""
     rules = []
     for place, amount in enumerate(need):
-        unit = Space(*(int(place == other) for other in range(len(need))))
+        unit = Resources(*(int(place == other) for other in range(len(need))))
         if amount > 0:
             rules.append(_Rule(unit, amount))
         keep = kept[place] if place else 0
         eats = amount * WHOLE_GPU - keep * need.gpu_milli
         if keep and eats > 0:
-            rules.append(_Rule(Space(-keep).plus(unit, WHOLE_GPU), eats))
+            rules.append(_Rule(Resources(-keep).plus(unit, WHOLE_GPU), eats))
     return rules
 
 

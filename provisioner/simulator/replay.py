@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.queues import SimpleQueue
 
 from provisioner.model import DroneType, Plan, Policy, Snapshot
-from provisioner.planner.check import Breach
-from provisioner.planner.fit import nearness
-from provisioner.planner.isolate import Planner
-from provisioner.planner.restrained import Judge
+from provisioner.planner.matching import nearness
+from provisioner.planner.safeguards import PlanFunction, PlanValidator
+from provisioner.planner.validation import Breach
 from provisioner.simulator.books import result_of
 from provisioner.simulator.jobs import SimJob
 from provisioner.simulator.owner_series import OwnerSeries
@@ -47,7 +46,7 @@ class Replay:
     rules: Policy
     interval_s: float = 15.0
     active_interval_s: float = 2.0
-    planner: Callable[[], Planner] | None = None
+    planner: Callable[[], PlanFunction] | None = None
     """A function of a module that makes what decides; None: ours."""
     carbon_g_per_kwh: float | None = None
 
@@ -134,7 +133,7 @@ def run(replay: Replay, seed: int, tell: Tell | None = None) -> Result:
 
 def _telling(scenario: Scenario, tell: Tell) -> Scenario:
     """Every plan is judged, so whoever judges sees how far time is."""
-    judge: Judge = scenario.judge
+    judge: PlanValidator = scenario.judge
     told_at = 0.0
 
     def watching(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:

@@ -14,9 +14,8 @@ import structlog
 from provisioner.controller.controller import Controller, Decided
 from provisioner.model import DroneId, Policy
 from provisioner.planner import decide
-from provisioner.planner.check import check
-from provisioner.planner.isolate import Planner
-from provisioner.planner.restrained import Judge
+from provisioner.planner.safeguards import PlanFunction, PlanValidator
+from provisioner.planner.validation import validate_plan
 from provisioner.simulator.faults import Blow, Crash, Spell
 from provisioner.simulator.jobs import SimJob
 from provisioner.simulator.killing import Chronicle, Fuse, MortalOverlay, MortalSite, MortalStore
@@ -57,9 +56,9 @@ class Scenario:
     """It breaks off then."""
     patience_s: float = math.inf
     """It breaks off, too, when no job has run for so long after the last one came and the last trouble was over."""
-    planner: Callable[[], Planner] = lambda: decide
+    planner: Callable[[], PlanFunction] = lambda: decide
     """Makes what decides, anew for each life of the controller."""
-    judge: Judge = check
+    judge: PlanValidator = validate_plan
     samples_s: float | None = None
     """If set, the state of things is kept so often."""
 

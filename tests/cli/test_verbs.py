@@ -22,9 +22,9 @@ from adapters.embedded.queue import remove
 from provisioner.cli.exits import Exit
 from provisioner.cli.schemas import output_schemas
 from provisioner.model import DrainMode, RequestKind
-from provisioner.planner.demand import Ledger
-from provisioner.planner.owner import Ground
-from provisioner.planner.scene import Placed, Scene
+from provisioner.planner.context import PlacementResult, PlanningContext
+from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.supply import Supply
 from provisioner.store.sql import SqlReader
 from tests.cli.conftest import Cli, Ran, process
 
@@ -486,16 +486,16 @@ def test_the_status_has_no_name_and_says_which_forms_it_has(on: Cli) -> None:
 
 def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with a traceback."""
-    from provisioner.planner import place
+    from provisioner import planner
 
-    real = place.place
+    real = planner.place
 
-    def fails(scene: Scene, ground: Ground, ledger: Ledger) -> Placed:
-        if any(job.id == "7" for job in scene.classes):
+    def fails(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
+        if any(job.id == "7" for job in context.classes):
             raise ZeroDivisionError("integer division or modulo by zero")
-        return real(scene, ground, ledger)
+        return real(context, reservations, supply)
 
-    monkeypatch.setattr(place, "place", fails)
+    monkeypatch.setattr(planner, "place", fails)
     ran = on("plan")
     assert ran.code == Exit.OK
     assert "Traceback" not in ran.err

@@ -43,7 +43,7 @@ from provisioner.model import (
     UnmetRequirement,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import check
+from provisioner.planner.validation import validate_plan
 from tests.planner.scenes import NOW, SMALL, drone, slot_of, snapshot
 
 numbers: st.SearchStrategy[Any] = st.sampled_from(
@@ -101,7 +101,7 @@ def test_no_view_however_nasty_breaks_a_decision_or_the_record(
         sites={"topas": PolledSite("topas", listed)},
     )
     plan = decide(snap)
-    assert check(snap, plan) == ()
+    assert validate_plan(snap, plan) == ()
     again = serialization.from_json(Snapshot, serialization.to_json(snap))
     assert decide(again) == plan, "a saved snapshot replays"
 

@@ -11,7 +11,7 @@ from provisioner.controller.controller import LEAVE_PATIENCE_S
 from provisioner.interfaces import AuthError
 from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
 from provisioner.planner import decide
-from provisioner.planner.check import Breach
+from provisioner.planner.validation import Breach
 from provisioner.simulator.loop import run_virtual
 from provisioner.store.memory import MemoryStore
 from tests.controller.world import Crowded, FullDisk, Place, Pool, ahead_s, never, run_for, serving

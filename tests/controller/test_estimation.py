@@ -35,7 +35,7 @@ from provisioner.model import (
     Start,
     StateChange,
 )
-from provisioner.planner.risk import lost
+from provisioner.planner.risk import expected_loss
 from provisioner.reasons import IdleTimeout, JobsWaiting, SeenInPool
 from tests.planner.scenes import A100, NOW, drone, snapshot
 
@@ -140,7 +140,7 @@ def test_an_owner_who_takes_eight_gpus_each_morning_is_known_after_some_days() -
     assert rise.chances(8000) == (0.0,) * len(HORIZONS_S)
     # Within eight hours before eight o'clock: at 8 of the 24 hours, and within 16 hours at 14 of them.
     assert rise.chances(7999)[-2:] == pytest.approx((8 / 24, 14 / 24), abs=0.05)
-    assert lost((3600.0,), rise.chances(7999)) > 0.01 > lost((3600.0,), rise.chances(8000))
+    assert expected_loss((3600.0,), rise.chances(7999)) > 0.01 > expected_loss((3600.0,), rise.chances(8000))
 
 
 def test_a_rise_needs_no_more_than_what_was_seen() -> None:

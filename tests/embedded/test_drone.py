@@ -15,7 +15,7 @@ from adapters.embedded.devices import Devices
 from adapters.embedded.queue import JobState
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, OverlayView, Sharing, Slot, StartOrder
-from provisioner.planner.fit import misfit
+from provisioner.planner.matching import unmet_requirement
 from tests.embedded.drones import CPU, KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
@@ -249,7 +249,9 @@ async def test_small_jobs_share_a_gpu_and_one_that_wants_it_whole_waits(path: Pa
     (slot,) = (await poll()).slots
     assert slot.free_gpu_milli == 0
     classes = (await poll()).classes
-    refused = {each.gpu_milli: why.dimension for each in classes if (why := misfit(each, quarters)) is not None}
+    refused = {
+        each.gpu_milli: why.dimension for each in classes if (why := unmet_requirement(each, quarters)) is not None
+    }
     assert refused == {1000: "gpus", 200: "vram"}, "what waits in vain, the planner starts nothing for"
     waiting = {each.id for each in queue.jobs(path, states=[JobState.IDLE])}
     assert waiting == {*whole, *large, small[2]}

@@ -11,7 +11,7 @@ from adapters.htcondor.overlay import matching
 from adapters.htcondor.overlay.classes import as_job
 from adapters.shared.htcondor.ads import clauses, holds, number
 from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
-from provisioner.planner.fit import jobs_in_type
+from provisioner.planner.matching import count_jobs_in_type
 from tests.htcondor_overlay.jobs import REQUIREMENTS, job
 
 A100 = DroneType(
@@ -230,7 +230,7 @@ def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus
             taken += 1
             slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
         wants = JobClass("c", 83, cpus, 128, splits=False)
-        assert jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
+        assert count_jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
 
 
 def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:

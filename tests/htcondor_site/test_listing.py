@@ -7,7 +7,7 @@ import pytest
 
 from adapters.htcondor.site.listing import leaves_until, listing, ours
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
-from provisioner.planner.guard import BACKOFF
+from provisioner.planner.breakers import BACKOFF_POLICIES
 from tests.htcondor_site.orders import CONTROLLER
 
 NOW = 1_795_262_650.0
@@ -208,7 +208,7 @@ def test_one_drone_held_by_hand_bans_neither_its_site_nor_its_type() -> None:
     """A `condor_hold` of one drone by an administrator banned the whole site."""
     held = drone(JobStatus=5, HoldReasonCode=1, HoldReasonSubCode=0, HoldReason="via condor_hold (by user admin)")
     assert held.end is not None and held.end.fault is not None
-    rule = BACKOFF[held.end.fault]
+    rule = BACKOFF_POLICIES[held.end.fault]
     assert (rule.per_type, rule.after) == (True, 3)
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from provisioner.model import BreakerState, FaultKind
-from provisioner.planner.guard import BACKOFF
+from provisioner.planner.breakers import BACKOFF_POLICIES
 from provisioner.store.reader import SqlReader
 from tests.labs.htcondor import until
 from tests.labs.openstack import OpenStackLab
@@ -43,7 +43,7 @@ def banned(lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE) -> None:
     breaker = SqlReader(lab.controller.directory / "provisioner.db").breakers()[scope]
     assert breaker.fault is not None
     assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
-    rule = BACKOFF[kind]
+    rule = BACKOFF_POLICIES[kind]
     pause_s = rule.base_s * 2 ** (breaker.failures - rule.after)
     assert breaker.until - breaker.since == pytest.approx(min(rule.cap_s, pause_s))
 

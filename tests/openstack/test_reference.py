@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.openstack.states import STATES, Way
 from provisioner.model import FaultKind, RemoteState
-from provisioner.planner.guard import BACKOFF
+from provisioner.planner.breakers import BACKOFF_POLICIES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "site-openstack.md").read_text()
 STATE = {
@@ -51,7 +51,9 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
     for kind, scope, after, first, most in rows("kind | what is left alone"):
         per_type = scope not in ("the site", "the node")
         told[FaultKind(kind.strip("`"))] = int(after.split()[0]), seconds(first), seconds(most), per_type
-    assert told == {kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type) for kind, rule in BACKOFF.items()}
+    assert told == {
+        kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type) for kind, rule in BACKOFF_POLICIES.items()
+    }
 
 
 def test_every_kind_of_fault_is_told_of() -> None:

@@ -33,7 +33,7 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import check
+from provisioner.planner.validation import validate_plan
 
 NOW = 1_000_000.0
 
@@ -194,7 +194,7 @@ def _site(remote: RemoteDrone, drones: list[Drone], site: str) -> bool:
 def plan_of(snap: Snapshot) -> Plan:
     """The plan, judged by the independent checker as in production."""
     plan = decide(snap)
-    assert check(snap, plan) == ()
+    assert validate_plan(snap, plan) == ()
     assert decide(snap) == plan, "same snapshot, same plan"
     return plan
 

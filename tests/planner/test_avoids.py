@@ -8,8 +8,8 @@ import pytest
 
 from provisioner.estimates import Estimates, run_keys
 from provisioner.model import Drone, DroneId, DroneState, JobClass, OwnerLoad, Snapshot
-from provisioner.planner.avoids import LONGEST, is_avoided
-from provisioner.planner.check import check
+from provisioner.planner.risk import MAX_EXCLUSION_CHARS, is_excluded
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import DemandCovered
 from tests.planner.scenes import NOW, SMALL, drone, jobs, plan_of, snapshot, why
 from tests.planner.test_risk import (
@@ -86,7 +86,7 @@ def test_the_list_is_bounded() -> None:
     made = world(of("short"), *many)
     made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
     (found,) = avoided(made, "short")
-    assert LONGEST - 50 < len(found) <= LONGEST and found.split(",")[0] == many[0].owner
+    assert MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS and found.split(",")[0] == many[0].owner
 
 
 def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
@@ -94,10 +94,10 @@ def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
     plan = plan_of(world(of("other"), drones=coming))
     assert not plan.starts
     assert why(plan, "class:other") == [DemandCovered(3, 3)]
-    avoiding = tuple(replace(each, avoids="long,other") for each in coming)
-    plan = plan_of(world(of("other"), drones=avoiding))
+    exclusions = tuple(replace(each, avoids="long,other") for each in coming)
+    plan = plan_of(world(of("other"), drones=exclusions))
     assert len(plan.starts) == 3, "they need drones of their own"
-    plan = plan_of(world(of("short"), drones=avoiding))
+    plan = plan_of(world(of("short"), drones=exclusions))
     assert not plan.starts, "and others do not"
 
 
@@ -109,8 +109,8 @@ def test_within_one_decision_too() -> None:
 
 
 def test_a_name_is_on_the_list_or_not() -> None:
-    assert is_avoided("long", "long") and is_avoided("long", "a,long,b")
-    assert not is_avoided("long", "") and not is_avoided("lon", "long") and not is_avoided("", "long")
+    assert is_excluded("long", "long") and is_excluded("long", "a,long,b")
+    assert not is_excluded("long", "") and not is_excluded("lon", "long") and not is_excluded("", "long")
 
 
 def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
@@ -118,7 +118,7 @@ def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
     plan = plan_of(made)
     start = plan.starts[0]
     wrong = replace(plan, starts=(replace(start, drone=replace(start.drone, avoids="short")), *plan.starts[1:]))
-    (fault,) = check(made, wrong)
+    (fault,) = validate_plan(made, wrong)
     assert "avoids its user" in fault.text
 
 

@@ -30,7 +30,7 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import check
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import IdleTimeout, JobsWaiting, Orphan, Unneeded
 from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, plan_of, slot_of, snapshot
 
@@ -95,13 +95,13 @@ BAD: list[tuple[str, Snapshot, dict[str, object]]] = [
 @pytest.mark.parametrize(("fault", "snap", "actions"), BAD, ids=[b[0] for b in BAD])
 def test_a_bad_plan_is_found_out(fault: str, snap: Snapshot, actions: dict[str, object]) -> None:
     plan = Plan(snap.tick, snap.now, **actions)  # type: ignore[arg-type]
-    assert any(fault in breach.text for breach in check(snap, plan)), check(snap, plan)
+    assert any(fault in breach.text for breach in validate_plan(snap, plan)), validate_plan(snap, plan)
 
 
 def test_a_limit_names_the_starts_beyond_it_and_no_others() -> None:
     snap = snapshot(classes=[WAITS], limits={"max_drones": 2})
     plan = Plan(snap.tick, snap.now, starts=(start(42), start(43), start(44)))
-    (breach,) = check(snap, plan)
+    (breach,) = validate_plan(snap, plan)
     assert breach.actions == (plan.starts[2],)
 
 
@@ -114,7 +114,7 @@ def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> N
     assert [s.drone.type for s in plan.starts] == [CPU.key]
     assert len(plan.drains) == 4
     for_gpus = replace(snap, overlay=snapshot(classes=[WAITS]).overlay)
-    (breach,) = check(for_gpus, Plan(snap.tick, snap.now, starts=(start(),)))
+    (breach,) = validate_plan(for_gpus, Plan(snap.tick, snap.now, starts=(start(),)))
     assert breach.text == "5.0 GPUs at topas, 2.0 allowed"
 
 
@@ -133,11 +133,11 @@ def stray_at(*sites: str) -> Snapshot:
 def test_the_judge_counts_strays_with_the_gpus_of_the_largest_type() -> None:
     quad = replace(start(kind=QUAD.key), drone=replace(start().drone, type=QUAD.key, gpu_milli=4000))
     plan = Plan(7, NOW, starts=(quad,))
-    assert check(stray_at(), plan) == ()
-    (breach,) = check(stray_at("horeka"), plan)
+    assert validate_plan(stray_at(), plan) == ()
+    (breach,) = validate_plan(stray_at("horeka"), plan)
     assert breach.text == "8.0 GPUs at horeka, 4.5 allowed"
     one = replace(stray_at("topas"), policy=replace(snapshot().policy, max_drones=1))
-    assert "2 drones in all, 1 allowed" in map(str, check(one, Plan(7, NOW, starts=(start(),))))
+    assert "2 drones in all, 1 allowed" in map(str, validate_plan(one, Plan(7, NOW, starts=(start(),))))
 
 
 def test_strays_count_with_the_gpus_of_the_largest_type_against_max_gpus() -> None:
@@ -151,7 +151,7 @@ def test_a_stray_in_two_listings_is_stopped_at_both_sites() -> None:
     snap = stray_at("topas", "horeka")
     assert sorted(o.site for o in plan_of(snap).orphans) == ["horeka", "topas"]
     twice = Plan(7, NOW, orphans=(*plan_of(snap).orphans, plan_of(snap).orphans[0]))
-    (breach,) = check(snap, twice)
+    (breach,) = validate_plan(snap, twice)
     assert breach.actions == (twice.orphans[0],)
 
 
@@ -162,7 +162,7 @@ def test_a_slot_that_says_idle_and_names_jobs_is_not_asked_to_leave() -> None:
 
 
 def test_an_empty_plan_is_fine() -> None:
-    assert check(snapshot(), Plan(7, NOW)) == ()
+    assert validate_plan(snapshot(), Plan(7, NOW)) == ()
 
 
 counts = st.integers(0, 12)
@@ -248,7 +248,7 @@ def worlds(draw: st.DrawFn) -> Snapshot:
 @given(worlds())
 def test_the_planner_never_makes_a_plan_that_the_checker_faults(snap: Snapshot) -> None:
     plan = decide(snap)
-    assert check(snap, plan) == ()
+    assert validate_plan(snap, plan) == ()
     assert decide(snap) == plan
 
 

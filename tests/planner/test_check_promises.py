@@ -33,7 +33,7 @@ from provisioner.model import (
     TypeKey,
     class_scope,
 )
-from provisioner.planner.check import check
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import (
     DrainRepeated,
     HeadroomShort,
@@ -76,7 +76,7 @@ def plan(**actions: object) -> Plan:
 
 
 def texts(snap: Snapshot, made: Plan) -> list[str]:
-    return [breach.text for breach in check(snap, made)]
+    return [breach.text for breach in validate_plan(snap, made)]
 
 
 # ------------------------------------------------------------------------------------------------------- identities
@@ -87,10 +87,10 @@ ENDED = StateChange(replace(IDLE, state=S.DONE), S.IDLE, SeenAtSite("ended"))
 
 def test_of_two_orders_for_a_drone_the_operators_is_kept_else_the_first() -> None:
     ours, theirs = stop(IDLE, Unneeded("idle")), drain(IDLE, OPERATOR)
-    (breach,) = check(snapshot(drones=[IDLE]), plan(stops=(ours,), drains=(theirs,)))
+    (breach,) = validate_plan(snapshot(drones=[IDLE]), plan(stops=(ours,), drains=(theirs,)))
     assert (breach.text, breach.actions) == ("kit-ab12-1 is asked for 2 things at once", (ours,))
     thrice = plan(stops=tuple(stop(IDLE, Unneeded(word)) for word in ("idle", "busy", "booting")))
-    (breach,) = check(snapshot(drones=[IDLE]), thrice)
+    (breach,) = validate_plan(snapshot(drones=[IDLE]), thrice)
     assert breach.actions == thrice.stops[1:]
 
 
@@ -109,7 +109,7 @@ def test_a_start_has_an_id_that_was_never_used_and_begins_as_requested(made: Sta
 
 def test_a_drone_that_has_ended_in_this_tick_is_asked_nothing_but_may_be_stopped_as_a_stray() -> None:
     leaves = stop(IDLE, Unneeded("idle"))
-    (breach,) = check(snapshot(drones=[IDLE]), plan(stops=(leaves,), moves=(ENDED,)))
+    (breach,) = validate_plan(snapshot(drones=[IDLE]), plan(stops=(leaves,), moves=(ENDED,)))
     assert (breach.text, breach.actions) == ("kit-ab12-1 has ended and is asked to leave", (leaves,))
     assert texts(snapshot(drones=[IDLE]), plan(orphans=(orphan(IDLE.id),), moves=(ENDED,))) == []
     alive = StateChange(replace(IDLE, site_reason="x"), S.IDLE, SeenAtSite("running"))
@@ -157,7 +157,7 @@ def test_what_ended_in_this_tick_counts_no_more_and_a_listed_end_is_no_stray() -
 def test_a_limit_of_a_type_names_the_starts_beyond_it(allowed: int | None, there: int, named: list[int]) -> None:
     kind = replace(A100, max_drones=allowed)
     drones = [drone(f"kit-ab12-{i}", S.IDLE) for i in range(there)]
-    found = check(
+    found = validate_plan(
         snapshot(classes=[WAITS], types=[kind, V100], drones=drones, limits={"max_drones": 99}),
         plan(starts=(start(42), start(43), start(44, V100))),
     )
@@ -167,7 +167,7 @@ def test_a_limit_of_a_type_names_the_starts_beyond_it(allowed: int | None, there
 def test_a_limit_on_gpus_names_the_starts_beyond_it_and_none_without_a_gpu() -> None:
     snap = snapshot(classes=[WAITS], types=[A100, CPU], policy=Policy(max_gpu_milli=1000))
     made = plan(starts=(start(42), start(43, CPU), start(44)))
-    (breach,) = [b for b in check(snap, made) if "GPUs" in b.text]
+    (breach,) = [b for b in validate_plan(snap, made) if "GPUs" in b.text]
     assert (breach.text, breach.actions) == ("2.0 GPUs in all, 1.0 allowed", (made.starts[2],))
 
 
@@ -201,7 +201,7 @@ def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
     never = replace(snap, sites={"topas": PolledSite("topas", None)})
     leaves = plan(stops=(stop(IDLE, Unneeded("idle")),), orphans=(orphan(),))
     for blind in (never, replace(snap, sites={}), replace(snap, policy=replace(snap.policy, sites={}))):
-        (breach,) = check(blind, leaves)
+        (breach,) = validate_plan(blind, leaves)
         assert breach.text == "2 actions at topas, which was never seen"
         assert breach.actions == (*leaves.stops, *leaves.orphans)
 
@@ -232,7 +232,7 @@ def test_what_this_plan_bans_is_not_started(scope: str, state: BreakerState, ban
 )
 def test_a_drone_with_a_job_leaves_on_few_grounds(action: Stop | Drain, kept: bool) -> None:
     made = plan(stops=(action,)) if isinstance(action, Stop) else plan(drains=(action,))
-    found = [breach for breach in check(snapshot(drones=[BUSY]), made) if "has 1 jobs" in breach.text]
+    found = [breach for breach in validate_plan(snapshot(drones=[BUSY]), made) if "has 1 jobs" in breach.text]
     assert [breach.actions for breach in found] == ([] if kept else [(action,)])
 
 
@@ -286,7 +286,7 @@ def test_no_more_leave_than_the_owners_jobs_need(
     leaving: list[Drone], claims: list[OwnerDemand], named: list[str]
 ) -> None:
     snap = snapshot(drones=leaving, claims=claims, nodes=[node("n1", 4), node("n2", 4)])
-    found = check(snap, plan(stops=tuple(stop(each, CLAIM) for each in leaving)))
+    found = validate_plan(snap, plan(stops=tuple(stop(each, CLAIM) for each in leaving)))
     assert sorted({a.drone.id for b in found for a in b.actions if isinstance(a, Stop)}) == named
 
 
@@ -326,7 +326,7 @@ def test_where_freed_gpus_keep_some_of_what_is_freed_more_drones_may_leave() -> 
 def test_no_more_is_started_than_is_free_on_the_nodes(free: dict[str, int], text: str, named: list[int]) -> None:
     nodes = [node("n1", 4, **free)]  # type: ignore[arg-type]
     made = plan(starts=(start(42), start(43)))
-    found = check(snapshot(classes=[WAITS], nodes=nodes), made)
+    found = validate_plan(snapshot(classes=[WAITS], nodes=nodes), made)
     assert [b.text for b in found] == ([text] if text else [])
     assert [int(a.drone.id[-2:]) for b in found for a in b.actions if isinstance(a, Start)] == named
     assert texts(snapshot(classes=[WAITS], nodes=nodes, limits={"queue_when_full": True}), made) == []
@@ -403,7 +403,7 @@ def test_no_drone_is_started_to_live_into_a_downtime(
 
 @pytest.mark.parametrize(("waiting", "named"), [(3, []), (2, [44]), (1, [43, 44]), (0, [42, 43, 44])])
 def test_no_more_drones_are_started_for_a_class_than_jobs_wait(waiting: int, named: list[int]) -> None:
-    found = check(snapshot(classes=[jobs(waiting=waiting)]), plan(starts=(start(42), start(43), start(44))))
+    found = validate_plan(snapshot(classes=[jobs(waiting=waiting)]), plan(starts=(start(42), start(43), start(44))))
     assert [int(a.drone.id[-2:]) for b in found for a in b.actions if isinstance(a, Start)] == named
 
 
@@ -412,7 +412,7 @@ def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int, named: li
     warm = HeadroomShort("desk", 2, 0, 2)
     starts = tuple(start(serial, reason=warm, for_class="headroom:desk") for serial in (42, 43))
     snap = snapshot(policy=Policy(headroom=(Headroom("desk", count=count),)))
-    found = check(snap, plan(starts=starts))
+    found = validate_plan(snap, plan(starts=starts))
     assert [int(a.drone.id[-2:]) for b in found for a in b.actions if isinstance(a, Start)] == named
     if named:
         assert found[0].text == f"2 drones are started for headroom:desk, which wants {count}"
@@ -430,5 +430,5 @@ def test_the_reason_of_a_start_is_that_of_its_class() -> None:
 
 def test_a_type_that_is_not_configured_is_named_once_with_all_its_starts() -> None:
     gone = tuple(start(serial, type=TypeKey("topas/x")) for serial in (42, 43))
-    found = [b for b in check(snapshot(classes=[WAITS]), plan(starts=gone)) if "configured" in b.text]
+    found = [b for b in validate_plan(snapshot(classes=[WAITS]), plan(starts=gone)) if "configured" in b.text]
     assert [(b.text, b.actions) for b in found] == [("topas/x is started but is not configured", gone)]

@@ -24,8 +24,8 @@ from provisioner.model import (
     Stop,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import check
-from provisioner.planner.eaters import QUIET_S
+from provisioner.planner.black_holes import NODE_QUIET_S
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
 from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot
 
@@ -62,27 +62,27 @@ def idle(name: str, node: str = "n1", **more: object) -> Drone:
     return drone(name, S.IDLE, age_s=10, node=node, **more)
 
 
-def leavers(plan: Plan) -> dict[str, object]:
+def preemptions(plan: Plan) -> dict[str, object]:
     return {a.drone.id: a.reason for a in plan.leaves if isinstance(a.reason, BlackHoleDrone | BlackHoleNode)}
 
 
 def test_a_drone_in_which_jobs_of_two_users_fail_is_drained() -> None:
     plan = plan_of(pool(idle(BAD), idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
-    assert leavers(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
+    assert preemptions(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
     (drain,) = plan.drains
     assert (drain.mode, drain.drone.leaving) == (DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"
 
 
 def test_a_drone_that_fails_jobs_of_one_user_whose_others_go_well_elsewhere_is_drained() -> None:
     plan = plan_of(pool(idle(BAD), idle(GOOD), mishaps=failed(BAD, "ann"), completions=done(GOOD, "ann")))
-    assert isinstance(leavers(plan)[BAD], BlackHoleDrone)
+    assert isinstance(preemptions(plan)[BAD], BlackHoleDrone)
 
 
 def test_a_job_that_has_run_for_long_elsewhere_goes_well_there() -> None:
     good = drone(GOOD, S.BUSY)
     runs = slot_of(good, jobs_started=1, owner="ann", begun_at=NOW - 1000)
     bad = slot_of(idle(BAD), jobs_started=5)
-    assert BAD in leavers(plan_of(pool(idle(BAD), good, mishaps=failed(BAD, "ann"), slots=[bad, runs])))
+    assert BAD in preemptions(plan_of(pool(idle(BAD), good, mishaps=failed(BAD, "ann"), slots=[bad, runs])))
 
 
 def test_a_drone_with_a_job_ends_it_first() -> None:
@@ -112,31 +112,31 @@ def test_a_drone_with_a_job_ends_it_first() -> None:
 def test_failed_jobs_that_say_nothing_of_the_drone_drain_none(
     mishaps: list[JobFailure], completions: list[CompletedJob]
 ) -> None:
-    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=mishaps, completions=completions))) == {}
+    assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=mishaps, completions=completions))) == {}
 
 
 def test_a_job_that_goes_back_to_the_same_drone_again_and_again_tells_of_it_until_it_fails_elsewhere() -> None:
     (job,) = failed(BAD, "ann", 1)
     again = [replace(job, at=job.at + n) for n in range(12)]
     well = done(GOOD, "ann", 5)
-    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again[:8], completions=well))) == {}
-    (why,) = leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again, completions=well))).values()
+    assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again[:8], completions=well))) == {}
+    (why,) = preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again, completions=well))).values()
     assert isinstance(why, BlackHoleDrone) and why.failed == 12
     other = [replace(job, drone_id=DroneId("third"))]
-    assert leavers(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again + other, completions=well))) == {}
+    assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again + other, completions=well))) == {}
 
 
 def test_no_more_failures_are_believed_than_jobs_were_started() -> None:
     told = [*failed(BAD, "ann", 20), *failed(BAD, "bob", 20)]
     for started, leaves in ((0, False), (2, False), (3, True)):
         plan = plan_of(pool(idle(BAD), mishaps=told, slots=[slot_of(idle(BAD), jobs_started=started)]))
-        assert bool(leavers(plan)) is leaves, started
+        assert bool(preemptions(plan)) is leaves, started
 
 
 def test_a_completion_that_failed_within_seconds_does_not_count_as_one_that_went_well() -> None:
     bad = [*failed(BAD, "ann"), *failed(BAD, "bob")]
     ended = [replace(done(BAD, m.owner)[0], job_id=m.job_id) for m in bad]
-    assert leavers(plan_of(pool(idle(BAD), mishaps=bad, completions=ended)))[BAD] == BlackHoleDrone(
+    assert preemptions(plan_of(pool(idle(BAD), mishaps=bad, completions=ended)))[BAD] == BlackHoleDrone(
         6, 0, 2, "n1", "job bob.bad.2 held with code 12"
     )
 
@@ -146,10 +146,10 @@ def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
     lies = [mishap for each in drones for owner in ("ann", "bob") for mishap in failed(each.id, owner)]
     went_well = [*done("d-0", "ann", 99), *done("d-1", "ann", 99), *done("d-0", "bob", 99), *done("d-1", "bob", 99)]
     first = plan_of(pool(*drones, mishaps=lies, completions=went_well))
-    assert len(leavers(first)) == 3
+    assert len(preemptions(first)) == 3
     going = {d.drone.id: d.drone for d in first.drains}
     then = plan_of(pool(*(going.get(d.id, d) for d in drones), mishaps=lies, completions=went_well))
-    assert leavers(then) == {}, "those that drain count"
+    assert preemptions(then) == {}, "those that drain count"
 
 
 # -------------------------------------------------------------------------------------------------------------- nodes
@@ -167,7 +167,7 @@ def node_after(*names: str, breaker: Breaker | None = None, node: str = "n1") ->
             breakers=[breaker] if breaker else [],
         )
     )
-    assert len(leavers(plan)) == len(names)
+    assert len(preemptions(plan)) == len(names)
     (found,) = plan.breakers
     return found
 
@@ -185,7 +185,7 @@ def test_a_node_backs_off_after_its_second_drone_and_longer_after_each_further_o
 
 
 def test_a_node_is_forgotten_after_a_quiet_hour() -> None:
-    old = Breaker("topas@n1", BreakerState.DEGRADED, since=NOW - QUIET_S - 1, failures=1)
+    old = Breaker("topas@n1", BreakerState.DEGRADED, since=NOW - NODE_QUIET_S - 1, failures=1)
     (after,) = decide(pool(idle("d-1"), mishaps=[], breakers=[old])).breakers
     assert after.state is BreakerState.ACTIVE and after.forgotten
     assert node_after("d-1", breaker=old).failures == 1, "the second drone came too late"
@@ -195,7 +195,7 @@ def test_a_node_with_an_odd_name_gets_no_breaker() -> None:
     told = [*failed(BAD, "ann"), *failed(BAD, "bob")]
     for node in ("", "a/b", "a#b", "x" * 200, "ü"):
         plan = plan_of(pool(idle(BAD, node), mishaps=told))
-        assert leavers(plan) and plan.breakers == ()
+        assert preemptions(plan) and plan.breakers == ()
 
 
 BANNED = Breaker(
@@ -226,9 +226,9 @@ def slots_of(*drones: Drone, **more: object) -> list[Slot]:
 def test_who_has_a_job_stays_and_so_do_all_where_there_is_no_other_node() -> None:
     other = idle("other", "n2")
     busy = drone("busy", S.BUSY, node="n1", idle_at=0.0)
-    assert leavers(plan_of(pool(busy, other, mishaps=[], breakers=[BANNED]))) == {}
+    assert preemptions(plan_of(pool(busy, other, mishaps=[], breakers=[BANNED]))) == {}
     late = pool(idle("d-1"), other, mishaps=[], breakers=[BANNED], slots=slots_of(idle("d-1"), other, jobs=1))
-    assert leavers(decide(late)) == {} and check(late, decide(late)) == (), "it has just got one"
-    assert leavers(plan_of(pool(idle("d-1"), idle("d-2"), mishaps=[], breakers=[BANNED]))) == {}
+    assert preemptions(decide(late)) == {} and validate_plan(late, decide(late)) == (), "it has just got one"
+    assert preemptions(plan_of(pool(idle("d-1"), idle("d-2"), mishaps=[], breakers=[BANNED]))) == {}
     past = replace(BANNED, until=NOW - 1)
-    assert leavers(plan_of(pool(idle("d-1"), other, mishaps=[], breakers=[past]))) == {}, "the back-off is over"
+    assert preemptions(plan_of(pool(idle("d-1"), other, mishaps=[], breakers=[past]))) == {}, "the back-off is over"

@@ -11,7 +11,7 @@ from benchmarks.hostile import answers, crowds, worlds
 from benchmarks.hostile.run import Found, hunt, judge, story
 from provisioner.model import Breaker, BreakerState, RequestKind
 from provisioner.planner import decide
-from provisioner.planner.sound import sound_plan
+from provisioner.planner.safeguards import safe_plan
 
 pytest.importorskip("classad2")
 
@@ -53,7 +53,7 @@ def test_large_worlds_have_each_load_and_twenty_shapes_on_a_node() -> None:
 
 def test_the_same_seed_makes_the_same_world_and_plan() -> None:
     for seed in range(60):
-        assert sound_plan(worlds.world(seed)).plan == sound_plan(worlds.world(seed)).plan
+        assert safe_plan(worlds.world(seed)).plan == safe_plan(worlds.world(seed)).plan
 
 
 def test_the_hunt_sees_what_goes_wrong() -> None:

@@ -24,7 +24,15 @@ from provisioner.model import (
     RemoteState,
     Snapshot,
 )
-from provisioner.planner.guard import BACKOFF, OVERLAY, after_receipts, failed, on_clock, recovered, trust
+from provisioner.planner.breakers import (
+    BACKOFF_POLICIES,
+    OVERLAY_SCOPE,
+    after_failure,
+    after_success,
+    shift_breaker,
+    update_by_order_results,
+)
+from provisioner.planner.views import check_views
 from provisioner.reasons import AllVanished, BackingOff, Reason, StaleView
 from tests.planner.scenes import A100, DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
@@ -39,14 +47,14 @@ def test_a_site_that_fails_is_degraded_then_banned_then_probed_then_active() -> 
     breaker = Breaker("topas")
     seen = []
     for _ in range(3):
-        breaker = failed(breaker, fault(), NOW)
+        breaker = after_failure(breaker, fault(), NOW)
         seen.append(breaker.state)
     assert seen == [B.DEGRADED, B.DEGRADED, B.BANNED]
     assert breaker.until == NOW + 10
     plan = plan_of(snapshot(breakers=[Breaker("topas", B.BANNED, NOW - 20, 3, NOW - 10, fault())], site_fault=DOWN))
     (after,) = plan.breakers
     assert after.state is B.BANNED and after.until > NOW, "a probe that fails is banned again, for longer"
-    assert recovered(breaker, NOW) == Breaker("topas", B.ACTIVE, NOW)
+    assert after_success(breaker, NOW) == Breaker("topas", B.ACTIVE, NOW)
 
 
 def test_a_banned_breaker_leads_only_to_probing() -> None:
@@ -59,10 +67,10 @@ def test_a_banned_breaker_leads_only_to_probing() -> None:
 def test_pauses_grow_and_stay_within_their_cap(kind: FaultKind, times: int) -> None:
     breaker, pauses = Breaker("x"), []
     for _ in range(times):
-        breaker = failed(breaker, fault(kind), NOW)
+        breaker = after_failure(breaker, fault(kind), NOW)
         pauses.append(breaker.until - NOW if breaker.state is B.BANNED else 0.0)
     assert pauses == sorted(pauses)
-    assert max(pauses) <= BACKOFF[kind].cap_s
+    assert max(pauses) <= BACKOFF_POLICIES[kind].cap_s
 
 
 def test_the_same_failed_look_is_counted_once() -> None:
@@ -73,7 +81,7 @@ def test_the_same_failed_look_is_counted_once() -> None:
 
 
 def test_the_overlay_is_never_banned_there_is_no_other() -> None:
-    worn = Breaker(OVERLAY, B.DEGRADED, NOW - 99, 50, 0.0, fault(at=NOW - 15))
+    worn = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 99, 50, 0.0, fault(at=NOW - 15))
     (after,) = plan_of(snapshot(overlay_fault=DOWN, breakers=[worn])).breakers
     assert (after.state, after.failures) == (B.DEGRADED, 51)
 
@@ -82,10 +90,10 @@ def test_quota_and_capacity_concern_the_type_and_credentials_the_site() -> None:
     ids = [DroneId("kit-ab12-1"), DroneId("kit-ab12-2")]
     types = {i: "topas/a100" for i in ids}
     full = [OrderResult(i, OrderOutcome.REJECTED, fault=fault(FaultKind.QUOTA)) for i in ids]
-    (breaker,) = after_receipts({}, "topas", types, full, NOW)
+    (breaker,) = update_by_order_results({}, "topas", types, full, NOW)
     assert (breaker.scope, breaker.state, breaker.failures) == ("topas/a100", B.BANNED, 1)
     denied = [OrderResult(i, OrderOutcome.REJECTED, fault=fault(FaultKind.DENIED)) for i in ids]
-    (breaker,) = after_receipts({}, "topas", types, denied, NOW)
+    (breaker,) = update_by_order_results({}, "topas", types, denied, NOW)
     assert (breaker.scope, breaker.state) == ("topas", B.BANNED)
 
 
@@ -94,8 +102,8 @@ def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_
     types = {DroneId("kit-ab12-1"): "topas/a100"}
     quota = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(FaultKind.QUOTA, of_order=True))}
     dying = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(FaultKind.DRONE))}
-    assert [b.state for b in after_receipts(quota, "topas", types, one, NOW)] == [B.ACTIVE]
-    assert after_receipts(dying, "topas", types, one, NOW) == []
+    assert [b.state for b in update_by_order_results(quota, "topas", types, one, NOW)] == [B.ACTIVE]
+    assert update_by_order_results(dying, "topas", types, one, NOW) == []
 
 
 def test_a_listing_that_works_does_not_clear_refused_credentials() -> None:
@@ -115,7 +123,7 @@ def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() 
         assert len(plan.starts) == 1
         unsure = [OrderResult(DroneId(f"kit-ab12-{serial}"), OrderOutcome.UNKNOWN, fault=fault())]
         known = {b.scope: b for b in breakers}
-        breakers = after_receipts(known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW)
+        breakers = update_by_order_results(known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW)
         states.append(breakers[0].state)
     assert states == [B.DEGRADED, B.DEGRADED, B.BANNED]
     assert plan_of(snapshot(classes=[jobs(waiting=1)], breakers=breakers)).starts == ()
@@ -139,14 +147,14 @@ def test_credentials_that_a_look_was_denied_are_good_again_when_a_look_succeeds(
 def test_an_overlay_that_admits_nobody_is_left_in_peace_and_its_outages_stay_known() -> None:
     refused = [OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, fault=fault(FaultKind.DENIED))]
     admitted = [OrderResult(DroneId("kit-ab12-2"), OrderOutcome.OK)]
-    types = {DroneId(f"kit-ab12-{i}"): OVERLAY for i in (1, 2)}
-    known = {OVERLAY: Breaker(OVERLAY, blind_until=NOW - 50)}
-    (banned,) = after_receipts(known, OVERLAY, types, refused, NOW)
+    types = {DroneId(f"kit-ab12-{i}"): OVERLAY_SCOPE for i in (1, 2)}
+    known = {OVERLAY_SCOPE: Breaker(OVERLAY_SCOPE, blind_until=NOW - 50)}
+    (banned,) = update_by_order_results(known, OVERLAY_SCOPE, types, refused, NOW)
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=[banned]))
     assert plan.starts == ()
-    assert why(plan, "all") == [BackingOff(OVERLAY, NOW + 120, "denied", "a denied fault")]
-    (well,) = after_receipts({OVERLAY: banned}, OVERLAY, types, admitted, NOW)
-    assert well == Breaker(OVERLAY, since=NOW, blind_until=NOW - 50)
+    assert why(plan, "all") == [BackingOff(OVERLAY_SCOPE, NOW + 120, "denied", "a denied fault")]
+    (well,) = update_by_order_results({OVERLAY_SCOPE: banned}, OVERLAY_SCOPE, types, admitted, NOW)
+    assert well == Breaker(OVERLAY_SCOPE, since=NOW, blind_until=NOW - 50)
 
 
 def test_when_all_drones_of_a_site_vanish_at_once_the_site_is_left_alone() -> None:
@@ -179,8 +187,8 @@ def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: DroneState
 
 
 def test_a_short_outage_hides_nothing_and_a_long_one_does() -> None:
-    short = Breaker(OVERLAY, B.DEGRADED, NOW - 30, 1, 0.0, fault(), blind_until=NOW - 5000)
-    long = Breaker(OVERLAY, B.DEGRADED, NOW - 300, 9, 0.0, fault(), blind_until=NOW - 5000)
+    short = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 30, 1, 0.0, fault(), blind_until=NOW - 5000)
+    long = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 300, 9, 0.0, fault(), blind_until=NOW - 5000)
     (after,) = plan_of(snapshot(breakers=[short])).breakers
     assert (after.state, after.blind_until) == (B.ACTIVE, NOW - 5000)
     (after,) = plan_of(snapshot(breakers=[long])).breakers
@@ -188,7 +196,7 @@ def test_a_short_outage_hides_nothing_and_a_long_one_does() -> None:
 
 
 def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_it() -> None:
-    away = Breaker(OVERLAY, B.DEGRADED, NOW - 17, 3, 0.0, fault())
+    away = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 17, 3, 0.0, fault())
     plan = plan_of(snapshot(classes=[jobs(waiting=2)], breakers=[away]))
     assert plan.starts == ()
     (reason,) = why(plan, "all")
@@ -222,7 +230,7 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
     known: dict[str, Breaker] = {}
     pauses = []
     for _ in range(failures + 12):
-        (after,) = after_receipts(known, "topas", {i: A100.key}, refused, NOW)
+        (after,) = update_by_order_results(known, "topas", {i: A100.key}, refused, NOW)
         known = {after.scope: after}
         pauses.append(after.until - NOW if after.state is B.BANNED else None)
     assert list(known) == [scope]
@@ -231,22 +239,24 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
 
 
 def test_a_site_that_goes_on_failing_is_degraded_since_its_first_failure() -> None:
-    first = failed(Breaker("topas", since=NOW - 500), fault(), NOW)
-    second = failed(first, fault(), NOW + 15)
-    third = failed(second, fault(), NOW + 30)
+    first = after_failure(Breaker("topas", since=NOW - 500), fault(), NOW)
+    second = after_failure(first, fault(), NOW + 15)
+    third = after_failure(second, fault(), NOW + 30)
     assert (first.since, second.since, third.since) == (NOW, NOW, NOW + 30)
-    assert failed(replace(first, state=B.PROBING), fault(), NOW).state is B.BANNED, "the first failure of a probe"
+    assert after_failure(replace(first, state=B.PROBING), fault(), NOW).state is B.BANNED, (
+        "the first failure of a probe"
+    )
 
 
 def test_a_breaker_goes_with_its_clock_and_times_that_never_were_stay_so() -> None:
     breaker = Breaker("topas", B.BANNED, NOW, 3, NOW + 60, fault())
-    assert on_clock(breaker, -7200.5) == replace(breaker, since=NOW - 7200.5, until=NOW - 7140.5)
-    assert on_clock(replace(breaker, blind_until=NOW - 9), 3.0).blind_until == NOW - 6
+    assert shift_breaker(breaker, -7200.5) == replace(breaker, since=NOW - 7200.5, until=NOW - 7140.5)
+    assert shift_breaker(replace(breaker, blind_until=NOW - 9), 3.0).blind_until == NOW - 6
 
 
 def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
     def doubts(snap: Snapshot) -> tuple[Reason | None, Reason | None]:
-        judged = trust(snap)
+        judged = check_views(snap)
         return judged.overlay, judged.sites["topas"]
 
     assert doubts(snapshot()) == (None, None)
@@ -292,7 +302,7 @@ def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
     # Before them in the record one that is on its way, and is not listed yet.
     order = drone("kit-ab12-0-0", DroneState.REQUESTED, age_s=1)
     snap = snapshot(drones=[order, *gone, *there], remotes=[remote_of(each) for each in there])
-    found = trust(snap).sites["topas"]
+    found = check_views(snap).sites["topas"]
     assert found == (AllVanished("topas", doubted) if doubted else None)
 
 
@@ -341,7 +351,7 @@ def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_o
         OrderResult(ids[0], OrderOutcome.OK, "1"),
         *(OrderResult(i, OrderOutcome.REJECTED, fault=full) for i in ids[1:]),
     ]
-    (after,) = after_receipts(known, "topas", dict.fromkeys(ids, key), batch, NOW)
+    (after,) = update_by_order_results(known, "topas", dict.fromkeys(ids, key), batch, NOW)
     assert (after.state, after.failures, after.until) == (B.BANNED, 3, NOW + 480)
     assert after.fault is not None and after.fault.of_order
 

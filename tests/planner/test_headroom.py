@@ -8,8 +8,8 @@ import pytest
 
 from provisioner.model import DroneState, Headroom, OwnerDemand, Policy
 from provisioner.planner import decide
-from provisioner.planner.check import check
-from provisioner.planner.headroom import wanted_at
+from provisioner.planner.headroom import headroom_active
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import (
     DemandCovered,
     HeadroomShort,
@@ -83,9 +83,9 @@ def test_hours_of_the_day(hour: float, wanted: bool) -> None:
     day = replace(TWO, from_h=7, to_h=17)
     night = replace(TWO, from_h=17, to_h=7)
     at = 20_000 * 86400.0 + hour * 3600.0
-    assert wanted_at(day, at) is wanted
-    assert wanted_at(night, at) is not wanted
-    assert wanted_at(TWO, at)
+    assert headroom_active(day, at) is wanted
+    assert headroom_active(night, at) is not wanted
+    assert headroom_active(TWO, at)
 
 
 def test_after_hours_what_is_idle_leaves() -> None:
@@ -172,11 +172,13 @@ def test_the_checker_refuses_more_starts_than_headroom_is_wanted() -> None:
     snap = snapshot(policy=WARM)
     plan = decide(snap)
     fewer = replace(snap, policy=replace(snap.policy, headroom=(replace(TWO, count=1),)))
-    (breach,) = check(fewer, plan)
+    (breach,) = validate_plan(fewer, plan)
     assert breach.text == "2 drones are started for headroom:day-shift, which wants 1"
     assert breach.actions == plan.starts[1:], "only the one too many is named"
     none = replace(snap, policy=replace(snap.policy, headroom=()))
-    assert "2 drones are started for class headroom:day-shift, of which nothing waits" in map(str, check(none, plan))
+    assert "2 drones are started for class headroom:day-shift, of which nothing waits" in map(
+        str, validate_plan(none, plan)
+    )
 
 
 def test_explain_has_what_a_plan_says_of_headroom() -> None:

@@ -9,7 +9,7 @@ import pytest
 from provisioner.estimates import Estimates
 from provisioner.formatting import describe
 from provisioner.model import DroneState, Policy, SitePolicy
-from provisioner.planner.idle import GAPS_NEEDED, idle_limit
+from provisioner.planner.retirement import MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
 from tests.planner.scenes import NOW, drone, plan_of, snapshot
 
@@ -46,7 +46,7 @@ def test_it_leaves_then_and_the_reason_has_its_numbers() -> None:
 
 def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
     idle, policy = drone("kit-ab12-1", S.IDLE, idle_at=NOW - 31), Policy(idle_timeout_s=600)
-    few, many = (Estimates(idle_s={"topas": 26.0}, gaps={"topas": gaps}) for gaps in (GAPS_NEEDED - 1, GAPS_NEEDED))
+    few, many = (Estimates(idle_s={"topas": 26.0}, gaps={"topas": gaps}) for gaps in (MIN_IDLE_GAPS - 1, MIN_IDLE_GAPS))
     assert idle_limit(idle, policy, few) == (26.0, "start-cost")
     assert idle_limit(idle, policy, many) == (26.0, "gaps")
     assert idle_limit(idle, policy, Estimates(idle_s={"topas": 9000.0})) == (600.0, "time-out")

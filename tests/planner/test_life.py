@@ -29,7 +29,15 @@ from provisioner.model import (
     SlotState,
     StateChange,
 )
-from provisioner.planner.life import LIFE, end_state, observe, on_clock, settle_drain, settle_start, settle_stop
+from provisioner.planner.lifecycle import (
+    STATE_RULES,
+    apply_drain_result,
+    apply_start_result,
+    apply_stop_result,
+    end_state,
+    observe,
+    shift_drone,
+)
 from provisioner.reasons import (
     Accepted,
     Disappeared,
@@ -49,8 +57,8 @@ LIMITS = SitePolicy("topas")
 
 
 def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> None:
-    assert set(LIFE) == set(S) - ENDS
-    for state, stage in LIFE.items():
+    assert set(STATE_RULES) == set(S) - ENDS
+    for state, stage in STATE_RULES.items():
         assert stage.meaning and state not in stage.next
         assert stage.next & ENDS, f"{state} has no end"
         assert stage.ends_as in ENDS
@@ -193,20 +201,20 @@ def test_a_drone_that_found_work_after_all_did_not_match_nothing() -> None:
 def test_receipts_of_a_start() -> None:
     asked = drone("kit-ab12-1", S.REQUESTED)
     fault = Fault(FaultKind.QUOTA, "quota of 4 exceeded", NOW)
-    accepted = settle_start(asked, OrderResult(asked.id, OrderOutcome.OK, "4711"), NOW)
-    refused = settle_start(asked, OrderResult(asked.id, OrderOutcome.REJECTED, fault=fault), NOW)
-    unsure = settle_start(asked, OrderResult(asked.id, OrderOutcome.UNKNOWN, fault=fault), NOW)
+    accepted = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.OK, "4711"), NOW)
+    refused = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.REJECTED, fault=fault), NOW)
+    unsure = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.UNKNOWN, fault=fault), NOW)
     assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
     assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
     assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
-    assert settle_stop(asked, OrderResult(asked.id, OrderOutcome.OK)) is None
+    assert apply_stop_result(asked, OrderResult(asked.id, OrderOutcome.OK)) is None
 
 
 def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
     """A refused drain left no trace: the site's next listing overwrote the words."""
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     fault = Fault(FaultKind.DENIED, "condor_drain: exit 1: not authorized", NOW)
-    move = settle_drain(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
+    move = apply_drain_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
     assert move is not None and move.reason == DrainRefused("denied", fault.message)
     assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
     busy = slot_of(move.drone, state=SlotState.BUSY, jobs=1)
@@ -220,10 +228,10 @@ def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
 def test_an_unanswered_drain_is_told_and_the_answer_of_a_later_one_is_not_told_twice() -> None:
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     receipt = OrderResult(there.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.DOWN, "no answer within 20 s", NOW))
-    unsure = settle_drain(there, receipt)
+    unsure = apply_drain_result(there, receipt)
     assert unsure is not None and isinstance(unsure.reason, OutcomeUnknown)
     assert unsure.drone.drain_refusal == "no answer within 20 s"
-    assert settle_drain(unsure.drone, receipt) is None
+    assert apply_drain_result(unsure.drone, receipt) is None
 
 
 states = st.sampled_from([s for s in S if s not in ENDS])
@@ -241,21 +249,21 @@ def test_no_view_whatever_makes_a_step_that_the_table_does_not_know(
     seen = Slot(before.id, slot, NOW - 1, jobs=int(slot is SlotState.BUSY)) if slot else None
     move = observe(before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW)
     if move is not None and move.drone.state is not state:
-        assert move.drone.state in LIFE[state].next
+        assert move.drone.state in STATE_RULES[state].next
         assert move.drone.since == NOW
 
 
 def test_the_table_lets_nothing_live_for_ever() -> None:
     """From every live state an end is within reach even if only time passes."""
-    for state in LIFE:
+    for state in STATE_RULES:
         reach, frontier = {state}, [state]
         while frontier:
-            for nxt in LIFE[frontier.pop()].next - reach:
+            for nxt in STATE_RULES[frontier.pop()].next - reach:
                 reach.add(nxt)
-                if nxt in LIFE:
+                if nxt in STATE_RULES:
                     frontier.append(nxt)
         assert reach & ENDS
-    assert all(stage.limit for stage in itertools.chain(LIFE.values()))
+    assert all(stage.limit for stage in itertools.chain(STATE_RULES.values()))
 
 
 def seen(
@@ -383,19 +391,19 @@ def test_evictions_count_from_the_notice_on_with_half_a_minute_for_two_clocks() 
 def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
     there = drone("kit-ab12-1", S.STOPPING)
     fault = Fault(FaultKind.DENIED, "not yours", NOW)
-    refused = settle_stop(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
-    unsure = settle_stop(there, OrderResult(there.id, OrderOutcome.UNKNOWN, fault=fault))
+    refused = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
+    unsure = apply_stop_result(there, OrderResult(there.id, OrderOutcome.UNKNOWN, fault=fault))
     assert refused == StateChange(
         replace(there, site_reason="not yours"), S.STOPPING, OrderRefused("denied", "not yours")
     )
     assert unsure == StateChange(replace(there, site_reason="not yours"), S.STOPPING, OutcomeUnknown("not yours"))
-    silent = settle_stop(there, OrderResult(there.id, OrderOutcome.REJECTED))
+    silent = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED))
     assert silent is not None and silent.reason == OrderRefused("unknown", "")
 
 
 def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
     asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
-    move = settle_start(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
+    move = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
     assert move is not None and (move.drone.remote_id, move.reason) == ("4711", Accepted("4711"))
     assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
 
@@ -417,17 +425,17 @@ def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
         "work_at",
     )
     there = replace(drone("kit-ab12-1", S.BUSY), **{name: NOW - 100 - i for i, name in enumerate(names)})  # type: ignore[arg-type]
-    earlier = on_clock(there, -7200.5, NOW)
+    earlier = shift_drone(there, -7200.5, NOW)
     assert [getattr(earlier, name) for name in names] == [NOW - 7300.5 - i for i in range(len(names))]
-    later = on_clock(there, 105.0, NOW)
+    later = shift_drone(there, 105.0, NOW)
     assert [getattr(later, name) for name in names] == [min(NOW, NOW + 5 - i) for i in range(len(names))]
-    assert on_clock(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
+    assert shift_drone(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
 
 
 def test_only_a_refused_drain_of_one_that_drains_counts_as_asked_again() -> None:
     refused = OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED)
     for state, asked in ((S.DRAINING, 3), (S.BUSY, 2)):
-        move = settle_drain(drone("kit-ab12-1", state, asked=2), refused)
+        move = apply_drain_result(drone("kit-ab12-1", state, asked=2), refused)
         assert move is not None and move.reason == DrainRefused("unknown", "")
         assert (move.drone.asked, move.drone.drain_refusal) == (asked, "no reason given")
-    assert settle_drain(drone("kit-ab12-1", S.STOPPING), refused) is None
+    assert apply_drain_result(drone("kit-ab12-1", S.STOPPING), refused) is None

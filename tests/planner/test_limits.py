@@ -23,9 +23,9 @@ from provisioner.model import (
     Reserve,
     Snapshot,
 )
-from provisioner.planner.floor import Floor
-from provisioner.planner.guard import trust
-from provisioner.planner.space import Space, often
+from provisioner.planner.matching import Resources, count_fits_raw
+from provisioner.planner.owner import FreeResources
+from provisioner.planner.views import check_views
 from provisioner.reasons import Downtime, LimitReached, Probing, SiteFull, SiteQuota
 from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, snapshot, started, why
 
@@ -127,20 +127,26 @@ def test_a_downtime_that_has_begun_to_bind_is_told_with_the_time_that_is_left() 
 
 
 def test_the_fullest_nodes_are_filled_first_and_what_finds_no_room_is_counted() -> None:
-    floor = Floor.of([node("wide", 8), node("full", 8, free_gpus=2), node("other", 8, kinds=("v100",))], (), 0.0)
-    assert floor.count(A100) == 10
-    assert floor.book(A100, 3) == 0
-    assert {name: spot.free.gpu_milli for name, spot in floor.spots.items()} == {"wide": 7000, "full": 0, "other": 8000}
-    assert floor.book(A100, 0) == 0 and floor.count(A100) == 7
-    assert floor.book(A100, 9) == 2 and floor.count(A100) == 0
-    assert floor.spots["other"].free.gpu_milli == 8000
+    free_nodes = FreeResources.of(
+        [node("wide", 8), node("full", 8, free_gpus=2), node("other", 8, kinds=("v100",))], (), 0.0
+    )
+    assert free_nodes.count(A100) == 10
+    assert free_nodes.book(A100, 3) == 0
+    assert {name: node_room.free.gpu_milli for name, node_room in free_nodes.nodes.items()} == {
+        "wide": 7000,
+        "full": 0,
+        "other": 8000,
+    }
+    assert free_nodes.book(A100, 0) == 0 and free_nodes.count(A100) == 7
+    assert free_nodes.book(A100, 9) == 2 and free_nodes.count(A100) == 0
+    assert free_nodes.nodes["other"].free.gpu_milli == 8000
 
 
 @pytest.mark.parametrize(("whole_mib", "free_mib", "count"), [(0, 0, 4), (1, 0, 0), (1000, 300, 3), (1000, 299, 2)])
 def test_disk_binds_where_a_node_tells_it(whole_mib: int, free_mib: int, count: int) -> None:
     kind = replace(A100, disk_mib=100)
     told = Node("w1", ("a100",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, free_mib)
-    assert Floor.of([told], (), 0.0).count(kind) == count
+    assert FreeResources.of([told], (), 0.0).count(kind) == count
 
 
 def test_the_disk_that_free_gpus_keep_is_kept_where_it_is_told() -> None:
@@ -148,20 +154,20 @@ def test_the_disk_that_free_gpus_keep_is_kept_where_it_is_told() -> None:
     kind = replace(CPU, disk_mib=50)
     for whole_mib, count in ((1000, 12), (0, 24)):
         told = Node("w1", ("cpu",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, whole_mib)
-        assert Floor.of([told], (rule,), 0.0).count(kind) == count
+        assert FreeResources.of([told], (rule,), 0.0).count(kind) == count
 
 
 def test_amounts_that_are_not_asked_for_do_not_bind() -> None:
-    assert often(0, 1, 0, 0, 0, 5, 0, 0) == 5
-    assert often(0, 0, 7, 0, 0, 0, 20, 0) == 2
-    assert often(0, 0, 0, 7, 0, 0, 0, 20) == 2
-    assert often(1000, 1, 1, 1, 3000, 2, 2, 9) == 2
-    assert often(1000, 1, 1, 1, 3000, 2, 9, 1) == 1
-    assert often(0, 0, -5, 0, 4000, 9, 9, 9) == 0, "less than nothing is nothing"
-    assert often(1000, -1, -5, -5, 4000, 0, 0, 0) == 4
-    assert often(500, 0, 0, 0, 1700, 0, 0, 0) == 3, "two on the one device that is free, one on the rest"
-    assert Space(1, 2, 3, 4).plus(Space(10, 20, 30, 40)) == Space(11, 22, 33, 44)
-    assert Space(1, 2, 3, 4).plus(Space(1, 1, 1, 1), -2) == Space(-1, 0, 1, 2)
+    assert count_fits_raw(0, 1, 0, 0, 0, 5, 0, 0) == 5
+    assert count_fits_raw(0, 0, 7, 0, 0, 0, 20, 0) == 2
+    assert count_fits_raw(0, 0, 0, 7, 0, 0, 0, 20) == 2
+    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 2, 9) == 2
+    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 9, 1) == 1
+    assert count_fits_raw(0, 0, -5, 0, 4000, 9, 9, 9) == 0, "less than nothing is nothing"
+    assert count_fits_raw(1000, -1, -5, -5, 4000, 0, 0, 0) == 4
+    assert count_fits_raw(500, 0, 0, 0, 1700, 0, 0, 0) == 3, "two on the one device that is free, one on the rest"
+    assert Resources(1, 2, 3, 4).plus(Resources(10, 20, 30, 40)) == Resources(11, 22, 33, 44)
+    assert Resources(1, 2, 3, 4).plus(Resources(1, 1, 1, 1), -2) == Resources(-1, 0, 1, 2)
 
 
 def test_settled_drones_count_against_every_limit() -> None:
@@ -175,7 +181,7 @@ def test_settled_drones_count_against_every_limit() -> None:
         snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_drones=5)),
         snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_gpu_milli=5000)),
     ):
-        assert trust(snap).sifted.others == {}, "the story is about settled ones"
+        assert check_views(snap).split.changing == {}, "the story is about settled ones"
         assert len(plan_of(snap).starts) == 2
 
 

@@ -24,7 +24,7 @@ from provisioner.model import (
     Reserve,
     ReserveWhen,
 )
-from provisioner.planner.space import Space, times
+from provisioner.planner.matching import Resources, count_fits
 from provisioner.reasons import (
     EndedAtSite,
     NothingFits,
@@ -64,7 +64,7 @@ def told(drones: list[Drone], **more: object) -> Plan:
     return plan_of(snapshot(drones=drones, slots=slots(drones), **more))  # type: ignore[arg-type]
 
 
-def leavers(plan: Plan) -> list[str]:
+def preemptions(plan: Plan) -> list[str]:
     return sorted(s.drone.id for s in plan.stops)
 
 
@@ -81,7 +81,7 @@ def two_full_nodes() -> list[Drone]:
 
 def test_three_small_owner_jobs_cost_the_three_drones_with_the_least_work() -> None:
     plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)])
-    assert leavers(plan) == ["kit-ab12-0", "kit-ab12-1", "kit-ab12-2"]
+    assert preemptions(plan) == ["kit-ab12-0", "kit-ab12-1", "kit-ab12-2"]
     stop = plan.stops[0]
     assert stop.reason == PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
     assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
@@ -101,15 +101,15 @@ def test_drones_without_work_go_first() -> None:
         on("kit-ab12-3", "n1", S.BOOTING),
     ]
     full = node("n1", 3, free_gpus=0, free_cpus=8, free_gib=20)
-    assert leavers(told(drones, nodes=[full], claims=[claim(1)])) == ["kit-ab12-3"]
-    assert leavers(told(drones, nodes=[full], claims=[claim(2)])) == ["kit-ab12-2", "kit-ab12-3"]
+    assert preemptions(told(drones, nodes=[full], claims=[claim(1)])) == ["kit-ab12-3"]
+    assert preemptions(told(drones, nodes=[full], claims=[claim(2)])) == ["kit-ab12-2", "kit-ab12-3"]
 
 
 def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:
     free = node("n1", 8, free_gpus=3, free_cpus=100, free_gib=500)
     drones = [on(f"kit-ab12-{i}", "n1") for i in range(5)]
     plan = told(drones, nodes=[free], claims=[claim(2)], classes=[jobs(waiting=3)])
-    assert leavers(plan) == []
+    assert preemptions(plan) == []
     assert len(started(plan)) == 1, "three were free, two are the owner's"
 
 
@@ -119,7 +119,7 @@ def test_drones_that_leave_already_are_not_counted_twice() -> None:
     drones[0] = replace(drones[0], state=S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3)
     drones[9] = replace(drones[9], notice_at=NOW - 2)
     plan = told(drones, nodes=[FULL_1, FULL_2], claims=[claim(3)])
-    assert leavers(plan) == ["kit-ab12-1"]
+    assert preemptions(plan) == ["kit-ab12-1"]
 
 
 def test_one_that_was_told_long_ago_and_stays_is_no_room_to_come() -> None:
@@ -127,12 +127,12 @@ def test_one_that_was_told_long_ago_and_stays_is_no_room_to_come() -> None:
     drones = [stuck, on("kit-ab12-2", "n1")]
     full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
     plan = told(drones, nodes=[full], claims=[claim(1)])
-    assert "kit-ab12-2" in leavers(plan)
+    assert "kit-ab12-2" in preemptions(plan)
 
 
 def test_nobody_leaves_for_a_job_that_would_not_fit_all_the_same() -> None:
     plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, gpus=9)])
-    assert leavers(plan) == []
+    assert preemptions(plan) == []
 
 
 def test_a_claim_counts_on_its_own_nodes_only() -> None:
@@ -146,7 +146,7 @@ def test_the_operator_may_leave_it_to_the_site_or_grant_a_minimum_run_time() -> 
     full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
 
     def asked(**limits: object) -> list[str]:
-        return leavers(told(drones, nodes=[full], claims=[claim(1)], limits=limits))
+        return preemptions(told(drones, nodes=[full], claims=[claim(1)], limits=limits))
 
     assert asked() == ["kit-ab12-1"]
     assert asked(min_runtime_s=60.0) == ["kit-ab12-2"]
@@ -171,7 +171,7 @@ def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_th
     )
     assert started(plan) == []
     assert OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
-    assert "kit-ab12-20" in leavers(plan)
+    assert "kit-ab12-20" in preemptions(plan)
 
 
 def test_claims_are_met_even_while_the_pool_cannot_be_seen() -> None:
@@ -258,7 +258,7 @@ def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, 
             limits={"blocking": (gentle,), "max_drones": most},
         )
     )
-    assert leavers(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
+    assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
     assert {s.reason for s in plan.stops} <= {ReserveReclaimed("n1")}
 
 
@@ -465,8 +465,8 @@ def _fitting(nodes: list[Node], drones: list[Drone], wants: OwnerDemand, gone: s
         here = [d for d in drones if d.node == each.name]
         soon = [d for d in here if d.notice_at or (d.state is S.STOPPING and d.asked_at > NOW - 90)]
         leaving = [d for d in here if d.id in gone or d in soon]
-        free = Space(each.free_gpu_milli, each.free_cpus, each.free_memory_mib)
-        room = free.plus(Space(1000, 8, 20480), len(leaving))
-        kept = Space(0, 8, 20480) if blocks else Space()
-        total += times(Space(wants.gpu_milli, wants.cpus, wants.memory_mib), room, kept)
+        free = Resources(each.free_gpu_milli, each.free_cpus, each.free_memory_mib)
+        room = free.plus(Resources(1000, 8, 20480), len(leaving))
+        kept = Resources(0, 8, 20480) if blocks else Resources()
+        total += count_fits(Resources(wants.gpu_milli, wants.cpus, wants.memory_mib), room, kept)
     return min(total, wants.count)

@@ -24,7 +24,7 @@ from provisioner.model import (
     SlotState,
     UnmetRequirement,
 )
-from provisioner.planner.sound import sound_plan
+from provisioner.planner.safeguards import safe_plan
 from provisioner.reasons import (
     AwaitingNegotiation,
     BackingOff,
@@ -349,7 +349,7 @@ def test_the_recorded_ticks_of_one_job_and_its_four_drones_make_one_drone_for_it
     for number in range(1, 5):
         seen = read_snapshot(DATA / f"one-job-four-drones-{number}.json")
         seen = replace(seen, drones=dict(made), next_serial=seen.next_serial + len(made))
-        plan = sound_plan(seen).plan
+        plan = safe_plan(seen).plan
         made |= {s.drone.id: replace(s.drone, state=DroneState.SUBMITTED, submitted_at=seen.now) for s in plan.starts}
     assert sorted(d.for_class for d in made.values()) == ["15f6ebdb", "b41ffa48"]
 

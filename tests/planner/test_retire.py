@@ -24,7 +24,7 @@ from provisioner.model import (
     RequestKind,
     SlotState,
 )
-from provisioner.planner.retire import WITHDRAW_AFTER_S
+from provisioner.planner.retirement import CANCEL_AFTER_S
 from provisioner.reasons import (
     DemandReturned,
     DrainRefused,
@@ -138,8 +138,8 @@ def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more(
         then = [replace(marked[d.id], idle_at=NOW - seconds) if d.id in marked else d for d in waiting]
         return plan_of(snapshot(classes=[jobs(waiting=1)], drones=then))
 
-    assert not unneeded_for(WITHDRAW_AFTER_S - 1).acts
-    plan = unneeded_for(WITHDRAW_AFTER_S)
+    assert not unneeded_for(CANCEL_AFTER_S - 1).acts
+    plan = unneeded_for(CANCEL_AFTER_S)
     assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
     assert plan.stops[0].reason == Unneeded("queued")
     assert plan.stops[0].drone.leaving is S.CANCELLED

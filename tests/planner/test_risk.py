@@ -27,9 +27,8 @@ from provisioner.model import (
     SlotState,
     Snapshot,
 )
-from provisioner.planner.exposed import TOO_MUCH
-from provisioner.planner.idle import idle_limit
-from provisioner.planner.risk import accepted, lost, lost_at_rate
+from provisioner.planner.retirement import idle_limit
+from provisioner.planner.risk import DRAIN_LOSS_FACTOR, accepted_loss, expected_loss, expected_loss_at_rate
 from provisioner.reasons import AwaitingCheaperType, DrainAtRisk, ExistingDronesSuffice, OwnerRisk
 from tests.planner.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
 
@@ -49,20 +48,20 @@ def test_work_is_lost_if_and_only_if_places_are_taken(runs: list[float], rows: l
     chances = OwnerGrowth(tuple(tuple(sorted(row)) for row in rows)).chances(head)
     assert [chance > 0 for chance in chances] == [max(row) > head for row in rows]
     reached = [c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s]
-    assert (lost(tuple(sorted(runs)), chances) > 0) is any(reached)
+    assert (expected_loss(tuple(sorted(runs)), chances) > 0) is any(reached)
 
 
 def test_what_is_lost_by_hand() -> None:
-    assert lost((HOUR_S,), (0.0,) * 7) == 0.0
+    assert expected_loss((HOUR_S,), (0.0,) * 7) == 0.0
     # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of 3,600 s.
-    assert lost((HOUR_S,), (0.5,) * 7) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
-    assert lost((HOUR_S,), (1.0,) * 7) == math.inf
+    assert expected_loss((HOUR_S,), (0.5,) * 7) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
+    assert expected_loss((HOUR_S,), (1.0,) * 7) == math.inf
 
 
 def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
     once_an_hour = 1 / HOUR_S
-    assert lost_at_rate((60.0,), once_an_hour) == pytest.approx(0.0083, rel=0.05)
-    assert lost_at_rate((HOUR_S,), once_an_hour) == pytest.approx(math.e - 2)
+    assert expected_loss_at_rate((60.0,), once_an_hour) == pytest.approx(0.0083, rel=0.05)
+    assert expected_loss_at_rate((HOUR_S,), once_an_hour) == pytest.approx(math.e - 2)
 
 
 TOPAS = replace(A100, price=1.0)
@@ -109,10 +108,10 @@ def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
 
 
 def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
-    hour, four, quarter = (accepted(0.0, (run_s,)) for run_s in (HOUR_S, 4 * HOUR_S, HOUR_S / 4))
+    hour, four, quarter = (accepted_loss(0.0, (run_s,)) for run_s in (HOUR_S, 4 * HOUR_S, HOUR_S / 4))
     assert (hour, four, quarter) == (0.02, 0.01, 0.04)
-    assert accepted(HOUR_S, (HOUR_S,)) == 0.04
-    assert accepted(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
+    assert accepted_loss(HOUR_S, (HOUR_S,)) == 0.04
+    assert accepted_loss(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
 
 
 def test_long_jobs_take_less_risk_than_short_ones() -> None:
@@ -194,7 +193,7 @@ def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_n
     assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [f"d-{n}" for n in range(20 - len(leaves(plan)), 20)]
     assert len(leaves(plan)) < 20, "the oldest have the others before them"
     first = plan.drains[0].reason
-    assert isinstance(first, DrainAtRisk) and first.lost > TOO_MUCH * first.tolerated
+    assert isinstance(first, DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
 
 
 def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_stay() -> None:

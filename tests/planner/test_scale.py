@@ -8,12 +8,14 @@ import pytest
 
 from benchmarks.ticks import World
 from provisioner.model import Drone, DroneState, JobClass, Slot, Snapshot, UnmetRequirement
-from provisioner.planner import decide, guard, life, shapes
-from provisioner.planner.demand import Ledger
-from provisioner.planner.orders import Orders
-from provisioner.planner.risk import Risk
-from provisioner.planner.room import Room
-from provisioner.planner.worth import Waiting
+from provisioner.planner import decide, lifecycle, matching
+from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.lifecycle import observe
+from provisioner.planner.matching import CACHE_MAX_BYTES, _caches, _size, compatibility_cache, unmet_requirement
+from provisioner.planner.placement import StartCosts
+from provisioner.planner.risk import RiskBudget
+from provisioner.planner.supply import Supply
+from provisioner.planner.views import check_views
 from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot
 
 TYPES = (A100, V100, QUAD)
@@ -26,9 +28,9 @@ def test_fit_is_judged_once_for_each_shape_and_type_and_then_remembered(monkeypa
         judged.append((job.id, str(kind)))
         return real(job, kind)  # type: ignore[arg-type]
 
-    real = shapes.misfit
-    monkeypatch.setattr(shapes, "misfit", counted)
-    shapes._remembered.clear()
+    real = unmet_requirement
+    monkeypatch.setattr(matching, "unmet_requirement", counted)
+    _caches.clear()
     world = World.of(jobs=10_000, classes=1_000, types=4, alive=50)
     classes = tuple(
         replace(SMALL, id=str(n), cpus=1 + n % 7, waiting=n + 1, owner=f"u{n}", priority=n) for n in range(1_000)
@@ -41,7 +43,7 @@ def test_fit_is_judged_once_for_each_shape_and_type_and_then_remembered(monkeypa
     assert len(judged) == 7 * 4
     assert decide(many) == first
     assert len(judged) == 7 * 4
-    shapes._remembered.clear()
+    _caches.clear()
     assert decide(many) == first, "what is remembered must not show"
 
 
@@ -49,8 +51,8 @@ def test_other_prices_are_not_what_is_remembered() -> None:
     policy = World.of(jobs=10, classes=1, types=2, alive=2).snapshot().policy
     dear = replace(policy, sites={"topas": replace(policy.sites["site0"], site="topas", price=100.0)})
     job = replace(SMALL, waiting=1)
-    cheap_first = shapes.shapes(TYPES, policy).suited(job).cheapest
-    dear_last = shapes.shapes(TYPES, dear).suited(job).cheapest
+    cheap_first = compatibility_cache(TYPES, policy).compatible(job).cheapest
+    dear_last = compatibility_cache(TYPES, dear).compatible(job).cheapest
     assert cheap_first[0] == V100.key
     assert dear_last[0] == QUAD.key
 
@@ -58,29 +60,29 @@ def test_other_prices_are_not_what_is_remembered() -> None:
 def test_what_is_remembered_of_shapes_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     classes = [replace(SMALL, id=str(n), cpus=n, waiting=1) for n in range(1, 9)]
     many = snapshot(classes=classes, types=TYPES)
-    shapes._remembered.clear()
+    _caches.clear()
     first = decide(many)
-    [known] = shapes._remembered
+    [known] = _caches
     assert len(known.known) == 8
-    monkeypatch.setattr(shapes, "MOST_BYTES", known.size // 2)
-    shapes._remembered.clear()
+    monkeypatch.setattr(matching, "CACHE_MAX_BYTES", known.size // 2)
+    _caches.clear()
     assert decide(many) == first
-    [known] = shapes._remembered
+    [known] = _caches
     assert 0 < len(known.known) <= 4
-    assert 0 < known.size <= shapes.MOST_BYTES
+    assert 0 < known.size <= CACHE_MAX_BYTES
 
 
 def test_shapes_of_jobs_that_have_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs whose requests differ each filled 600 MB, and none of it was given back."""
-    shapes._remembered.clear()
-    monkeypatch.setattr(shapes, "SPARE_BYTES", 20_000)
+    _caches.clear()
+    monkeypatch.setattr(matching, "CACHE_SPARE_BYTES", 20_000)
     most = 0
     for n in range(0, 400, 8):
         classes = [replace(SMALL, id=str(i), disk_mib=i, waiting=1) for i in range(n, n + 8)]
         decide(snapshot(classes=classes, types=TYPES))
-        [known] = shapes._remembered
+        [known] = _caches
         most = max(most, len(known.known))
-        assert known.size == sum(shapes._size(shape, found) for shape, found in known.known.items())
+        assert known.size == sum(_size(shape, found) for shape, found in known.known.items())
     assert most < 40
     assert len(known.known) >= 8, "those of the newest decision are kept"
 
@@ -94,14 +96,14 @@ def _steady() -> Snapshot:
 
 def test_only_drones_with_news_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    real = life.observe
+    real = observe
 
     def counted(drone: Drone, *args: object, **more: object) -> object:
         looked.append(drone.id)
         return real(drone, *args, **more)  # type: ignore[arg-type]
 
     steady = _steady()
-    monkeypatch.setattr(life, "observe", counted)
+    monkeypatch.setattr(lifecycle, "observe", counted)
     decide(steady)
     busy = sum(d.state is DroneState.BUSY for d in steady.drones.values())
     assert busy > 150
@@ -122,8 +124,8 @@ def test_only_drones_with_news_are_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_whatever_a_slot_tells_anew_unsettles_its_drone(news: dict[str, object]) -> None:
     steady = _steady()
-    trust = guard.trust(steady)
-    drone_id = next(i for i in steady.drones if i not in trust.sifted.others)
+    validity = check_views(steady)
+    drone_id = next(i for i in steady.drones if i not in validity.split.changing)
     view = steady.overlay.view
     assert view is not None
 
@@ -132,10 +134,10 @@ def test_whatever_a_slot_tells_anew_unsettles_its_drone(news: dict[str, object])
 
     slots = tuple(told(slot) for slot in view.slots)
     after = replace(steady, overlay=replace(steady.overlay, view=replace(view, slots=slots)))
-    assert drone_id in guard.trust(after).sifted.others
+    assert drone_id in check_views(after).split.changing
 
 
-@pytest.mark.parametrize("part", [Room, Orders, Waiting, Risk])
+@pytest.mark.parametrize("part", [StartLimits, TypeRanking, StartCosts, RiskBudget])
 def test_what_no_job_asks_for_is_not_worked_out(part: type, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
     real = part.of  # type: ignore[attr-defined]
@@ -154,8 +156,8 @@ def test_what_no_job_asks_for_is_not_worked_out(part: type, monkeypatch: pytest.
 
 def test_only_where_something_can_start_is_its_worth_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(Risk, "of", lambda scene: made.append("risk"))
-    monkeypatch.setattr(Waiting, "of", lambda scene: made.append("waiting"))
+    monkeypatch.setattr(RiskBudget, "of", lambda context: made.append("risk"))
+    monkeypatch.setattr(StartCosts, "of", lambda context: made.append("waiting"))
     plan = decide(snapshot(classes=[jobs(waiting=1)], free={}))
     assert plan.refusals
     assert not plan.starts
@@ -167,9 +169,9 @@ def test_one_drone_that_comes_late_makes_no_class_ask_every_type(
     free: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real_take, real_room = Ledger.take, Room.for_type
-    monkeypatch.setattr(Ledger, "take", lambda *a, **more: asked.append("take") or real_take(*a, **more))
-    monkeypatch.setattr(Room, "for_type", lambda *a: asked.append("room") or real_room(*a))
+    real_take, real_room = Supply.take, StartLimits.for_type
+    monkeypatch.setattr(Supply, "take", lambda *a, **more: asked.append("take") or real_take(*a, **more))
+    monkeypatch.setattr(StartLimits, "for_type", lambda *a: asked.append("room") or real_room(*a))
     # One job takes all their RAM and leaves GPUs: what is late stays in the books.
     types = tuple(replace(A100, name=f"a100-{n}", gpu_milli=4000, price=1.0 + n) for n in range(40))
     classes = [replace(SMALL, id=str(n), cpus=1 + n % 4, waiting=30) for n in range(100)]

@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
-from provisioner.planner.demand import empty
-from provisioner.planner.fit import jobs_in_slot, jobs_in_type, misfit, need_of
-from provisioner.planner.shapes import shapes
+from provisioner.planner.matching import (
+    compatibility_cache,
+    count_jobs_in_slot,
+    count_jobs_in_type,
+    request_of,
+    unmet_requirement,
+)
+from provisioner.planner.supply import new_slots
 from tests.planner.scenes import A100, QUAD
 
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
@@ -22,7 +27,7 @@ def small(gpu_milli: int = 200, **given: int) -> JobClass:
 
 
 def told(job: JobClass, kind: object) -> tuple[str, str, str] | None:
-    why = misfit(job, kind)  # type: ignore[arg-type]
+    why = unmet_requirement(job, kind)  # type: ignore[arg-type]
     return None if why is None else (why.dimension, why.wanted, why.offered)
 
 
@@ -34,26 +39,26 @@ def test_a_job_that_wants_whole_gpus_never_lands_on_shares(gpu_milli: int) -> No
 
 
 def test_a_job_takes_a_whole_share_or_as_many_as_it_needs() -> None:
-    assert need_of(small(1), QUARTERS).gpu_milli == 250
-    assert need_of(small(250), QUARTERS).gpu_milli == 250
-    assert need_of(small(251), QUARTERS).gpu_milli == 500
-    assert [jobs_in_type(small(milli), QUARTERS) for milli in (1, 250, 251, 501)] == [4, 4, 2, 1]
+    assert request_of(small(1), QUARTERS).gpu_milli == 250
+    assert request_of(small(250), QUARTERS).gpu_milli == 250
+    assert request_of(small(251), QUARTERS).gpu_milli == 500
+    assert [count_jobs_in_type(small(milli), QUARTERS) for milli in (1, 250, 251, 501)] == [4, 4, 2, 1]
 
 
 def test_an_exclusive_gpu_is_parted_as_jobs_ask() -> None:
-    assert jobs_in_type(small(200), A100) == 5
-    assert need_of(small(200), A100).gpu_milli == 200
+    assert count_jobs_in_type(small(200), A100) == 5
+    assert request_of(small(200), A100).gpu_milli == 200
 
 
 def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -> None:
     whole = replace(small(200), splits=False)
-    assert need_of(whole, A100).gpu_milli == 1000
-    assert [jobs_in_type(whole, kind) for kind in (A100, QUAD, QUARTERS)] == [1, 4, 4]
+    assert request_of(whole, A100).gpu_milli == 1000
+    assert [count_jobs_in_type(whole, kind) for kind in (A100, QUAD, QUARTERS)] == [1, 4, 4]
     assert told(whole, A100) is None
     half = replace(A100, gpu_milli=500)
-    assert jobs_in_type(whole, half) == 1, "what is left of a device is all that it can have"
-    both = shapes((A100, QUARTERS), Policy())
-    assert both.suited(whole).jobs != both.suited(small(200)).jobs
+    assert count_jobs_in_type(whole, half) == 1, "what is left of a device is all that it can have"
+    both = compatibility_cache((A100, QUARTERS), Policy())
+    assert both.compatible(whole).jobs != both.compatible(small(200)).jobs
 
 
 def test_a_mig_slice_is_not_joined_with_another() -> None:
@@ -71,16 +76,16 @@ def test_vram_is_what_the_shares_have() -> None:
 def test_cpus_bind_before_shares_do() -> None:
     assert A100.cpus == 8
     twelfths = replace(QUARTERS, shares=12)
-    assert jobs_in_type(small(83), twelfths) == 8
-    assert jobs_in_type(small(83), replace(twelfths, cpus=12)) == 12
+    assert count_jobs_in_type(small(83), twelfths) == 8
+    assert count_jobs_in_type(small(83), replace(twelfths, cpus=12)) == 12
 
 
 @pytest.mark.parametrize("shares", [2, 3, 7, 12, 32])
 def test_a_drone_of_several_gpus_takes_all_their_shares_and_no_more(shares: int) -> None:
     kind = replace(QUAD, sharing=Sharing.MPS, shares=shares, cpus=1000)
     job = small(1)
-    assert jobs_in_type(job, kind) == 4 * shares
-    each = need_of(job, kind).gpu_milli
+    assert count_jobs_in_type(job, kind) == 4 * shares
+    each = request_of(job, kind).gpu_milli
     for taken in range(4 * shares + 1):
         slot = Slot(
             DroneId("d"),
@@ -90,24 +95,24 @@ def test_a_drone_of_several_gpus_takes_all_their_shares_and_no_more(shares: int)
             free_cpus=1000,
             free_memory_mib=1 << 20,
         )
-        assert jobs_in_slot(job, slot, kind) == 4 * shares - taken
+        assert count_jobs_in_slot(job, slot, kind) == 4 * shares - taken
 
 
 def test_the_cpus_that_free_gpus_keep_bind_small_jobs_as_well() -> None:
     kind = replace(QUAD, sharing=Sharing.MPS, shares=4, cpus=64, kept_cpus=16)
-    assert jobs_in_type(small(250), kind) == 16
+    assert count_jobs_in_type(small(250), kind) == 16
     greedy = JobClass("greedy", 250, cpus=20, memory_mib=1024)
     assert told(greedy, kind) == ("cpus", "20", "64, of which each other GPU keeps 16")
 
 
 def test_what_rounding_leaves_of_a_gpu_keeps_nothing() -> None:
     thirds = replace(A100, name="thirds", sharing=Sharing.MPS, shares=3, cpus=3, kept_cpus=3)
-    assert jobs_in_type(small(333), thirds) == 3, "each takes its third of what the GPU keeps"
+    assert count_jobs_in_type(small(333), thirds) == 3, "each takes its third of what the GPU keeps"
     assert told(replace(small(333), cpus=2), thirds) == ("cpus", "2", "3, of which each other GPU keeps 3")
 
 
 def test_what_is_on_its_way_is_booked_by_shares() -> None:
     job = small(100)
-    suited = shapes((QUARTERS,), Policy()).suited(job)
-    assert empty(QUARTERS, 1, 1e12).holds(job, suited, 0.0) == 4
-    assert empty(QUARTERS, 1, 1e12).less(job, 3, 1).holds(job, suited, 0.0) == 1
+    compatible = compatibility_cache((QUARTERS,), Policy()).compatible(job)
+    assert new_slots(QUARTERS, 1, 1e12).holds(job, compatible, 0.0) == 4
+    assert new_slots(QUARTERS, 1, 1e12).less(job, 3, 1).holds(job, compatible, 0.0) == 1

@@ -19,10 +19,15 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import Breach, check
-from provisioner.planner.isolate import MOST_TRIES, Planner, isolate
-from provisioner.planner.restrained import MOST_ROUNDS, restrain
-from provisioner.planner.sound import sound_plan
+from provisioner.planner.safeguards import (
+    MAX_ISOLATION_TRIES,
+    MAX_VALIDATION_ROUNDS,
+    PlanFunction,
+    drop_invalid,
+    plan_isolated,
+    safe_plan,
+)
+from provisioner.planner.validation import Breach, validate_plan
 from provisioner.reasons import InvalidAction, NothingFits, PlannerFailed
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, snapshot, started, why
 
@@ -32,7 +37,7 @@ KILL = OperatorRequest(3, NOW - 5, RequestKind.KILL, (DroneId("kit-ab12-1"),), "
 DRAIN = replace(KILL, id=4, kind=RequestKind.DRAIN, drone_ids=(DroneId("kit-ab12-2"),))
 
 
-def fails_on(*ids: str, tried: list[int] | None = None) -> Planner:
+def fails_on(*ids: str, tried: list[int] | None = None) -> PlanFunction:
     """The planner, with a mistake that the classes of these names bring to light."""
 
     def planner(snap: Snapshot) -> Plan:
@@ -82,29 +87,29 @@ def test_a_share_of_a_gpu_with_no_other_request_takes_its_share() -> None:
 @pytest.mark.parametrize("bad", [("c0",), ("c99",), ("c17", "c64"), ("c1", "c2", "c3")])
 def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple[str, ...]) -> None:
     snap, tried = many(100), list[int]()
-    found = isolate(snap, fails_on(*bad, tried=tried))
+    found = plan_isolated(snap, fails_on(*bad, tried=tried))
     assert found.left_out == bad
     assert isinstance(found.error, ZeroDivisionError)
     assert len(found.plan.starts) == 100 - len(bad)
     for each in bad:
         assert why(found.plan, f"class:{each}") == [PlannerFailed("ZeroDivisionError: division by zero")]
-    assert len(tried) <= MOST_TRIES + 2
+    assert len(tried) <= MAX_ISOLATION_TRIES + 2
     tried.clear()
-    again = isolate(snap, fails_on(*bad, tried=tried), found.left_out)
+    again = plan_isolated(snap, fails_on(*bad, tried=tried), found.left_out)
     assert again.plan == found.plan
     assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
 
 
 def test_a_suspect_that_is_well_again_is_planned_for() -> None:
-    found = isolate(many(10), fails_on("c3"), ("c3", "c5"))
+    found = plan_isolated(many(10), fails_on("c3"), ("c3", "c5"))
     assert found.left_out == ("c3",)
 
 
 def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
     tried = list[int]()
     bad = tuple(f"c{n}" for n in range(0, 400, 2))
-    found = isolate(many(400), fails_on(*bad, tried=tried))
-    assert len(tried) <= MOST_TRIES + 2
+    found = plan_isolated(many(400), fails_on(*bad, tried=tried))
+    assert len(tried) <= MAX_ISOLATION_TRIES + 2
     assert set(bad) <= set(found.left_out)
 
 
@@ -115,7 +120,7 @@ def test_classes_that_fail_only_together_lose_one_of_them() -> None:
             raise KeyError("both")
         return decide(snap)
 
-    assert len(isolate(many(10), planner).left_out) == 1
+    assert len(plan_isolated(many(10), planner).left_out) == 1
 
 
 def fails_on_sites(snap: Snapshot) -> Plan:
@@ -127,17 +132,17 @@ def fails_on_sites(snap: Snapshot) -> Plan:
 def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
     drones = [drone("kit-ab12-1", DroneState.BUSY), drone("kit-ab12-2"), drone("kit-ab12-3", age_s=99_999)]
     snap = snapshot(classes=[jobs(waiting=3)], drones=drones, requests=[KILL, DRAIN])
-    found = sound_plan(snap, fails_on_sites)
+    found = safe_plan(snap, fails_on_sites)
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
     assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3, 4)
     assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [PlannerFailed]
-    assert check(snap, found.plan) == ()
+    assert validate_plan(snap, found.plan) == ()
 
 
 def test_a_planner_that_always_fails_makes_an_empty_plan() -> None:
-    found = sound_plan(snapshot(requests=[KILL], drones=[drone("kit-ab12-1")]), always_fails)
+    found = safe_plan(snapshot(requests=[KILL], drones=[drone("kit-ab12-1")]), always_fails)
     assert not found.plan.acts
     assert found.plan.requests_done == ()
     assert "ZeroDivisionError" in found.faults[0]
@@ -167,7 +172,7 @@ def test_only_the_actions_that_break_a_promise_are_left_out() -> None:
     )
     whole = decide(snap)
     wrong = whole.starts[0].drone.id
-    found = sound_plan(snap, judge=names([wrong]))  # type: ignore[arg-type]
+    found = safe_plan(snap, judge=names([wrong]))  # type: ignore[arg-type]
     assert found.plan.starts == whole.starts[1:]
     assert found.plan.stops == whole.stops
     assert found.plan.requests_done == (3,)
@@ -177,14 +182,14 @@ def test_only_the_actions_that_break_a_promise_are_left_out() -> None:
 
 def test_a_request_that_breaks_a_promise_stays_open() -> None:
     snap = snapshot(drones=[drone("kit-ab12-1")], requests=[KILL])
-    found = sound_plan(snap, judge=names(["kit-ab12-1"]))  # type: ignore[arg-type]
+    found = safe_plan(snap, judge=names(["kit-ab12-1"]))  # type: ignore[arg-type]
     assert not found.plan.acts
     assert found.plan.requests_done == ()
 
 
 def test_a_breach_that_names_no_action_leaves_operators_requests() -> None:
     snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
-    found = sound_plan(snap, judge=lambda seen, plan: (Breach("odd"),) if plan.starts else ())
+    found = safe_plan(snap, judge=lambda seen, plan: (Breach("odd"),) if plan.starts else ())
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3,)
@@ -197,9 +202,9 @@ def test_a_judge_that_is_never_content_ends_in_a_plan_that_does_nothing() -> Non
         judged.append(1)
         return (Breach("again", plan.starts[:1]),) if plan.acts else ()
 
-    found = restrain(snap, decide(snap), judge)
+    found = drop_invalid(snap, decide(snap), judge)
     assert not found.plan.acts
-    assert len(judged) <= MOST_ROUNDS + 2
+    assert len(judged) <= MAX_VALIDATION_ROUNDS + 2
 
 
 def test_operators_requests_pass_where_the_judge_fails() -> None:
@@ -207,6 +212,6 @@ def test_operators_requests_pass_where_the_judge_fails() -> None:
         raise KeyError("odd")
 
     snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
-    found = sound_plan(snap, judge=judge)
+    found = safe_plan(snap, judge=judge)
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
     assert not found.plan.starts

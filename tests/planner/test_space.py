@@ -5,47 +5,53 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.planner.space import NOTHING, Space, times
+from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 
-KEPT = Space(0, 8, 20480)
+KEPT = Resources(0, 8, 20480)
 
 
 def test_the_binding_dimension_decides() -> None:
-    assert times(Space(1000, 8, 20480), Space(8000, 192, 1048576)) == 8
-    assert times(Space(1000, 8, 20480), Space(8000, 60, 1048576)) == 7
-    assert times(Space(1000, 8, 204800), Space(8000, 192, 1048576)) == 5
-    assert times(Space(0, 4, 1024), Space(8000, 192, 1048576)) == 48
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 192, 1048576)) == 8
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 60, 1048576)) == 7
+    assert count_fits(Resources(1000, 8, 204800), Resources(8000, 192, 1048576)) == 5
+    assert count_fits(Resources(0, 4, 1024), Resources(8000, 192, 1048576)) == 48
 
 
 def test_cpu_work_gets_the_rest_and_never_the_reserve() -> None:
     """The table of a real pool: 192 CPUs, 8 free GPUs that keep 8 each: 32 jobs of 4 CPUs, not 48."""
-    node = Space(8000, 192, 1048576)
-    assert times(Space(0, 4, 1024), node, KEPT) == 32
-    assert times(Space(0, 1, 102400), node, KEPT) == 8
-    assert times(Space(0, 4, 1024), Space(0, 192, 1048576), KEPT) == 48, "no GPU is free, so nothing is kept"
+    node = Resources(8000, 192, 1048576)
+    assert count_fits(Resources(0, 4, 1024), node, KEPT) == 32
+    assert count_fits(Resources(0, 1, 102400), node, KEPT) == 8
+    assert count_fits(Resources(0, 4, 1024), Resources(0, 192, 1048576), KEPT) == 48, (
+        "no GPU is free, so nothing is kept"
+    )
 
 
 def test_a_gpu_job_that_takes_its_share_is_not_held_up_and_a_greedy_one_is() -> None:
-    node = Space(8000, 192, 1048576)
-    assert times(Space(1000, 8, 20480), node, KEPT) == 8
-    assert times(Space(1000, 136, 20480), node, KEPT) == 1
-    assert times(Space(1000, 137, 20480), node, KEPT) == 0
+    node = Resources(8000, 192, 1048576)
+    assert count_fits(Resources(1000, 8, 20480), node, KEPT) == 8
+    assert count_fits(Resources(1000, 136, 20480), node, KEPT) == 1
+    assert count_fits(Resources(1000, 137, 20480), node, KEPT) == 0
 
 
 def test_where_others_have_eaten_the_reserve_gpu_jobs_take_what_is_left() -> None:
-    assert times(Space(1000, 8, 20480), Space(8000, 20, 1048576), KEPT) == 2
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 20, 1048576), KEPT) == 2
 
 
 def test_a_share_lies_on_one_gpu() -> None:
-    assert times(Space(400, 1, 1), Space(2000, 99, 99)) == 4
-    assert times(Space(), Space(2000, 99, 99)) == 0, "what asks for nothing goes into nothing"
+    assert count_fits(Resources(400, 1, 1), Resources(2000, 99, 99)) == 4
+    assert count_fits(Resources(), Resources(2000, 99, 99)) == 0, "what asks for nothing goes into nothing"
 
 
-AMOUNTS = st.builds(Space, st.sampled_from([0, 1000, 2000]), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2))
+AMOUNTS = st.builds(
+    Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2)
+)
 
 
-@given(AMOUNTS, st.builds(Space, st.sampled_from([0, 1000, 4000]), *[st.integers(0, 40)] * 3), AMOUNTS)
-def test_it_is_the_largest_number_that_leaves_every_free_gpu_its_share(each: Space, free: Space, kept: Space) -> None:
+@given(AMOUNTS, st.builds(Resources, st.sampled_from([0, 1000, 4000]), *[st.integers(0, 40)] * 3), AMOUNTS)
+def test_it_is_the_largest_number_that_leaves_every_free_gpu_its_share(
+    each: Resources, free: Resources, kept: Resources
+) -> None:
     kept = kept._replace(gpu_milli=0)
 
     def fits(n: int) -> bool:
@@ -57,8 +63,8 @@ def test_it_is_the_largest_number_that_leaves_every_free_gpu_its_share(each: Spa
                 return False
         return enough
 
-    if each == NOTHING:
+    if each == NO_RESOURCES:
         return
-    most = times(each, free, kept)
+    most = count_fits(each, free, kept)
     assert most == 0 or fits(most)
     assert not fits(most + 1)

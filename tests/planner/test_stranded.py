@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneType, Node
-from provisioner.planner.stranded import stranded
+from provisioner.planner.capacity import stranded_gpus
 from provisioner.reasons import GpusStranded
 from tests.planner.scenes import node
 
@@ -46,8 +46,8 @@ def test_what_is_short_on_most_free_gpus_is_told(
     if short is not None:
         dimension, wanted, count, gpus, free = short
         expected = GpusStranded(KIND.key, count, gpus, dimension, wanted, free)
-    assert stranded(KIND, nodes) == expected
+    assert stranded_gpus(KIND, nodes) == expected
 
 
 def test_a_type_without_gpus_strands_none() -> None:
-    assert stranded(replace(KIND, gpu_milli=0), [of("n1", free_cpus=0)]) is None
+    assert stranded_gpus(replace(KIND, gpu_milli=0), [of("n1", free_cpus=0)]) is None

@@ -19,7 +19,7 @@ from provisioner.model import (
     SlotState,
     Snapshot,
 )
-from provisioner.planner.guard import BACKOFF, OVERLAY, failed
+from provisioner.planner.breakers import BACKOFF_POLICIES, OVERLAY_SCOPE, after_failure
 from tests.planner.scenes import DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
 
 S = DroneState
@@ -144,7 +144,7 @@ def test_after_a_long_outage_of_the_pool_no_drone_is_blamed_for_not_joining_in_i
     plan = plan_of(back)
     assert plan.stops == ()
     (after,) = plan.breakers
-    assert (after.scope, after.blind_until) == (OVERLAY, back.now)
+    assert (after.scope, after.blind_until) == (OVERLAY_SCOPE, back.now)
 
 
 @pytest.mark.parametrize(("outage_s", "settles_s"), [(30, 30), (60, 60), (1800, 60)])
@@ -155,10 +155,10 @@ def test_after_an_outage_the_pool_settles_for_as_long_and_a_minute_at_most(outag
 
 
 def test_each_failure_in_a_row_backs_off_for_twice_as_long() -> None:
-    rule = BACKOFF[FaultKind.DOWN]
+    rule = BACKOFF_POLICIES[FaultKind.DOWN]
     breaker, pauses = Breaker("topas"), []
     for _ in range(rule.after + 3):
-        breaker = failed(breaker, DOWN, NOW)
+        breaker = after_failure(breaker, DOWN, NOW)
         if breaker.state is BreakerState.BANNED:
             pauses.append(breaker.until - NOW)
     assert pauses == [rule.base_s, 2 * rule.base_s, 4 * rule.base_s, 8 * rule.base_s]

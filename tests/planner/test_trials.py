@@ -23,9 +23,8 @@ from provisioner.model import (
     Snapshot,
     class_scope,
 )
-from provisioner.planner import guard
-from provisioner.planner.check import check
-from provisioner.planner.trials import Trials
+from provisioner.planner.breakers import ClassBackoffs, after_failure
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
 from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_of, slot_of, snapshot, why
 
@@ -82,7 +81,7 @@ def test_parallel_jobs_that_match_no_drone_do_not_ban_the_type_for_plain_jobs() 
     assert started(plan) == {"plain": 2}
     (reason,) = why(plan, "class:parallel")
     assert isinstance(reason, StartsUnmatched) and (reason.type, reason.until) == (A100.key, NOW + 600)
-    assert not check(seen, plan)
+    assert not validate_plan(seen, plan)
 
 
 def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() -> None:
@@ -110,13 +109,13 @@ def test_three_failures_of_one_class_at_different_times_do_not_ban_the_type_eith
 def test_the_class_uses_another_type_on_which_it_does_not_back_off() -> None:
     seen, plan = after(idled(), types=[A100, V100], free={"a100": 9, "v100": 9})
     assert {each.drone.type for each in plan.starts if each.drone.for_class == "parallel"} == {V100.key}
-    assert not check(seen, plan)
+    assert not validate_plan(seen, plan)
 
 
 def test_each_failure_doubles_the_pause_and_it_is_bounded() -> None:
     breaker, pauses = banned(), []
     for _ in range(6):
-        breaker = guard.failed(breaker, Fault(FaultKind.JOBS, "again", NOW), NOW)
+        breaker = after_failure(breaker, Fault(FaultKind.JOBS, "again", NOW), NOW)
         pauses.append(breaker.until - NOW)
     assert pauses == [1200, 2400, 4800, 7200, 7200, 7200]
 
@@ -205,4 +204,4 @@ def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: 
 
 
 def test_the_breaker_of_a_type_is_no_trial() -> None:
-    assert Trials.of({A100.key: Breaker(A100.key, B.BANNED)}, ()).why("small") is None
+    assert ClassBackoffs.of({A100.key: Breaker(A100.key, B.BANNED)}, ()).why("small") is None

@@ -8,115 +8,117 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.model import DroneId
-from provisioner.planner.space import NOTHING, Space, times
-from provisioner.planner.victims import MOST_STEPS, STEPS_OF_DECISION, Candidate, Effort, cheapest_set
+from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
+from provisioner.planner.victims import MAX_PLAN_STEPS, MAX_SEARCH_STEPS, SearchBudget, VictimCandidate, cheapest_set
 
-DRONE = Space(1000, 8, 20480, 0)
-CPU_DRONE = Space(0, 16, 32768, 0)
-FULL = Space(0, 0, 0, 0)
-
-
-def candidates(*lost: float, space: Space = DRONE, prefix: str = "d") -> list[Candidate]:
-    return [Candidate(DroneId(f"{prefix}{i}"), space, value) for i, value in enumerate(lost)]
+DRONE = Resources(1000, 8, 20480, 0)
+CPU_DRONE = Resources(0, 16, 32768, 0)
+FULL = Resources(0, 0, 0, 0)
 
 
-def names(found: tuple[Candidate, ...] | None) -> list[str]:
+def candidates(*lost: float, space: Resources = DRONE, prefix: str = "d") -> list[VictimCandidate]:
+    return [VictimCandidate(DroneId(f"{prefix}{i}"), space, value) for i, value in enumerate(lost)]
+
+
+def names(found: tuple[VictimCandidate, ...] | None) -> list[str]:
     assert found is not None
     return sorted(c.drone_id for c in found)
 
 
 def test_one_gpu_costs_the_drone_that_loses_least() -> None:
-    assert names(cheapest_set(DRONE, FULL, NOTHING, candidates(500, 20, 300))) == ["d1"]
+    assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, candidates(500, 20, 300))) == ["d1"]
 
 
 def test_the_binding_dimension_decides_how_many_leave() -> None:
     """6 GPUs need six drones; 200 GB need ten of 20 GB."""
     drones = candidates(*range(12))
-    assert len(names(cheapest_set(Space(6000, 8, 20480), FULL, NOTHING, drones))) == 6
-    assert len(names(cheapest_set(Space(6000, 8, 204800), FULL, NOTHING, drones))) == 10
+    assert len(names(cheapest_set(Resources(6000, 8, 20480), FULL, NO_RESOURCES, drones))) == 6
+    assert len(names(cheapest_set(Resources(6000, 8, 204800), FULL, NO_RESOURCES, drones))) == 10
 
 
 def test_what_is_free_already_is_used_first() -> None:
-    assert names(cheapest_set(Space(2000, 8, 20480), Space(1000, 60, 400000), NOTHING, candidates(9, 5))) == ["d1"]
-    assert cheapest_set(DRONE, Space(1000, 8, 20480), NOTHING, candidates(9, 5)) == ()
+    assert names(
+        cheapest_set(Resources(2000, 8, 20480), Resources(1000, 60, 400000), NO_RESOURCES, candidates(9, 5))
+    ) == ["d1"]
+    assert cheapest_set(DRONE, Resources(1000, 8, 20480), NO_RESOURCES, candidates(9, 5)) == ()
 
 
 def test_cpus_alone_are_had_from_cpu_drones_where_that_loses_less() -> None:
     both = candidates(100, 100) + candidates(30, space=CPU_DRONE, prefix="c")
-    assert names(cheapest_set(Space(0, 16, 1024), FULL, NOTHING, both)) == ["c0"]
+    assert names(cheapest_set(Resources(0, 16, 1024), FULL, NO_RESOURCES, both)) == ["c0"]
     dear = candidates(10, 10) + candidates(30, space=CPU_DRONE, prefix="c")
-    assert names(cheapest_set(Space(0, 16, 1024), FULL, NOTHING, dear)) == ["d0", "d1"]
+    assert names(cheapest_set(Resources(0, 16, 1024), FULL, NO_RESOURCES, dear)) == ["d0", "d1"]
 
 
 def test_a_gpu_that_is_freed_keeps_its_share() -> None:
     """With blocking, a CPU job gains nothing from GPU drones: each GPU that they free keeps their CPUs."""
-    kept = Space(0, 8, 20480)
-    assert cheapest_set(Space(0, 8, 1024), FULL, kept, candidates(0, 0, 0)) is None
-    assert names(cheapest_set(Space(1000, 8, 20480), FULL, kept, candidates(3, 2, 1))) == ["d2"]
+    kept = Resources(0, 8, 20480)
+    assert cheapest_set(Resources(0, 8, 1024), FULL, kept, candidates(0, 0, 0)) is None
+    assert names(cheapest_set(Resources(1000, 8, 20480), FULL, kept, candidates(3, 2, 1))) == ["d2"]
 
 
 def test_nothing_helps_if_all_of_them_are_too_little() -> None:
-    assert cheapest_set(Space(4000, 8, 1024), FULL, NOTHING, candidates(0, 0, 0)) is None
+    assert cheapest_set(Resources(4000, 8, 1024), FULL, NO_RESOURCES, candidates(0, 0, 0)) is None
 
 
 def test_among_equals_those_not_started_go_before_idle_ones_and_the_youngest_first() -> None:
-    idle_old = Candidate(DroneId("old"), DRONE, 0.0, (1, -100.0))
-    idle_young = Candidate(DroneId("young"), DRONE, 0.0, (1, -200.0))
-    booting = Candidate(DroneId("boots"), DRONE, 0.0, (0, -50.0))
-    assert names(cheapest_set(DRONE, FULL, NOTHING, [idle_old, idle_young, booting])) == ["boots"]
-    assert names(cheapest_set(DRONE, FULL, NOTHING, [idle_old, idle_young])) == ["young"]
+    idle_old = VictimCandidate(DroneId("old"), DRONE, 0.0, (1, -100.0))
+    idle_young = VictimCandidate(DroneId("young"), DRONE, 0.0, (1, -200.0))
+    booting = VictimCandidate(DroneId("boots"), DRONE, 0.0, (0, -50.0))
+    assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, [idle_old, idle_young, booting])) == ["boots"]
+    assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, [idle_old, idle_young])) == ["young"]
 
 
-def mixed(shapes: int, each: int) -> list[Candidate]:
+def mixed(shapes: int, each: int) -> list[VictimCandidate]:
     """Drones of many shapes on one node, with and without GPUs, that lose different amounts."""
     made = []
     for n in range(shapes):
-        space = Space(1000 * (n % 3), 1 + n % 7, 2048 * (1 + n % 5) + n, 0)
-        made += [Candidate(DroneId(f"d{n}-{i}"), space, float((37 * n + 101 * i) % 997)) for i in range(each)]
+        space = Resources(1000 * (n % 3), 1 + n % 7, 2048 * (1 + n % 5) + n, 0)
+        made += [VictimCandidate(DroneId(f"d{n}-{i}"), space, float((37 * n + 101 * i) % 997)) for i in range(each)]
     return made
 
 
 def test_many_shapes_on_a_node_cost_a_bounded_search_and_still_make_room() -> None:
     """Every combination was tried: seven shapes on each of ten nodes took most of a minute."""
-    need, some = Space(8000, 64, 262144, 0), mixed(20, 50)
-    effort = Effort()
+    need, some = Resources(8000, 64, 262144, 0), mixed(20, 50)
+    effort = SearchBudget()
     for left in range(10):
-        found = cheapest_set(need, FULL, NOTHING, some, effort)
+        found = cheapest_set(need, FULL, NO_RESOURCES, some, effort)
         assert found is not None
-        assert times(need, Space(*map(sum, zip(*(c.space for c in found), strict=True))), NOTHING) >= 1
-        assert effort.left >= max(0, STEPS_OF_DECISION - (left + 1) * MOST_STEPS)
+        assert count_fits(need, Resources(*map(sum, zip(*(c.space for c in found), strict=True))), NO_RESOURCES) >= 1
+        assert effort.left >= max(0, MAX_PLAN_STEPS - (left + 1) * MAX_SEARCH_STEPS)
         for each in found:
             rest = [c.space for c in found if c is not each]
-            room = Space(*map(sum, zip(*rest, strict=True)))
-            assert times(need, room, NOTHING) < 1 or not each.lost_gpu_s, "nobody with work leaves in vain"
+            room = Resources(*map(sum, zip(*rest, strict=True)))
+            assert count_fits(need, room, NO_RESOURCES) < 1 or not each.lost_gpu_s, "nobody with work leaves in vain"
     assert effort.left == 0
 
 
 def test_a_search_without_effort_left_spares_the_dearest() -> None:
-    found = cheapest_set(DRONE, FULL, NOTHING, candidates(500, 20, 300), Effort(0))
+    found = cheapest_set(DRONE, FULL, NO_RESOURCES, candidates(500, 20, 300), SearchBudget(0))
     assert names(found) == ["d1"]
 
 
-SPACES = st.sampled_from([DRONE, CPU_DRONE, Space(2000, 24, 65536, 0)])
+SPACES = st.sampled_from([DRONE, CPU_DRONE, Resources(2000, 24, 65536, 0)])
 
 
 @given(
     st.lists(st.tuples(SPACES, st.integers(0, 50)), max_size=8),
-    st.builds(Space, st.sampled_from([0, 1000, 2000, 4000]), st.integers(1, 48), st.integers(1, 90000)),
-    st.builds(Space, st.sampled_from([0, 1000, 2000]), st.integers(0, 40), st.integers(0, 90000)),
-    st.sampled_from([NOTHING, Space(0, 8, 20480)]),
+    st.builds(Resources, st.sampled_from([0, 1000, 2000, 4000]), st.integers(1, 48), st.integers(1, 90000)),
+    st.builds(Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 40), st.integers(0, 90000)),
+    st.sampled_from([NO_RESOURCES, Resources(0, 8, 20480)]),
 )
 def test_no_set_is_cheaper_and_none_in_it_could_stay(
-    held: list[tuple[Space, int]], need: Space, free: Space, kept: Space
+    held: list[tuple[Resources, int]], need: Resources, free: Resources, kept: Resources
 ) -> None:
     """Against every subset there is."""
-    some = [Candidate(DroneId(f"d{i}"), space, float(lost)) for i, (space, lost) in enumerate(held)]
+    some = [VictimCandidate(DroneId(f"d{i}"), space, float(lost)) for i, (space, lost) in enumerate(held)]
 
-    def enough(chosen: tuple[Candidate, ...]) -> bool:
+    def enough(chosen: tuple[VictimCandidate, ...]) -> bool:
         room = free
         for each in chosen:
             room = room.plus(each.space)
-        return times(need, room, kept) >= 1
+        return count_fits(need, room, kept) >= 1
 
     found = cheapest_set(need, free, kept, some)
     subsets = chain.from_iterable(combinations(some, n) for n in range(len(some) + 1))

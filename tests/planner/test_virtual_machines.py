@@ -23,8 +23,8 @@ from provisioner.model import (
     SitePolicy,
     SiteView,
 )
-from provisioner.planner.guard import after_receipts
-from provisioner.planner.life import observe
+from provisioner.planner.breakers import update_by_order_results
+from provisioner.planner.lifecycle import observe
 from provisioner.reasons import LimitReached, SiteQuota, StartBlocked, StateTimeout
 from tests.planner.scenes import NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why
 
@@ -138,7 +138,9 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     """202 is its answer to everything: only a machine that runs shows that there is room again."""
     breaker = probed(FaultKind.CAPACITY)
     accepted = OrderResult(DroneId("kit-ab12-2"), OrderOutcome.OK, "vm-2")
-    assert after_receipts({breaker.scope: breaker}, "cloud", {accepted.drone_id: VM.key}, [accepted], NOW) == []
+    assert (
+        update_by_order_results({breaker.scope: breaker}, "cloud", {accepted.drone_id: VM.key}, [accepted], NOW) == []
+    )
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     waits = RemoteDrone(was.id, RemoteState.PENDING, "vm-2", reason="BUILD")
     snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[waits], breakers=[breaker])

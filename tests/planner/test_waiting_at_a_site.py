@@ -19,7 +19,7 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.planner import decide
-from provisioner.planner.check import check
+from provisioner.planner.validation import validate_plan
 from provisioner.reasons import BackingOff, DemandCovered, Downtime, JobsWaiting, StartBlocked
 from tests.planner.scenes import NOW, drone, jobs, node, plan_of, snapshot, started, why
 
@@ -282,4 +282,4 @@ def test_a_downtime_that_has_begun_is_the_sites_affair() -> None:
 
 def test_the_checker_faults_a_drone_that_lives_into_the_downtime() -> None:
     snap = snapshot(classes=[jobs(waiting=1)], types=(A100,))
-    assert "downtime" in " ".join(map(str, check(down_in(snap, 7200), decide(snap))))
+    assert "downtime" in " ".join(map(str, validate_plan(down_in(snap, 7200), decide(snap))))

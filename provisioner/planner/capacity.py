@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provisioner.model import (
@@ -12,17 +12,18 @@ from provisioner.model import (
     BreakerState,
     DroneState,
     DroneType,
+    Node,
     RemoteState,
     ReserveWhen,
     SitePolicy,
     TypeKey,
 )
-from provisioner.planner.lifetime import ENDLESS, too_short
-from provisioner.planner.owner import Ground
-from provisioner.planner.scene import Scene
-from provisioner.planner.stranded import stranded
+from provisioner.planner.context import NO_END, PlanningContext, life_too_short
+from provisioner.planner.matching import CompatibleTypes
+from provisioner.planner.owner import OwnerReservations
 from provisioner.reasons import (
     BackingOff,
+    GpusStranded,
     LimitReached,
     Probing,
     Reason,
@@ -33,16 +34,54 @@ from provisioner.reasons import (
     StartBlocked,
 )
 
+# Free GPUs that nobody can use, because the CPU cores, RAM or disk beside them are taken: what is short, and where.
+
+
+def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None:
+    """Why no node that has enough free GPUs for a drone of ``kind`` has room for it; None if some has, or none has
+    GPUs. Of what is short on each node, that counts which is short on most GPUs."""
+    if not kind.gpu_milli:
+        return None
+    short: dict[str, list[tuple[int, int]]] = {}
+    for node in nodes:
+        if kind.name not in node.types or node.free_gpu_milli < kind.gpu_milli:
+            continue
+        lacking = _scarce_resource(kind, node)
+        if lacking is None:
+            return None
+        dimension, free = lacking
+        short.setdefault(dimension, []).append((node.free_gpu_milli, free))
+    if not short:
+        return None
+    dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
+    wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}[dimension]
+    free_gpus = sum(milli for milli, _ in found) / WHOLE_GPU
+    return GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
+
+
+def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
+    """What a node has too little of, and how much that is."""
+    if node.free_cpus < kind.cpus:
+        return "cpus", node.free_cpus
+    if node.free_memory_mib < kind.memory_mib:
+        return "memory", node.free_memory_mib
+    if node.disk_mib and node.free_disk_mib < kind.disk_mib:
+        return "disk", node.free_disk_mib
+    return None
+
+
+# How many more drones may be started: every limit, every breaker, and what is free at the sites.
+
 _Cap = tuple[str, str, Mapping[str, int], int | None, int]
 """A limit's name, of what it is one, what is counted there, how much is allowed, and how much one drone takes."""
 
 
 @dataclass(slots=True)
-class Room:
+class StartLimits:
     """How many more drones each limit allows. Counted on our own record, strays included: asked for and not gone."""
 
-    scene: Scene
-    ground: Ground
+    context: PlanningContext
+    reservations: OwnerReservations
     drones: dict[str, int] = field(default_factory=dict)
     """By site, by type key, and ``""`` for all."""
     gpu_milli: dict[str, int] = field(default_factory=dict)
@@ -66,25 +105,25 @@ class Room:
     """All other types, as far as is known yet."""
 
     @classmethod
-    def of(cls, scene: Scene, ground: Ground) -> Room:
+    def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
-        room = cls(scene, ground, open=set(scene.types))
-        for key, count in scene.settled.items():
-            kind = scene.types[key]
+        room = cls(context, reservations, open=set(context.types))
+        for key, count in context.steady.items():
+            kind = context.types[key]
             room._count(key, kind.site, count, count * kind.gpu_milli)
         room._count_unsettled()
-        for site, count in scene.strays.items():
+        for site, count in context.orphan_counts.items():
             if count:
-                biggest = max((t.gpu_milli for t in scene.snapshot.types if t.site == site), default=0)
+                biggest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
                 room._count("", site, count, count * biggest)
-        for site, reading in scene.snapshot.sites.items():
+        for site, reading in context.snapshot.sites.items():
             if reading.view is not None and reading.view.free is not None and not reading.view.nodes:
                 room.free[site] = {k: float(v) for k, v in reading.view.free.items()}
                 if reading.view.free_gpu_milli is not None:
                     room.free_milli[site] = reading.view.free_gpu_milli
             if reading.view is not None and reading.view.quota is not None:
                 room.quota[site] = {k: float(v) for k, v in reading.view.quota.items()}
-        for drone in scene.unsettled.values():
+        for drone in context.changing.values():
             if drone.awaits_room:
                 room._promise(drone.type, 1)
             # The quota that a site tells cannot know yet of an order whose outcome is unknown.
@@ -93,20 +132,20 @@ class Room:
         return room
 
     def _count_unsettled(self) -> None:
-        probing = {b.scope: b.since for b in self.scene.breakers.values() if b.state is BreakerState.PROBING}
-        sizes = Counter((drone.type, drone.gpu_milli) for drone in self.scene.unsettled.values())
+        probing = {b.scope: b.since for b in self.context.breakers.values() if b.state is BreakerState.PROBING}
+        sizes = Counter((drone.type, drone.gpu_milli) for drone in self.context.changing.values())
         for (key, gpu_milli), count in sizes.items():
             self._count(key, key.partition("/")[0], count, count * gpu_milli)
-        for drone in self.scene.unsettled.values():
+        for drone in self.context.changing.values():
             if drone.state not in PENDING:
                 continue
             key, site = drone.type, drone.site
-            remote = self.scene.remote(drone)
+            remote = self.context.remote(drone)
             if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
                 self.blocked[key] = StartBlocked(key, remote.blocked.value, remote.reason)
             self._add(self.pending, 1, site, key)
             if probing:
-                self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, ENDLESS)))
+                self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, NO_END)))
 
     @staticmethod
     def _add(counts: dict[str, int], amount: int, *keys: str) -> None:
@@ -126,41 +165,41 @@ class Room:
         if left is None:
             return
         if in_all is None:
-            _take(left, name, count)
+            _take_share(left, name, count)
             return
-        kind = self.scene.types.get(key)
+        kind = self.context.types.get(key)
         in_all = self.free_milli[site] = max(0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU))
         left[name] = max(0.0, left.get(name, 0.0) - count)
         for other in left:
-            each = self.scene.types.get(TypeKey(f"{site}/{other}"))
+            each = self.context.types.get(TypeKey(f"{site}/{other}"))
             if each is not None and each.gpu_milli:
                 left[other] = min(left[other], float(in_all // each.gpu_milli))
 
     def _grant(self, key: TypeKey, count: int) -> None:
         """Quota, which the types of a site share."""
         site, _, name = key.partition("/")
-        _take(self.quota.get(site, {}), name, count)
+        _take_share(self.quota.get(site, {}), name, count)
 
     def start(self, key: TypeKey, count: int) -> None:
         """Book ``count`` starts of a type."""
-        kind = self.scene.types[key]
+        kind = self.context.types[key]
         site = kind.site
         self._count(key, site, count, count * kind.gpu_milli)
         self._add(self.pending, count, site, key)
         self._add(self.probes, count, site, key)
         self._add(self.started, count, site, key)
-        if site in self.ground.floors:
-            self.ground.floors[site].book(kind, count)
+        if site in self.reservations.free:
+            self.reservations.free[site].book(kind, count)
             self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
         self._promise(key, count)
         self._grant(key, count)
 
     def free_for(self, key: TypeKey) -> int | None:
         """How many of a type could start right now; None where its site does not tell."""
-        kind = self.scene.types[key]
-        if kind.site in self.ground.floors:
+        kind = self.context.types[key]
+        if kind.site in self.reservations.free:
             if key not in self.counted:
-                self.counted[key] = self.ground.floors[kind.site].count(kind)
+                self.counted[key] = self.reservations.free[kind.site].count(kind)
             return self.counted[key]
         if kind.site in self.free:
             return int(self.free[kind.site].get(kind.name, 0.0))
@@ -168,8 +207,8 @@ class Room:
 
     def on_reserve(self, kind: DroneType) -> bool:
         """Whether what is kept for GPUs is now released to this type."""
-        site = self.scene.snapshot.policy.sites.get(kind.site)
-        quiet_s = self.scene.now - self.scene.snapshot.gpu_wanted_at
+        site = self.context.snapshot.policy.sites.get(kind.site)
+        quiet_s = self.context.now - self.context.snapshot.gpu_wanted_at
         rules = site.blocking if site and not kind.gpu_milli else ()
         return any(r.when is ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
 
@@ -177,18 +216,18 @@ class Room:
         """How many of a type may be started now, and which limit says so. Room only shrinks: none left is for good."""
         if key in self.spent:
             return 0, self.spent[key]
-        count, reason = self._for_type(key, self.scene.types[key])
+        count, reason = self._for_type(key, self.context.types[key])
         if count == 0:
             self.spent[key] = reason
             self.open.discard(key)
         return count, reason
 
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
-        site = self.scene.snapshot.policy.sites.get(kind.site)
+        site = self.context.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
             return 0, SiteDisabled(kind.site)
-        doubt = self.scene.trust.sites.get(kind.site) or self.ground.held.get(key)
-        doubt = doubt or self.blocked.get(key) or too_short(self.scene, kind)
+        doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
+        doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
             return 0, doubt
         found = self._capped(key, kind, site)
@@ -205,7 +244,7 @@ class Room:
 
     def _capped(self, key: TypeKey, kind: DroneType, site: SitePolicy) -> tuple[int, Reason | None]:
         """The least that any limit of ours allows, and which does."""
-        policy, gpu_milli = self.scene.snapshot.policy, kind.gpu_milli
+        policy, gpu_milli = self.context.snapshot.policy, kind.gpu_milli
         caps: tuple[_Cap, ...] = (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
             ("max_pending", kind.site, self.pending, site.max_pending, 1),
@@ -229,17 +268,17 @@ class Room:
         return least, LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
 
     def _why_full(self, kind: DroneType) -> Reason:
-        if kind.site in self.ground.floors and not kind.gpu_milli:
-            unblocked, gpu_milli = self.ground.floors[kind.site].count_unblocked(kind)
+        if kind.site in self.reservations.free and not kind.gpu_milli:
+            unblocked, gpu_milli = self.reservations.free[kind.site].count_unblocked(kind)
             if unblocked and gpu_milli:
                 return ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
-        view = self.scene.trust.site_view(self.scene.snapshot, kind.site)
-        short = stranded(kind, view.nodes) if view is not None else None
+        view = self.context.validity.site_view(self.context.snapshot, kind.site)
+        short = stranded_gpus(kind, view.nodes) if view is not None else None
         lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
-        return short or self.ground.claimed.get(kind.site) or SiteFull(kind.key, lack)
+        return short or self.reservations.claimed.get(kind.site) or SiteFull(kind.key, lack)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
-        breaker = self.scene.breakers.get(scope)
+        breaker = self.context.breakers.get(scope)
         if breaker is None:
             return None
         match breaker.state:
@@ -255,9 +294,84 @@ class Room:
                 return 0, BackingOff(scope, breaker.until, kind, text)
 
 
-def _take(left: dict[str, float], name: str, count: int) -> None:
+def _take_share(left: dict[str, float], name: str, count: int) -> None:
     """``count`` of one, and of all others in proportion."""
     mine = left.get(name, 0.0)
     share = min(1.0, count / mine) if mine > 0 else 1.0
     for other in left:
         left[other] = max(0.0, left[other] - (count if other == name else share * left[other]))
+
+
+# In which order drone types are asked for: by where one would start now, then by price.
+
+_FULL_SITE_H = 1_000_000
+"""Stands for as long as nobody knows; longer than any site expects."""
+
+
+@dataclass(slots=True)
+class RankedTypes:
+    """In which order types are asked for the jobs of one shape."""
+
+    keys: Sequence[TypeKey]
+    left: Sequence[TypeKey]
+    """Those of which any might yet be started when that was last looked at."""
+    turn: Sequence[TypeKey] = ()
+    """Where any of ours come late: the first type of which another might wait as well, and the last before it."""
+    of: int = -1
+    """How many types there were of which that was so."""
+
+    def open(self, limits: StartLimits) -> Sequence[TypeKey]:
+        """In order, without those of which no more is started in this decision; those of ``turn`` stay."""
+        if len(limits.open) != self.of:
+            self.left = [key for key in self.left if key in limits.open or key in self.turn]
+            self.of = len(limits.open)
+        return self.left
+
+
+@dataclass(slots=True)
+class TypeRanking:
+    """By price for one job, then by how little VRAM and capability is left unused. Sites that show free GPUs (or do not
+    tell) come before those where the drone would queue, and a short queue before a long one."""
+
+    tier: Mapping[TypeKey, int]
+    """In how many hours one would start, by all that is known: the lower, the earlier it is asked for."""
+    sure: frozenset[TypeKey]
+    """Types of which one would start now, by all that their site shows."""
+    any_late: bool
+    """Whether any of ours come late."""
+    known: dict[CompatibleTypes, RankedTypes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
+        """By what is free before anything is started."""
+        waits = _expected_wait_h(context)
+        free = {key: limits.free_for(key) for key in context.types}
+        # What looks free where one of ours waits all the same is kept for somebody else.
+        sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
+        full = {key for key, count in free.items() if count is not None and count <= 0}
+        return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))
+
+    def for_jobs(self, compatible: CompatibleTypes) -> RankedTypes:
+        """For the jobs of one shape."""
+        found = self.known.get(compatible)
+        if found is None:
+            keys = sorted(compatible.cheapest, key=self.tier.__getitem__)
+            found = self.known[compatible] = RankedTypes(keys, keys, self._turn(keys) if self.any_late else ())
+        return found
+
+    def _turn(self, keys: Sequence[TypeKey]) -> Sequence[TypeKey]:
+        """Where the late ones have their turn, and where jobs that have enough by then stop short of it."""
+        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys))
+        return keys[max(0, unsure - 1) : unsure + 1]
+
+
+def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:
+    """By type, within how many hours the site expects the last of ours to start; only where that is late."""
+    waits: dict[TypeKey, int] = {}
+    for drone_id in context.late:
+        drone = context.changing[drone_id]
+        remote = context.remote(drone)
+        if remote is not None:
+            hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
+            waits[drone.type] = max(waits.get(drone.type, 0), hours)
+    return waits

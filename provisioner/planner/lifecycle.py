@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 
 from provisioner.model import (
     WHOLE_GPU,
@@ -25,9 +26,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner.guard import VANISH_FACTOR, Trust
-from provisioner.planner.records import amended, changed
-from provisioner.planner.settled import HEARD_EVERY_S
+from provisioner.planner.views import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_PATIENCE_FACTOR, ViewValidity
 from provisioner.reasons import (
     Accepted,
     Disappeared,
@@ -44,10 +43,32 @@ from provisioner.reasons import (
     SeenInPool,
 )
 
+# Changed records of drones, made quickly: a decision after a restart changes the record of nearly every drone.
+
+_drone_fields = attrgetter(*(field.name for field in fields(Drone)))
+_set_field = object.__setattr__
+
+
+def with_changes(drone: Drone, **news: object) -> Drone:
+    """Return the drone with some fields changed, as ``dataclasses.replace`` does in twice the time. Raises
+    AttributeError for a field that does not exist."""
+    return set_fields(Drone(*_drone_fields(drone)), **news)
+
+
+def set_fields(copy: Drone, **news: object) -> Drone:
+    """Return ``copy`` itself with some fields changed. It must be a copy that the caller has just made and that nobody
+    else has yet: a drone with news of its site and of the pool is copied once."""
+    for name, value in news.items():
+        _set_field(copy, name, value)
+    return copy
+
+
+# The life of a drone: the table of states, what each may last and become, and how views move a drone along it.
+
 S = DroneState
 
 
-class Overdue(StrEnum):
+class OnTimeout(StrEnum):
     """What happens to a drone that has been in a state for longer than it may."""
 
     FORGET = "forget"
@@ -61,13 +82,13 @@ class Overdue(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StateRule:
     """One live state: what it means, which policy setting limits it, what then happens and how such a drone ends."""
 
     meaning: str
     limit: str
     """A field of ``SitePolicy``, or ``idle_timeout_s`` (``planner/idle.py``), or ``walltime_s`` of the drone type."""
-    then: Overdue
+    then: OnTimeout
     ends_as: DroneState
     next: frozenset[DroneState]
 
@@ -75,60 +96,60 @@ class Stage:
 _PRE = frozenset({S.SUBMITTED, S.QUEUED, S.BOOTING, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING})
 _GONE = frozenset({S.FAILED, S.LOST, S.PREEMPTED, S.JOIN_TIMEOUT, S.UNUSED, S.CANCELLED, S.DONE})
 
-LIFE: Mapping[DroneState, Stage] = {
-    S.REQUESTED: Stage(
-        "recorded; the site has not confirmed the order", "order_confirm_s", Overdue.FORGET, S.FAILED, _PRE | _GONE
+STATE_RULES: Mapping[DroneState, StateRule] = {
+    S.REQUESTED: StateRule(
+        "recorded; the site has not confirmed the order", "order_confirm_s", OnTimeout.FORGET, S.FAILED, _PRE | _GONE
     ),
-    S.SUBMITTED: Stage(
+    S.SUBMITTED: StateRule(
         "the site took the order and does not list it yet",
         "queued_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.CANCELLED,
         (_PRE - {S.SUBMITTED}) | _GONE,
     ),
-    S.QUEUED: Stage(
+    S.QUEUED: StateRule(
         "waits in the site's queue",
         "queued_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.CANCELLED,
         (_PRE - {S.SUBMITTED, S.QUEUED}) | _GONE,
     ),
-    S.BOOTING: Stage(
+    S.BOOTING: StateRule(
         "runs at the site, not in the pool yet",
         "booting_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.JOIN_TIMEOUT,
         frozenset({S.QUEUED, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
     ),
-    S.JOINED: Stage(
+    S.JOINED: StateRule(
         "in the pool, does not accept jobs yet (GPU check)",
         "joining_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.FAILED,
         frozenset({S.QUEUED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
     ),
-    S.IDLE: Stage(
+    S.IDLE: StateRule(
         "accepts jobs, has none",
         "idle_timeout_s",
-        Overdue.DRAIN,
+        OnTimeout.DRAIN,
         S.UNUSED,
         frozenset({S.QUEUED, S.JOINED, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
     ),
-    S.BUSY: Stage(
+    S.BUSY: StateRule(
         "has at least one job",
         "walltime_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.DONE,
         frozenset({S.QUEUED, S.JOINED, S.IDLE, S.DRAINING, S.STOPPING}) | _GONE,
     ),
-    S.DRAINING: Stage(
+    S.DRAINING: StateRule(
         "takes no new jobs; leaves when it has none",
         "draining_s",
-        Overdue.STOP,
+        OnTimeout.STOP,
         S.DONE,
         frozenset({S.IDLE, S.BUSY, S.JOINED, S.STOPPING}) | _GONE,
     ),
-    S.STOPPING: Stage("the site was asked to end it", "stopping_s", Overdue.INSIST, S.CANCELLED, _GONE),
+    S.STOPPING: StateRule("the site was asked to end it", "stopping_s", OnTimeout.INSIST, S.CANCELLED, _GONE),
 }
 """The table. ``next`` is what may follow; anything may also stay as it is."""
 
@@ -141,31 +162,31 @@ _BY_SLOT = {
 
 EVICTION_SLACK_S = 30.0
 """By so much may an eviction seem to come before the notice that caused it: two clocks, whole seconds."""
-EXIT_NEVER_JOINED = 73
+EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
 # -------------------------------------------------------------------------------------------- what views tell
 
 
-def observe_all(snapshot: Snapshot, trust: Trust) -> list[StateChange]:
+def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]:
     """What fresh views tell of every drone on record: only what is new. Of settled ones nothing is."""
-    lost = _lost(snapshot) if trust.overlay is None else None
+    lost = _lost(snapshot) if validity.overlay is None else None
     partial = lost is not None and snapshot.overlay.view is not None and bool(snapshot.overlay.view.unheard)
-    views = {name: trust.site_view(snapshot, name) for name in snapshot.policy.sites}
+    views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = []
-    for drone in trust.sifted.others.values():
+    for drone in validity.split.changing.values():
         site = drone.site
         site_policy = snapshot.policy.sites.get(site) or SitePolicy(site)
         move = observe(
             drone,
             views.get(site),
-            trust.slots.get(drone.id),
-            pool_fresh=trust.overlay is None,
+            validity.slots.get(drone.id),
+            pool_fresh=validity.overlay is None,
             # in a partial view a drone without evictions may have had jobs of a queue that does not answer
             evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
             policy=site_policy,
-            doubted=site in trust.vanished,
+            doubted=site in validity.vanished,
             now=snapshot.now,
         )
         if move is not None:
@@ -200,12 +221,12 @@ def observe(
     if view is not None:
         remote = view.drones.get(drone.id)
         if remote is not None and remote.state is RemoteState.STOPPED:
-            return _over(drone, remote, policy, now)
+            return _stopped_at_site(drone, remote, policy, now)
         if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
-            priced = _cost(drone, slot, evictions, policy, how.at or now)
+            priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
             if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
-                priced = changed(priced, jobs=0)  # they were done between two looks
+                priced = with_changes(priced, jobs=0)  # they were done between two looks
             return _ended(priced, how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
@@ -214,13 +235,13 @@ def observe(
         seen, reason = drone, None
     if not seen.state.ended:
         if slot is not None:
-            seen, reason = _in_pool(seen, slot, reason, now, changed if seen is drone else amended)
+            seen, reason = _in_pool(seen, slot, reason, now, with_changes if seen is drone else set_fields)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
-            seen = changed(seen, unslotted_at=now)
+            seen = with_changes(seen, unslotted_at=now)
     if seen.state.ended:
         # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
-        priced = _cost(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
-        seen = changed(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
+        priced = _with_lost_work(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
+        seen = with_changes(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen is drone or seen == drone:
         return None
     return StateChange(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
@@ -255,7 +276,7 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     )
     if same:
         return drone, None
-    seen = changed(
+    seen = with_changes(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -273,11 +294,11 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     return seen, SeenAtSite(remote.state.value, remote.reason)
 
 
-def _over(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
+def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
     """It is as if it had been asked to go: its site clears it away by itself, and is asked after a while. Which end it
     had is told when it is gone, by whatever its site has found out until then."""
     asked_now = drone.state is not S.STOPPING
-    seen = changed(
+    seen = with_changes(
         drone,
         state=S.STOPPING,
         since=now if asked_now else drone.since,
@@ -312,19 +333,19 @@ def _unlisted(
         waited = now - ordered_at
         if waited <= policy.order_confirm_s:
             return drone, None
-        return end(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.order_confirm_s)
+        return ended_record(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.order_confirm_s)
     if not drone.missing_at:
-        return changed(drone, missing_at=view.taken_at), NotInListing()
+        return with_changes(drone, missing_at=view.taken_at), NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
     if doubted or _missing_with_many(drone, view):
-        limit *= VANISH_FACTOR
+        limit *= VANISHED_PATIENCE_FACTOR
     missing = view.taken_at - drone.missing_at
     if missing < limit:
         return drone, None
     unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
-    return end(drone, drone.leaving or unknown, now), Disappeared(missing, limit)
+    return ended_record(drone, drone.leaving or unknown, now), Disappeared(missing, limit)
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:
@@ -376,7 +397,7 @@ def _in_pool(
         or slot.retires_at != drone.retires_at
         or (slot.work_gpu_milli, slot.work_at) != (drone.work_gpu_milli, drone.work_at)
         or (slot.name and slot.name != drone.slot)
-        or slot.heard_at - drone.heard_at >= HEARD_EVERY_S
+        or slot.heard_at - drone.heard_at >= HEARTBEAT_RECORD_INTERVAL_S
     )
     if not is_new:
         return drone, reason
@@ -405,7 +426,7 @@ def _in_pool(
     return seen, reason
 
 
-def _cost(
+def _with_lost_work(
     drone: Drone, slot: Slot | None, evictions: Sequence[Eviction] | None, policy: SitePolicy, at: float
 ) -> Drone:
     """The drone with what its end at ``at`` has cost. The jobs' own queue knows best (a job may have saved its work, or
@@ -415,21 +436,21 @@ def _cost(
     of_its_end = [e for e in evictions or () if e.at >= since]
     if of_its_end:
         lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
-        return changed(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
+        return with_changes(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
     told = evictions is not None and (slot is None or not slot.work_gpu_milli)
     if told or not drone.jobs or not drone.work_at:
         return drone
     lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
-    return changed(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
+    return with_changes(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
 
 
 def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> StateChange:
     at = how.at or now
     lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
-    ended = end(drone, end_state(drone, how), now, how.message)
+    ended = ended_record(drone, end_state(drone, how), now, how.message)
     # It may have run and gone between two looks: that it ran at all is known now.
     if not ended.started_at and how.kind is EndKind.EXITED:
-        ended = changed(ended, started_at=at)
+        ended = with_changes(ended, started_at=at)
     reason: Reason
     if ended.state is S.PREEMPTED:
         notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
@@ -454,19 +475,19 @@ def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
         case EndKind.EXITED:
             if drone.leaving is not None:
                 return drone.leaving
-            if how.exit_code == EXIT_NEVER_JOINED and not drone.joined_at:
+            if how.exit_code == EXIT_JOIN_TIMEOUT and not drone.joined_at:
                 return S.JOIN_TIMEOUT
             if how.exit_code:
                 return S.FAILED
             return S.DONE if worked else S.UNUSED
 
 
-def end(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
+def ended_record(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
     """Return the record of a drone that is gone. One that found work after all did not match nothing, and one that
     was asked to go and finished its jobs first is done."""
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
-    return changed(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+    return with_changes(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
 
 
 _TIMES = (
@@ -475,41 +496,41 @@ _TIMES = (
 )
 
 
-def on_clock(drone: Drone, by_s: float, now: float) -> Drone:
+def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
     """Return the drone with its times moved by ``by_s``, like the clock that gave them, and none later than ``now``."""
     known = ((name, getattr(drone, name)) for name in _TIMES)
-    return changed(drone, **{name: min(now, at + by_s) for name, at in known if at})
+    return with_changes(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 
 # ---------------------------------------------------------------------------------------- what receipts tell
 
 
-def settle_start(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
+def apply_start_result(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
     """Return what the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it:
     one that was begun after the answer, for ``order_confirm_s`` from then on. The order may have gone out just
     before."""
     match receipt.answer:
         case OrderOutcome.OK:
-            after = changed(
+            after = with_changes(
                 drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=receipt.remote_id or drone.remote_id
             )
             return StateChange(after, drone.state, Accepted(after.remote_id))
         case OrderOutcome.REJECTED:
-            return StateChange(end(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
+            return StateChange(ended_record(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
         case OrderOutcome.UNKNOWN:
-            after = changed(drone, since=now, site_reason=_message(receipt))
+            after = with_changes(drone, since=now, site_reason=_message(receipt))
             return StateChange(after, drone.state, OutcomeUnknown(_message(receipt)))
 
 
-def settle_stop(drone: Drone, receipt: OrderResult) -> StateChange | None:
+def apply_stop_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
     """Return what the site's answer to a stop means: only trouble is news."""
     if receipt.answer is OrderOutcome.OK:
         return None
     reason = _refused(receipt) if receipt.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(receipt))
-    return StateChange(changed(drone, site_reason=_message(receipt)), drone.state, reason)
+    return StateChange(with_changes(drone, site_reason=_message(receipt)), drone.state, reason)
 
 
-def settle_drain(drone: Drone, receipt: OrderResult) -> StateChange | None:
+def apply_drain_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
     """Return what the overlay's answer to a drain means: only trouble is news. A refused drain of an idle drone is left
     to the site's stop; a busy one is asked again (:mod:`retire`)."""
     words = _message(receipt)
@@ -517,10 +538,12 @@ def settle_drain(drone: Drone, receipt: OrderResult) -> StateChange | None:
         return None
     if receipt.answer is OrderOutcome.UNKNOWN:
         known = words == drone.drain_refusal
-        return None if known else StateChange(changed(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
-    after = changed(drone, drain_refusal=words or "no reason given")
+        return (
+            None if known else StateChange(with_changes(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+        )
+    after = with_changes(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
-        after = changed(after, asked=drone.asked + 1)
+        after = with_changes(after, asked=drone.asked + 1)
     kind = receipt.fault.kind.value if receipt.fault else "unknown"
     return StateChange(after, drone.state, DrainRefused(kind, words)) if after != drone else None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
+from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -13,6 +15,7 @@ from provisioner.model import (
     DroneState,
     JobClass,
     OperatorRequest,
+    Policy,
     Refusal,
     RemoteState,
     RequestKind,
@@ -22,17 +25,15 @@ from provisioner.model import (
     Stop,
     StopOrphan,
 )
-from provisioner.planner import fit, warm
-from provisioner.planner.demand import Ledger
-from provisioner.planner.eaters import NO_EATERS, Eaters
-from provisioner.planner.fairness import Shares
-from provisioner.planner.guard import OVERLAY
-from provisioner.planner.headroom import is_virtual
-from provisioner.planner.idle import idle_limit
-from provisioner.planner.life import LIFE, Overdue, end
-from provisioner.planner.owner import Leaver
-from provisioner.planner.records import changed
-from provisioner.planner.scene import Leaving, Placed, Scene
+from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
+from provisioner.planner.breakers import OVERLAY_SCOPE
+from provisioner.planner.context import PlacementResult, PlanningContext, RetirementResult
+from provisioner.planner.fairness import GroupShares
+from provisioner.planner.headroom import is_headroom, kept_for_headroom
+from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, with_changes
+from provisioner.planner.matching import count_jobs, free_resources
+from provisioner.planner.owner import PreemptionOrder
+from provisioner.planner.supply import Supply
 from provisioner.reasons import (
     DrainRefused,
     DrainRepeated,
@@ -50,56 +51,102 @@ from provisioner.reasons import (
     Unneeded,
 )
 
-INSIST_KILL = 3
+# How long an idle drone is kept.
+#
+# To let it go and need another soon costs what a drone costs until it can work: on a cloud a GPU is held while a
+# machine boots. To keep it costs a GPU that does nothing. Who keeps it for just as long as another would take to come
+# pays at most twice of what would have been best, whatever comes (the rent-or-buy problem: Karlin, Manasse, Rudolph,
+# Sleator, "Competitive snoopy caching", Algorithmica 3, 1988). How long that is, each drone has shown itself.
+
+MAX_IDLE_STRETCH = 3.0
+"""A drone that took very long to come is kept this many time-outs at most: it leaves by itself soon after."""
+
+
+MIN_IDLE_GAPS = 20
+"""Least number of gaps between two jobs of a drone for learning. With fewer, the price of a start decides."""
+
+
+class IdleLimit(NamedTuple):
+    """Limit of a drone's idle time, and its source."""
+
+    limit_s: float
+    by: str
+    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (the bounds), ``fixed`` (the setting)."""
+
+
+def idle_limit(drone: Drone, policy: Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
+    """Return what would have cost least so far at its site (as soon as a drone of it was seen to come); at most its
+    time-out, or what the drone took from its start at the site to the pool, if that is longer. A fixed time-out holds
+    as it is."""
+    site = drone.site
+    timeout_s = policy.idle_timeout_at(site)
+    if policy.idle_fixed_at(site):
+        return IdleLimit(timeout_s, "fixed")
+    came_s = drone.joined_at - drone.started_at if drone.joined_at and drone.started_at else 0.0
+    most_s = max(timeout_s, min(came_s, MAX_IDLE_STRETCH * timeout_s))
+    best_s = estimates.idle_s.get(site)
+    if best_s is not None and best_s < most_s:
+        return IdleLimit(best_s, "gaps" if estimates.gaps.get(site, 0) >= MIN_IDLE_GAPS else "start-cost")
+    return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")
+
+
+# Who must leave: for operators and owners, what has outlived its state, idle drones, what nobody needs, strays.
+
+KILL_AFTER_STOPS = 3
 """A drone asked to stop this often is killed without notice."""
-REPEAT_FIRST_S, REPEAT_LAST_S = 30.0, 600.0
+DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
 """The shortest and the longest time between two orders to drain that have no effect."""
-_CLEARED = (RemoteState.STOPPED, RemoteState.ENDED)
+_NOTHING_TO_STOP = (RemoteState.STOPPED, RemoteState.ENDED)
 """Nobody need end these."""
-WITHDRAW_AFTER_S = 120.0
+CANCEL_AFTER_S = 120.0
 """A drone that waits at its site goes when no job has needed it for this long, or for the idle time-out if that is
 shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting. In
 replays five minutes served bursts better still, and started too many drones for nothing where jobs come singly."""
-WANTED_FACTOR = 3
+MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
 
 
-def retire(scene: Scene, leavers: Sequence[Leaver], placed: Placed, eaters: Eaters = NO_EATERS) -> Leaving:
+def retire(
+    context: PlanningContext,
+    preemptions: Sequence[PreemptionOrder],
+    placed: PlacementResult,
+    black_holes: BlackHoles = NO_BLACK_HOLES,
+) -> RetirementResult:
     """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
     is on only people's requests count: they may be what ends the trouble."""
-    asked = _Asked(scene)
-    done = tuple(r.id for r in scene.snapshot.requests if _operator(scene, asked, r))
+    asked = _Requests(context)
+    done = tuple(r.id for r in context.snapshot.requests if _carry_out(context, asked, r))
     orphans: tuple[StopOrphan, ...] = ()
-    if scene.brake is None:
-        for leaver in leavers:
-            if leaver.drone.id not in asked.named and scene.touchable(leaver.drone):
+    if context.too_unhealthy is None:
+        for leaver in preemptions:
+            if leaver.drone.id not in asked.named and context.can_act_on(leaver.drone):
                 asked.make_way(leaver.drone, leaver.reason, leaver.end)
-        for drone, why in eaters.leave:
-            if drone.id not in asked.named and scene.touchable(drone):
+        for drone, why in black_holes.leave:
+            if drone.id not in asked.named and context.can_act_on(drone):
                 if drone.joined_at:
                     asked.drain(drone, DrainMode.PEACEFUL, why, DroneState.CANCELLED)
                 else:
                     asked.stop(drone, why, DroneState.CANCELLED)
-        for drone_id, reason in placed.exposed.items():
-            drone = scene.drones[drone_id]
-            if not drone.goes and drone.id not in asked.named and scene.touchable(drone):
+        for drone_id, reason in placed.at_risk.items():
+            drone = context.drones[drone_id]
+            if not drone.goes and drone.id not in asked.named and context.can_act_on(drone):
                 asked.drain(drone, DrainMode.PEACEFUL, reason, _worked(drone))
-        surplus = _surplus(scene, asked, placed.pressed)
-        kept, matched = warm.kept(scene, placed.pressed), _Matched(scene)
-        for drone in scene.unsettled.values():
-            if drone.id not in asked.named and scene.touchable(drone):
-                _one(scene, asked, drone, surplus, kept, matched)
-        orphans = _orphans(scene)
-    return Leaving(
+        surplus = _surplus(context, asked, placed.without_headroom)
+        kept, matched = kept_for_headroom(context, placed.without_headroom), _MatchableClasses(context)
+        for drone in context.changing.values():
+            if drone.id not in asked.named and context.can_act_on(drone):
+                _retire_one(context, asked, drone, surplus, kept, matched)
+        orphans = _orphans(context)
+    return RetirementResult(
         tuple(asked.drains), tuple(asked.stops), orphans, tuple(asked.refusals), done, moves=tuple(asked.moves)
     )
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Requests:
     """What was asked so far in this plan."""
 
-    scene: Scene
+    context: PlanningContext
     drains: list[Drain] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
@@ -107,11 +154,11 @@ class _Asked:
     named: set[str] = field(default_factory=set)
 
     def drain(self, drone: Drone, mode: DrainMode, reason: Reason, leaving: DroneState) -> None:
-        if self.scene.trust.overlay is not None:  # it could not be asked, nor could we see whether it is busy
+        if self.context.validity.overlay is not None:  # it could not be asked, nor could we see whether it is busy
             return
-        now = self.scene.now
+        now = self.context.now
         since = drone.since if drone.state is DroneState.DRAINING else now
-        after = changed(
+        after = with_changes(
             drone,
             state=DroneState.DRAINING,
             since=since,
@@ -124,10 +171,10 @@ class _Asked:
         self.named.add(drone.id)
 
     def resume(self, drone: Drone, reason: Reason) -> None:
-        now = self.scene.now
+        now = self.context.now
         state = DroneState.BUSY if drone.jobs else DroneState.IDLE
         idle_at = 0.0 if drone.jobs else now
-        back = changed(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
+        back = with_changes(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
         self.drains.append(Drain(back, drone.state, DrainMode.RESUME, reason))
         self.named.add(drone.id)
 
@@ -135,8 +182,8 @@ class _Asked:
         self._stop(drone, reason, kill=kill, leaving=drone.leaving or leaving)
 
     def _stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
-        now = self.scene.now
-        after = changed(
+        now = self.context.now
+        after = with_changes(
             drone,
             state=DroneState.STOPPING,
             since=drone.since if drone.state is DroneState.STOPPING else now,
@@ -149,37 +196,39 @@ class _Asked:
 
     def make_way(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
         """For the owner, or for a GPU job: this is its notice, whatever it was about to do."""
-        self._stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.scene.now)
+        self._stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
 
     def write_off(self, drone: Drone, reason: Reason) -> None:
-        self.moves.append(StateChange(end(drone, DroneState.LOST, self.scene.now), drone.state, reason))
+        self.moves.append(StateChange(ended_record(drone, DroneState.LOST, self.context.now), drone.state, reason))
         self.named.add(drone.id)
 
     def mark(self, drone: Drone, unneeded_at: float) -> None:
-        self.moves.append(StateChange(changed(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value)))
+        self.moves.append(
+            StateChange(with_changes(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value))
+        )
 
 
-def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
+def _carry_out(context: PlanningContext, asked: _Requests, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with.
 
     A drain waits for the overlay, which alone can be asked for it. A reset of breakers is in the snapshot already."""
     if request.kind is RequestKind.RESET:
         return True
-    named = [scene.drones[i] for i in request.drone_ids if i in scene.drones]
-    blind = scene.trust.overlay
+    named = [context.drones[i] for i in request.drone_ids if i in context.drones]
+    blind = context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
     if blind is not None and request.kind is RequestKind.DRAIN and of_overlay:
         asked.refusals.extend(Refusal(f"drone:{d.id}", 1, blind) for d in named)
         return False
     reason = OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
-        drone = scene.drones.get(drone_id)
+        drone = context.drones.get(drone_id)
         if drone is None:
             asked.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
         elif drone.id in asked.named:
             continue
         elif request.kind is RequestKind.KILL:
-            if drone.site in scene.snapshot.policy.sites:
+            if drone.site in context.snapshot.policy.sites:
                 asked.stop(drone, reason, DroneState.CANCELLED, kill=True)
             else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
                 asked.write_off(drone, reason)
@@ -194,7 +243,7 @@ def _operator(scene: Scene, asked: _Asked, request: OperatorRequest) -> bool:
     return True
 
 
-def _resume(asked: _Asked, drone: Drone, reason: Reason) -> None:
+def _resume(asked: _Requests, drone: Drone, reason: Reason) -> None:
     """Take a draining drone back into service for an operator, whoever asked it to leave."""
     if drone.state is DroneState.DRAINING:
         asked.resume(drone, reason)
@@ -202,23 +251,28 @@ def _resume(asked: _Asked, drone: Drone, reason: Reason) -> None:
         asked.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
 
 
-def _one(
-    scene: Scene, asked: _Asked, drone: Drone, surplus: frozenset[str], kept: Collection[str], matched: _Matched
+def _retire_one(
+    context: PlanningContext,
+    asked: _Requests,
+    drone: Drone,
+    surplus: frozenset[str],
+    kept: Collection[str],
+    matched: _MatchableClasses,
 ) -> None:
-    policy = scene.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
-    now = scene.now
+    policy = context.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
+    now = context.now
     worked = _worked(drone)
     if drone.state is DroneState.QUEUED and drone.started_at:
         return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
     waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs
-    if waits and (remote := scene.remote(drone)) is not None and remote.hopeless:
+    if waits and (remote := context.remote(drone)) is not None and remote.hopeless:
         fault = remote.blocked.value if remote.blocked else ""
         return asked.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
-    if drone.unslotted_at and scene.trust.overlay is None and drone.state is not DroneState.STOPPING:
-        away = now - max(drone.unslotted_at, _pool_seen_since(scene))
+    if drone.unslotted_at and context.validity.overlay is None and drone.state is not DroneState.STOPPING:
+        away = now - max(drone.unslotted_at, _pool_seen_since(context))
         if away > policy.slot_loss_s:
             return asked.stop(drone, LeftPool(away, policy.slot_loss_s), DroneState.LOST)
-    if drone.type not in scene.types and not drone.goes:
+    if drone.type not in context.types and not drone.goes:
         if drone.joined_at:
             return asked.drain(drone, DrainMode.PEACEFUL, TypeRemoved(drone.type), worked)
         return asked.stop(drone, TypeRemoved(drone.type), DroneState.CANCELLED)
@@ -227,107 +281,109 @@ def _one(
     if drone.state is DroneState.IDLE and drone.id in kept:
         return None
     if drone.state is DroneState.IDLE:
-        return _idle(scene, asked, drone, worked, matched)
-    return _overdue(scene, asked, drone, policy)
+        return _retire_idle(context, asked, drone, worked, matched)
+    return _retire_overdue(context, asked, drone, policy)
 
 
 def _worked(drone: Drone) -> DroneState:
     return DroneState.DONE if drone.busy_at else DroneState.UNUSED
 
 
-def _idle(scene: Scene, asked: _Asked, drone: Drone, worked: DroneState, matched: _Matched) -> None:
-    policy = scene.snapshot.policy
-    limit, by = idle_limit(drone, policy, scene.snapshot.estimates)
-    slot = scene.slots.get(drone.id)
-    if slot is None or scene.trust.overlay is not None or drone.jobs or slot.jobs:
+def _retire_idle(
+    context: PlanningContext, asked: _Requests, drone: Drone, worked: DroneState, matched: _MatchableClasses
+) -> None:
+    policy = context.snapshot.policy
+    limit, by = idle_limit(drone, policy, context.snapshot.estimates)
+    slot = context.slots.get(drone.id)
+    if slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
         return  # an ad that says idle and names jobs is not believed
-    idle = scene.now - (drone.idle_at or drone.since)
-    if idle <= limit or (idle <= WANTED_FACTOR * policy.idle_timeout_at(drone.site) and matched.want(drone)):
+    idle = context.now - (drone.idle_at or drone.since)
+    if idle <= limit or (idle <= MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site) and matched.want(drone)):
         return
     asked.drain(drone, DrainMode.PEACEFUL, IdleTimeout(idle, limit, by), worked)
 
 
 @dataclass
-class _Matched:
+class _MatchableClasses:
     """Classes whose jobs the negotiator would match. Local to one decision."""
 
-    scene: Scene
+    context: PlanningContext
 
     def want(self, drone: Drone) -> bool:
         """Return True if jobs wait that fit a drone: then the negotiator, not the planner, should act."""
-        scene, room = self.scene, fit.left(self.scene.slots[drone.id])
+        context, room = self.context, free_resources(self.context.slots[drone.id])
         return any(
-            fit.jobs_in(job, room, scene.types[drone.type])
+            count_jobs(job, room, context.types[drone.type])
             for job in self._classes
-            if drone.type in scene.suited[job.id].jobs and not scene.trials.doubted(job.id, drone.type)
+            if drone.type in context.compatible[job.id].jobs and not context.class_backoffs.doubted(job.id, drone.type)
         )
 
     @cached_property
     def _classes(self) -> list[JobClass]:
-        shares = Shares.of(self.scene)
-        return [job for job in self.scene.classes if not shares.used_up(job)]
+        shares = GroupShares.of(self.context)
+        return [job for job in self.context.classes if not shares.used_up(job)]
 
 
-def _overdue(scene: Scene, asked: _Asked, drone: Drone, policy: SitePolicy) -> None:
-    stage = LIFE[drone.state]
-    limit, since = _limit(scene, drone, policy)
-    spent = (_heard_at(scene, drone) if drone.state is DroneState.JOINED else scene.now) - since
-    if drone.state is DroneState.DRAINING and not drone.jobs and scene.trust.overlay is None:
+def _retire_overdue(context: PlanningContext, asked: _Requests, drone: Drone, policy: SitePolicy) -> None:
+    stage = STATE_RULES[drone.state]
+    limit, since = _limit(context, drone, policy)
+    spent = (_heard_at(context, drone) if drone.state is DroneState.JOINED else context.now) - since
+    if drone.state is DroneState.DRAINING and not drone.jobs and context.validity.overlay is None:
         # Empty, and still there: the drain was refused, lost or had no effect. The site's notice does it.
         wait = 0.0 if drone.asked else policy.stopping_s
-        idle = _heard_at(scene, drone) - max(drone.since, drone.idle_at, _pool_seen_since(scene))
+        idle = _heard_at(context, drone) - max(drone.since, drone.idle_at, _pool_seen_since(context))
         if idle >= wait:
             refused = DrainRefused("", drone.drain_refusal)
             reason = refused if drone.asked else StateTimeout(drone.state.value, idle, wait)
             return asked.stop(drone, reason, drone.leaving or stage.ends_as)
     if limit <= 0 or spent <= limit:
-        return _repeat(scene, asked, drone)
-    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and scene.trust.overlay is not None:
+        return _repeat_drain(context, asked, drone)
+    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and context.validity.overlay is not None:
         return None  # it may have joined: nobody can see
     late = StateTimeout(drone.state.value, spent, limit)
     match stage.then:
-        case Overdue.STOP:
+        case OnTimeout.STOP:
             asked.stop(drone, late, stage.ends_as)
-        case Overdue.INSIST if not _works_on(scene, drone):
-            asked.stop(drone, late, drone.leaving, kill=drone.asked >= INSIST_KILL)
+        case OnTimeout.INSIST if not _works_again(context, drone):
+            asked.stop(drone, late, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
         case _:
             pass  # idle drones go by _idle; a record without a drone ends by life.observe
 
 
-def _repeat(scene: Scene, asked: _Asked, drone: Drone) -> None:
+def _repeat_drain(context: PlanningContext, asked: _Requests, drone: Drone) -> None:
     """Ask a drone again to drain, whose slot still takes jobs: the order was refused or got lost. From order to order
     it is waited half as long again, within bounds."""
-    slot = scene.slots.get(drone.id)
+    slot = context.slots.get(drone.id)
     ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
     if not ordered or slot is None or slot.state is SlotState.DRAINING:
         return
-    after_s = scene.now - drone.since
-    if scene.now - drone.asked_at >= min(max(REPEAT_FIRST_S, after_s / 3), REPEAT_LAST_S):
+    after_s = context.now - drone.since
+    if context.now - drone.asked_at >= min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
         again = DrainRepeated(after_s, drone.drain_refusal)
-        asked.drain(drone, drone.drain_mode, again, drone.leaving or LIFE[drone.state].ends_as)
+        asked.drain(drone, drone.drain_mode, again, drone.leaving or STATE_RULES[drone.state].ends_as)
 
 
-def _heard_at(scene: Scene, drone: Drone) -> float:
+def _heard_at(context: PlanningContext, drone: Drone) -> float:
     """Up to when it is known what a drone in the pool did: a listing of now may show a slot of long ago, or lack it for
     once. One that stays away is out of the pool, which has a limit of its own."""
-    slot = scene.slots.get(drone.id)
-    return min(scene.now, slot.heard_at if slot is not None else drone.heard_at)
+    slot = context.slots.get(drone.id)
+    return min(context.now, slot.heard_at if slot is not None else drone.heard_at)
 
 
-def _works_on(scene: Scene, drone: Drone) -> bool:
+def _works_again(context: PlanningContext, drone: Drone) -> bool:
     """The order to end did not reach it, and it has taken jobs since, for which there was no ground to end it: it is
     asked again when it has none. An owner's claim, and an operator's word, hold whatever it does."""
-    slot = scene.slots.get(drone.id)
+    slot = context.slots.get(drone.id)
     by_operator = drone.leaving is DroneState.CANCELLED and 0 < drone.joined_at <= drone.since
     took = slot is not None and slot.jobs > 0 and slot.begun_at > drone.since
     return took and not drone.notice_at and not by_operator
 
 
-def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
+def _limit(context: PlanningContext, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
     """How long the drone's state may last, and since when that counts."""
     match drone.state:
         case DroneState.BUSY:
-            kind = scene.types.get(drone.type)
+            kind = context.types.get(drone.type)
             if kind is None or not kind.walltime_s:
                 return 0.0, drone.since
             return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
@@ -335,69 +391,69 @@ def _limit(scene: Scene, drone: Drone, policy: SitePolicy) -> tuple[float, float
             return policy.stopping_s, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:
             # While the pool could not be seen nobody could join: that time does not count.
-            return float(getattr(policy, LIFE[drone.state].limit)), max(drone.since, _pool_seen_since(scene))
+            return float(getattr(policy, STATE_RULES[drone.state].limit)), max(drone.since, _pool_seen_since(context))
         case _:
-            return float(getattr(policy, LIFE[drone.state].limit, 0.0)), drone.since
+            return float(getattr(policy, STATE_RULES[drone.state].limit, 0.0)), drone.since
 
 
-def _pool_seen_since(scene: Scene) -> float:
-    breaker = scene.breakers.get(OVERLAY)
+def _pool_seen_since(context: PlanningContext) -> float:
+    breaker = context.breakers.get(OVERLAY_SCOPE)
     return breaker.blind_until if breaker else 0.0
 
 
-def _surplus(scene: Scene, asked: _Asked, pressed: Collection[str]) -> frozenset[str]:
+def _surplus(context: PlanningContext, asked: _Requests, without_headroom: Collection[str]) -> frozenset[str]:
     """Drones that wait at a site and that no job has needed for a while, nor any headroom. Fresh jobs count as need
     here: slower down than up."""
-    outage = scene.breakers.get(OVERLAY)
-    if scene.trust.overlay is not None or (outage is not None and scene.now < outage.until):
+    outage = context.breakers.get(OVERLAY_SCOPE)
+    if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
         return frozenset()
     waiting = [
         d
-        for d in scene.unsettled.values()
+        for d in context.changing.values()
         if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
         and not d.jobs
         and not d.goes
         and not d.started_at
-        and d.type in scene.types
+        and d.type in context.types
         and d.id not in asked.named
     ]
     if not waiting:
         return frozenset()
-    ledger = Ledger.of(scene)
-    real = sorted(scene.classes, key=lambda c: (len(scene.suited[c.id].kinds), c.id))
-    for job in (*real, *scene.headroom):
-        suited, wanted = scene.suited[job.id], job.waiting + job.fresh
-        if is_virtual(job.id):
-            suited = suited.without(pressed)
-        wanted -= ledger.take_own(job, wanted).jobs
-        wanted -= ledger.take(job, suited, wanted).jobs
-        for key in suited.places.keys() & ledger.late if wanted > 0 else ():
+    supply = Supply.of(context)
+    real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
+    for job in (*real, *context.headroom):
+        compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
+        if is_headroom(job.id):
+            compatible = compatible.without(without_headroom)
+        wanted -= supply.take_own(job, wanted).jobs
+        wanted -= supply.take(job, compatible, wanted).jobs
+        for key in compatible.places.keys() & supply.late if wanted > 0 else ():
             # of those that come late, as many of each type: which of them comes first nobody knows
-            ledger.take(job, suited, wanted, key, late=True)
-    left = {key: ledger.untouched(scene.types[key]) for key in {d.type for d in waiting}}
+            supply.take(job, compatible, wanted, key, late=True)
+    left = {key: supply.untouched(context.types[key]) for key in {d.type for d in waiting}}
     surplus: list[str] = []
     # those that come late first, then the newest
-    for drone in sorted(waiting, key=lambda d: (d.id not in scene.late, -d.requested_at, d.id)):
+    for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
         left[drone.type] -= 1
         if left[drone.type] < 0:
             if drone.idle_at:
                 asked.mark(drone, 0.0)
         elif not drone.idle_at:
-            asked.mark(drone, scene.now)
-        elif scene.now - drone.idle_at >= min(WITHDRAW_AFTER_S, scene.snapshot.policy.idle_timeout_at(drone.site)):
+            asked.mark(drone, context.now)
+        elif context.now - drone.idle_at >= min(CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site)):
             surplus.append(drone.id)
     return frozenset(surplus)
 
 
-def _orphans(scene: Scene) -> tuple[StopOrphan, ...]:
+def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
     """What carries our tag and is not on record as alive: a start whose answer came too late, a lost store."""
     found = []
-    for site, count in scene.strays.items():
-        view = scene.trust.site_view(scene.snapshot, site)
-        if not count or view is None or scene.trust.sites.get(site) is not None:
+    for site, count in context.orphan_counts.items():
+        view = context.validity.site_view(context.snapshot, site)
+        if not count or view is None or context.validity.sites.get(site) is not None:
             continue
         for drone_id, remote in view.drones.items():
-            if remote.state not in _CLEARED and drone_id not in scene.drones:
-                known = scene.snapshot.ended.get(drone_id)
+            if remote.state not in _NOTHING_TO_STOP and drone_id not in context.drones:
+                known = context.snapshot.ended.get(drone_id)
                 found.append(StopOrphan(site, drone_id, remote.remote_id, Orphan(known.value if known else "")))
     return tuple(found)

@@ -29,8 +29,8 @@ from provisioner.model import (
 _MAY_STOP_BUSY = frozenset(
     {"operator-requested", "preempted-for-owner", "reserve-reclaimed", "state-timeout", "left-pool", "seen-at-site"}
 )
-_counted = attrgetter("type", "gpu_milli", "state")
-_WAITS = (DroneState.SUBMITTED, DroneState.QUEUED)
+_cap_key = attrgetter("type", "gpu_milli", "state")
+_QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
 
 Action = Start | Drain | Stop | StopOrphan
@@ -48,32 +48,32 @@ class Breach:
         return self.text
 
 
-def check(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
     """Return the promises that a plan breaks; empty if it keeps them all."""
     if not plan.acts:  # it asks nobody for anything
         return ()
     return tuple(
         (
-            *_identities(snapshot, plan),
+            *_duplicates(snapshot, plan),
             *_caps(snapshot, plan),
-            *_blindness(snapshot, plan),
-            *_cruelty(snapshot, plan),
+            *_unseen(snapshot, plan),
+            *_busy_drones(snapshot, plan),
             *_owners(snapshot, plan),
-            *_sense(snapshot, plan),
+            *_start_reasons(snapshot, plan),
         )
     )
 
 
-def _identities(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield drones that are asked for two things, and ids that are not free or not known."""
     asked: dict[str, list[Action]] = {}
     for action in plan.asks:
         asked.setdefault(action.drone.id, []).append(action)
     # Two sites may list the same stray by mistake: each is asked to end its own.
-    strays: dict[tuple[str, str], list[StopOrphan]] = {}
+    orphan_counts: dict[tuple[str, str], list[StopOrphan]] = {}
     for orphan in plan.orphans:
-        strays.setdefault((orphan.site, orphan.drone_id), []).append(orphan)
-    for (_, drone_id), orphans in strays.items():
+        orphan_counts.setdefault((orphan.site, orphan.drone_id), []).append(orphan)
+    for (_, drone_id), orphans in orphan_counts.items():
         actions = [*asked.get(drone_id, ()), *orphans]
         if len(actions) > 1:
             yield Breach(f"{drone_id} is asked for {len(actions)} things at once", tuple(actions[1:]))
@@ -116,7 +116,7 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     live = {**snapshot.drones, **{m.drone.id: m.drone for m in plan.moves}}
     for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
         del live[drone_id]
-    for (key, gpu_milli, state), count in Counter(map(_counted, live.values())).items():
+    for (key, gpu_milli, state), count in Counter(map(_cap_key, live.values())).items():
         site = key.partition("/")[0]
         drones[site] += count
         kinds[key] += count
@@ -134,27 +134,27 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     for start in plan.starts:
         starts.setdefault(start.drone.site, []).append(start)
     policy, every = snapshot.policy, list(plan.starts)
-    yield from _over("drones in all", drones.total(), policy.max_drones, every)
+    yield from _over_limit("drones in all", drones.total(), policy.max_drones, every)
     yield from _over_gpus("GPUs in all", milli.total(), policy.max_gpu_milli, every)
     for site, mine in starts.items():
         limits = policy.sites.get(site)
         if limits is None or not limits.enabled:
             yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(mine))
             continue
-        yield from _over(f"drones at {site}", drones[site], limits.max_drones, mine)
+        yield from _over_limit(f"drones at {site}", drones[site], limits.max_drones, mine)
         yield from _over_gpus(f"GPUs at {site}", milli[site], limits.max_gpu_milli, mine)
-        yield from _over(f"drones on their way at {site}", pending[site], limits.max_pending, mine)
-        yield from _over(f"starts at once at {site}", 0, limits.max_starts_per_tick, mine)
+        yield from _over_limit(f"drones on their way at {site}", pending[site], limits.max_pending, mine)
+        yield from _over_limit(f"starts at once at {site}", 0, limits.max_starts_per_tick, mine)
     types = {t.key: t for t in snapshot.types}
     for key in {s.drone.type for s in plan.starts}:
         kind, of_kind = types.get(key), [s for s in plan.starts if s.drone.type == key]
         if kind is None:
             yield Breach(f"{key} is started but is not configured", tuple(of_kind))
         elif kind.max_drones is not None:
-            yield from _over(f"drones of {key}", kinds[key], kind.max_drones, of_kind)
+            yield from _over_limit(f"drones of {key}", kinds[key], kind.max_drones, of_kind)
 
 
-def _over(what: str, there: int, allowed: int, starts: Sequence[Start]) -> Iterator[Breach]:
+def _over_limit(what: str, there: int, allowed: int, starts: Sequence[Start]) -> Iterator[Breach]:
     """Yield a breach that names the last ``starts`` beyond ``allowed`` with ``there`` counted before them."""
     count = there + len(starts)
     if count > allowed and starts:
@@ -175,7 +175,7 @@ def _over_gpus(what: str, there: int, allowed: int | None, starts: Sequence[Star
         yield Breach(f"{count / 1000} {what}, {allowed / 1000} allowed", tuple(named))
 
 
-def _blindness(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield actions where we do not see."""
     view, now = snapshot.overlay.view, snapshot.now
     blind = (
@@ -210,7 +210,7 @@ def _by_operator(reason: object) -> bool:
     return getattr(reason, "kind", "") == "operator-requested"
 
 
-def _cruelty(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield drones with a job that are ended without one of the few good grounds."""
     after = {m.drone.id: m.drone for m in plan.moves}
     for action in plan.leaves:
@@ -242,7 +242,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             if (
                 stop.drone.site == site
                 and stop.reason.kind == "preempted-for-owner"
-                and stop.was not in _WAITS
+                and stop.was not in _QUEUED_STATES
                 and kind
             ):
                 amounts = (kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
@@ -267,7 +267,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
             there = sum(f[i] for f in free)
-            yield from _beyond(
+            yield from _over_free(
                 f"starts at {site} ask for",
                 what,
                 "free",
@@ -277,7 +277,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
             kept = limits.blocking[0].cpus
             rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
-            yield from _beyond(
+            yield from _over_free(
                 f"CPU drones at {site} ask for",
                 "CPUs",
                 "not kept for free GPUs",
@@ -286,7 +286,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             )
 
 
-def _beyond(who: str, what: str, there_is: str, there: int, asks: Sequence[tuple[Start, int]]) -> Iterator[Breach]:
+def _over_free(who: str, what: str, there_is: str, there: int, asks: Sequence[tuple[Start, int]]) -> Iterator[Breach]:
     """Yield a breach that names the starts which ask for more than is left of ``there`` after those before them."""
     asked, named = 0, []
     for start, amount in asks:
@@ -306,7 +306,7 @@ def _amounts(claims: Sequence[OwnerDemand]) -> tuple[list[int], ...]:
     )
 
 
-def _sense(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
+def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield starts that are not for waiting jobs or headroom, and those with a reason of the wrong kind."""
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
     warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}

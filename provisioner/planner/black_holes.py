@@ -30,83 +30,92 @@ from provisioner.model import (
     OverlayView,
     node_scope,
 )
-from provisioner.planner.guard import failed, recovered
-from provisioner.planner.scene import Scene
+from provisioner.planner.breakers import after_failure, after_success
+from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
 
-LEAST = 3
+MIN_FAILED_JOBS = 3
 """Fewer failed jobs are no sign."""
-REPEATS = 4
+FAILURES_PER_JOB = 4
 """A job that fails in one drone again and again, and in no other, counts as another job after so many failures."""
-OUTWEIGHS = 3
+GOOD_JOB_WEIGHT = 3
 """A drone whose failed jobs are at most so many times those that went well is kept."""
-LONG_S = 300.0
+GOOD_RUN_S = 300.0
 """A job that has run for so long goes well."""
-SHARE = 4
+MAX_LEAVING_FRACTION = 4
 """At most one of so many of a site's drones leaves at once for this, or one where there are fewer."""
-QUIET_S = 3600.0
+NODE_QUIET_S = 3600.0
 """A node is forgotten after so long without another drone that ate jobs, not counted the time that it is avoided."""
-_NODE = re.compile(r"[A-Za-z0-9._-]{1,120}")
+_NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,120}")
 """Names of nodes that can be part of a scope."""
 _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Eaters:
+class BlackHoles:
     """Drones that leave because they or their nodes eat jobs, and the breakers of nodes that changed."""
 
     leave: tuple[tuple[Drone, BlackHoleDrone | BlackHoleNode], ...] = ()
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, scene: Scene) -> Eaters:
+    def of(cls, context: PlanningContext) -> BlackHoles:
         """Judge the drones by the jobs that failed in them. Nothing is judged while the pool is in doubt."""
-        view, now = scene.snapshot.overlay.view, scene.now
-        nodes = {scope: each for scope, each in scene.breakers.items() if each.node}
-        if view is None or scene.trust.overlay is not None or scene.brake is not None or not (view.mishaps or nodes):
-            return NO_EATERS
-        after = {scope: recovered(each, now) for scope, each in nodes.items() if _over(each, now)}
+        view, now = context.snapshot.overlay.view, context.now
+        nodes = {scope: each for scope, each in context.breakers.items() if each.node}
+        if (
+            view is None
+            or context.validity.overlay is not None
+            or context.too_unhealthy is not None
+            or not (view.mishaps or nodes)
+        ):
+            return NO_BLACK_HOLES
+        after = {scope: after_success(each, now) for scope, each in nodes.items() if _node_recovered(each, now)}
         nodes |= after
         leave: list[tuple[Drone, BlackHoleDrone | BlackHoleNode]] = []
-        left = _allowed(scene)
-        for drone, why in _eaters(scene, view):
+        left = _leaving_allowed(context)
+        for drone, why in _black_hole_drones(context, view):
             if left[drone.site] > 0:
                 left[drone.site] -= 1
                 leave.append((drone, why))
-                if _NODE.fullmatch(drone.node):
+                if _NODE_NAME.fullmatch(drone.node):
                     scope = node_scope(drone.site, drone.node)
                     fault = Fault(FaultKind.BLACK_HOLE, f"{drone.id}: {why.message}", now)
-                    nodes[scope] = after[scope] = failed(nodes.get(scope) or Breaker(scope, since=now), fault, now)
+                    nodes[scope] = after[scope] = after_failure(
+                        nodes.get(scope) or Breaker(scope, since=now), fault, now
+                    )
         named = {drone.id for drone, _ in leave}
-        for drone, avoided in _on_avoided_nodes(scene, nodes):
+        for drone, avoided in _drones_on_avoided_nodes(context, nodes):
             if left[drone.site] > 0 and drone.id not in named:
                 left[drone.site] -= 1
                 leave.append((drone, avoided))
         return cls(tuple(leave), after)
 
 
-NO_EATERS = Eaters()
+NO_BLACK_HOLES = BlackHoles()
 
 
-def _over(breaker: Breaker, now: float) -> bool:
+def _node_recovered(breaker: Breaker, now: float) -> bool:
     """Return True for a node that is not avoided, and on which no drone ate jobs for long."""
-    return breaker.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - breaker.since > QUIET_S
+    return breaker.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - breaker.since > NODE_QUIET_S
 
 
-def _allowed(scene: Scene) -> Counter[str]:
+def _leaving_allowed(context: PlanningContext) -> Counter[str]:
     """Return how many more drones of each site may leave for this. Those that leave by request, for whatever reason,
     count as well: the site has them no more."""
     there: Counter[str] = Counter()
     leaving: Counter[str] = Counter()
-    for drone in scene.drones.values():
+    for drone in context.drones.values():
         site = drone.site
         there[site] += bool(drone.joined_at)
         if drone.leaving is DroneState.CANCELLED and drone.joined_at:
             leaving[site] += 1
-    return Counter({site: max(0, max(1, count // SHARE) - leaving[site]) for site, count in there.items()})
+    return Counter(
+        {site: max(0, max(1, count // MAX_LEAVING_FRACTION) - leaving[site]) for site, count in there.items()}
+    )
 
 
-def _eaters(scene: Scene, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
+def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the drones that eat jobs, those with most failed jobs first."""
     by_drone: dict[DroneId, dict[str, list[JobFailure]]] = defaultdict(lambda: defaultdict(list))
     drones_of: Counter[str] = Counter()
@@ -123,24 +132,26 @@ def _eaters(scene: Scene, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleD
         if done.drone_id is not None and done.job_id not in by_drone.get(done.drone_id, ()):
             good_in[done.owner][done.drone_id] += 1
             good[done.drone_id] += 1
-    for slot in scene.slots.values():
-        if slot.jobs and slot.begun_at and scene.now - slot.begun_at > LONG_S:
+    for slot in context.slots.values():
+        if slot.jobs and slot.begun_at and context.now - slot.begun_at > GOOD_RUN_S:
             good[slot.drone_id] += 1
             good_in[slot.owner][slot.drone_id] += 1
     found = []
     for drone_id, by_job in by_drone.items():
-        if sum(map(len, by_job.values())) < LEAST:
+        if sum(map(len, by_job.values())) < MIN_FAILED_JOBS:
             continue
-        drone, slot_there = scene.drones.get(drone_id), scene.slots.get(drone_id)
-        if drone is None or slot_there is None or drone.goes or not drone.joined_at or not scene.touchable(drone):
+        drone, slot_there = context.drones.get(drone_id), context.slots.get(drone_id)
+        if drone is None or slot_there is None or drone.goes or not drone.joined_at or not context.can_act_on(drone):
             continue
         elsewhere = {owner: _elsewhere(good_in[owner], drone_id) for owner in {m[0].owner for m in by_job.values()}}
         theirs = {o for o, well in elsewhere.items() if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill}
         counted = {job: mishaps for job, mishaps in by_job.items() if mishaps[0].owner in theirs}
         most = slot_there.jobs_started - good[drone_id]
-        weight = min(most, sum(1 if drones_of[job] > 1 else -(-len(m) // REPEATS) for job, m in counted.items()))
+        weight = min(
+            most, sum(1 if drones_of[job] > 1 else -(-len(m) // FAILURES_PER_JOB) for job, m in counted.items())
+        )
         told = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
-        if told and weight >= LEAST and weight > OUTWEIGHS * good[drone_id]:
+        if told and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
             every = [mishap for mishaps in counted.values() for mishap in mishaps]
             last = max(every, key=lambda mishap: (mishap.at, mishap.job_id))
             message = f"job {last.job_id} {last.cause}"
@@ -153,20 +164,22 @@ def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:
     return counts.total() - counts[drone_id]
 
 
-def _on_avoided_nodes(scene: Scene, nodes: Mapping[str, Breaker]) -> Iterator[tuple[Drone, BlackHoleNode]]:
+def _drones_on_avoided_nodes(
+    context: PlanningContext, nodes: Mapping[str, Breaker]
+) -> Iterator[tuple[Drone, BlackHoleNode]]:
     """Yield drones without a job on nodes that are avoided. Where a site has drones on no other node, they stay:
     another start would lead to the same node."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
     if not banned:
         return
-    places = {(drone.site, drone.node) for drone in scene.drones.values() if drone.node}
+    places = {(drone.site, drone.node) for drone in context.drones.values() if drone.node}
     others = {site for site, node in places if node_scope(site, node) not in banned}
-    for drone in scene.unsettled.values():
+    for drone in context.changing.values():
         if drone.state not in _TAKES_NO_JOB_YET or drone.jobs or drone.goes:
             continue
-        site, slot = drone.site, scene.slots.get(drone.id)
+        site, slot = drone.site, context.slots.get(drone.id)
         breaker = banned.get(node_scope(site, drone.node))
-        if breaker is None or site not in others or not scene.touchable(drone):
+        if breaker is None or site not in others or not context.can_act_on(drone):
             continue
         if slot is None or not slot.jobs:
             message = breaker.fault.message if breaker.fault else ""

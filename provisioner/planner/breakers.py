@@ -1,0 +1,356 @@
+"""What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from provisioner.model import (
+    PENDING,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobClass,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    Snapshot,
+    StateChange,
+    TypeKey,
+    class_scope,
+)
+from provisioner.reasons import EndedAtSite, StartsUnmatched
+
+# What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake.
+
+OVERLAY_SCOPE = "overlay"
+"""Breaker scope of the overlay; looks at it never ban it."""
+OVERLAY_SETTLE_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffPolicy:
+    """How a fault backs off: ban after ``after`` failures in a row, first for ``base_s``, then for twice as long."""
+
+    after: int
+    base_s: float
+    cap_s: float
+    per_type: bool
+    """Concerns the drone type, not the whole site."""
+
+
+BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
+    FaultKind.DOWN: BackoffPolicy(after=3, base_s=10, cap_s=300, per_type=False),
+    FaultKind.UNKNOWN: BackoffPolicy(after=3, base_s=30, cap_s=600, per_type=False),
+    FaultKind.DENIED: BackoffPolicy(after=1, base_s=120, cap_s=1800, per_type=False),
+    FaultKind.THROTTLED: BackoffPolicy(after=1, base_s=60, cap_s=900, per_type=False),
+    FaultKind.CAPACITY: BackoffPolicy(after=1, base_s=60, cap_s=600, per_type=True),
+    FaultKind.QUOTA: BackoffPolicy(after=1, base_s=120, cap_s=1800, per_type=True),
+    FaultKind.CONFIG: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
+    FaultKind.NODE: BackoffPolicy(after=3, base_s=60, cap_s=1800, per_type=True),
+    FaultKind.DRONE: BackoffPolicy(after=3, base_s=60, cap_s=3600, per_type=True),
+    FaultKind.JOBS: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
+    FaultKind.BLACK_HOLE: BackoffPolicy(after=2, base_s=1800, cap_s=21600, per_type=False),
+}
+"""The offering that has no room is left alone for a minute, a site that is asked too often for as long as it takes
+(field notes, C 8: breakers at the level at which the fault lies)."""
+
+
+_FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
+"""Faults that the jobs in a drone can cause (its memory is full): once it has had any they say nothing of its type."""
+
+
+# ------------------------------------------------------------------------------------------------- belief in views
+
+
+# ------------------------------------------------------------------------------------------------------- breakers
+
+
+def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
+    """The breaker after one more failure. A probe that fails is banned again, for longer."""
+    rule = BACKOFF_POLICIES[fault.kind]
+    failures = breaker.failures + 1
+    if failures < rule.after and breaker.state is not BreakerState.PROBING:
+        since = breaker.since if breaker.state is BreakerState.DEGRADED else now
+        return replace(breaker, state=BreakerState.DEGRADED, since=since, failures=failures, fault=fault)
+    pause_s = min(rule.cap_s, rule.base_s * 2.0 ** min(30, max(0, failures - rule.after)))
+    return replace(breaker, state=BreakerState.BANNED, since=now, failures=failures, until=now + pause_s, fault=fault)
+
+
+def after_success(breaker: Breaker, now: float) -> Breaker:
+    """The breaker after a success."""
+    if breaker.state is BreakerState.ACTIVE and not breaker.failures:
+        return breaker
+    return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
+
+
+def overlay_recovered(breaker: Breaker, now: float, long_s: float) -> Breaker:
+    """The overlay's breaker after a look that succeeded. An outage shorter than ``long_s`` hid nothing; but for as long
+    as it lasted (at most SETTLE_CAP_S) the pool is given time to come to itself: right after a schedd's restart jobs
+    that lost their slot look as if they needed another."""
+    if not breaker.failures:
+        return breaker
+    away_s = now - breaker.since
+    return replace(
+        after_success(breaker, now),
+        until=now + min(OVERLAY_SETTLE_MAX_S, away_s),
+        blind_until=now if away_s > long_s else breaker.blind_until,
+    )
+
+
+def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]) -> Mapping[str, Breaker]:
+    """All breakers after what this snapshot shows: looks that failed or succeeded, drones that died young or joined.
+    ``others``: drones on record that are not settled."""
+    now = snapshot.now
+    known = dict(snapshot.breakers)
+    for scope, breaker in known.items():
+        if breaker.state is BreakerState.BANNED and now >= breaker.until:
+            known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
+    looks: list[tuple[str, bool, Fault | None]] = [
+        (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
+        *((name, reading.view is not None, reading.fault) for name, reading in snapshot.sites.items()),
+    ]
+    for scope, seen, fault in looks:
+        if fault is None and scope not in known:
+            continue
+        breaker = known.get(scope) or Breaker(scope, since=now)
+        if fault is not None:
+            # The same fault is told again every tick until somebody looks anew: count it once.
+            known[scope] = breaker if breaker.fault == fault else after_failure(breaker, fault, now)
+            if scope == OVERLAY_SCOPE:  # there is only one: it is asked again at every tick, whatever happened
+                known[scope] = replace(
+                    known[scope], state=BreakerState.DEGRADED, until=0.0, since=_outage_since(breaker, now)
+                )
+        elif seen and not (breaker.fault and breaker.fault.of_order):
+            if scope == OVERLAY_SCOPE:
+                known[scope] = overlay_recovered(breaker, now, snapshot.policy.overlay_max_age_s)
+            else:
+                known[scope] = after_success(breaker, now)
+    after = {move.drone.id: move.drone for move in moves}
+    now_known = (after.get(drone.id, drone) for drone in others)
+    for scope, fault in {**_early_exits(snapshot, moves), **_never_starting(snapshot, now_known)}.items():
+        known[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
+    for move in moves:
+        key, site = str(move.drone.type), move.drone.site
+        taken = move.was is DroneState.REQUESTED and not move.drone.state.ended  # whatever the answer was
+        if taken and site in known and _by_order(known[site]):
+            known[site] = after_success(known[site], now)
+        for scope in (key, site):
+            if scope in known and _clears_fault(snapshot, move, known[scope]):
+                known[scope] = after_success(known[scope], now)
+        if key in known and move.drone.busy_at and not _had_work(snapshot, move):
+            known[key] = after_success(known[key], now)
+    return known
+
+
+def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
+    """Return the breaker with its times moved by ``by_s``, as the clock that gave them was."""
+    names = ("since", "until", "blind_until")
+    return replace(breaker, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
+
+
+def _outage_since(breaker: Breaker, now: float) -> float:
+    """Return when the outage began that a failed look at the overlay belongs to: its length decides what it hid."""
+    goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault is not None and not breaker.fault.of_order
+    return breaker.since if goes_on else now
+
+
+def _by_order(breaker: Breaker) -> bool:
+    """Whether an order that is accepted shows that its fault has passed."""
+    return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.accepted
+
+
+def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bool:
+    """Whether a drone has come past what others met after their orders were accepted: room, by having started, if it
+    was asked for since (one of the same batch may have got the last of it); all else (what starts may fail as it boots)
+    by being in the pool."""
+    fault, drone = breaker.fault, move.drone
+    if fault is None or not fault.accepted or drone.state.ended:
+        return False
+    before = snapshot.drones.get(drone.id)
+    joined = bool(drone.joined_at) and not (before and before.joined_at)
+    if fault.kind not in (FaultKind.CAPACITY, FaultKind.QUOTA):
+        return joined
+    started = bool(drone.started_at) and not (before and before.started_at)
+    return drone.requested_at >= fault.at and (started or joined)
+
+
+def _had_work(snapshot: Snapshot, move: StateChange) -> bool:
+    before = snapshot.drones.get(move.drone.id)
+    return before is not None and before.busy_at > 0
+
+
+def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
+    """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row. What the
+    site itself blames (a hold reason) backs off as such, at the level at which it lies. A drone that had work is no
+    sign that drones of its type are bad: what its jobs did ended it."""
+    found: dict[str, Fault] = {}
+    for move in moves:
+        drone = move.drone
+        if not drone.state.ended:
+            continue
+        worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two looks
+        bad = {
+            DroneState.FAILED: bool(drone.started_at) and not worked,
+            DroneState.JOIN_TIMEOUT: True,
+            # Taken by the site and never seen again, or gone before it did anything.
+            DroneState.LOST: not worked,
+            # It says that it is done, and the pool never saw it. One that joined: see :mod:`trials`.
+            DroneState.UNUSED: not drone.joined_at,
+        }.get(drone.state, False)
+        if bad:
+            text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
+            found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
+        told = move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
+        if told and not (worked and told in _FAULTS_OF_JOBS):
+            kind = FaultKind(told)
+            scope = str(drone.type) if BACKOFF_POLICIES[kind].per_type else drone.site
+            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)
+    return found
+
+
+def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
+    """One fault for drones that their site will never start. They are asked to go in the same tick, so that each is
+    counted once."""
+    found: dict[str, Fault] = {}
+    for drone in others:
+        waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
+        if not waits or drone.goes:
+            continue
+        reading = snapshot.sites.get(drone.site)
+        remote = reading.view.drones.get(drone.id) if reading is not None and reading.view is not None else None
+        if remote is not None and remote.hopeless and remote.blocked:
+            scope = str(drone.type) if BACKOFF_POLICIES[remote.blocked].per_type else drone.site
+            message = f"{drone.id} waits: {remote.reason}"
+            found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, accepted=True)
+    return found
+
+
+def update_by_order_results(
+    known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[OrderResult], now: float
+) -> list[Breaker]:
+    """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key. What an order
+    has tripped an accepted order clears; not the blame for drones that die or never start, nor a site that cannot be
+    looked at."""
+    changed: dict[str, Breaker] = {}
+
+    def current(scope: str) -> Breaker:
+        return changed.get(scope) or known.get(scope) or Breaker(scope, since=now)
+
+    worst: dict[str, Fault] = {}
+    for receipt in receipts:
+        if receipt.fault is not None and receipt.answer is not OrderOutcome.OK:
+            scope = types[receipt.drone_id] if BACKOFF_POLICIES[receipt.fault.kind].per_type else site
+            worst.setdefault(scope, replace(receipt.fault, of_order=True))
+    for receipt in receipts:
+        for scope in (types[receipt.drone_id], site):
+            if receipt.answer is OrderOutcome.OK and scope not in worst and _by_order(current(scope)):
+                changed[scope] = after_success(current(scope), now)
+    for scope, fault in worst.items():
+        changed[scope] = after_failure(current(scope), fault, now)
+    return [b for b in changed.values() if known.get(b.scope) != b]
+
+
+# Back-off of one job class on one drone type, after a drone that was started for the class got none of its jobs.
+#
+# The pool knows more than the planner: a parallel job, a used-up concurrency limit, a START expression that the
+# template lacks. A drone of the type then idles in vain for these jobs and serves all others well. So the class alone
+# backs off on that type: after a pause one more drone is tried, and each failure doubles the pause. Other classes,
+# and other types for this class, are not affected. The state is a breaker of the scope ``<site>/<type>#<class id>``.
+
+
+def update_class_breakers(
+    snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[str, Breaker]
+) -> Mapping[str, Breaker]:
+    """Return all breakers after the trials that ended in this snapshot."""
+    view, now = snapshot.overlay.view, snapshot.now
+    tried = [move.drone for move in moves if move.drone.for_class and move.drone.joined_at]
+    ours = _class_breakers(known)
+    if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
+        return known  # jobs of a queue that does not answer get no drone, whatever they ask for
+    after = dict(known)
+    classes = {job.id: job for job in view.classes}
+    types = {str(kind.key) for kind in snapshot.types}
+    for key, class_id, breaker in ours:
+        gone = class_id not in classes or key not in types
+        if gone and breaker.state is not BreakerState.BANNED:
+            after[breaker.scope] = after_success(breaker, now)
+    for drone in tried:
+        scope, job = class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
+        if drone.state is DroneState.UNUSED:
+            breaker = after.get(scope) or Breaker(scope, since=now)
+            if job is not None and _idled_in_vain(drone, job, view) and not _already_counted(breaker, drone):
+                text = f"{drone.id} idled until it left, and no job of the class came"
+                after[scope] = after_failure(
+                    breaker, Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True), now
+                )
+        elif scope in after and drone.busy_at and job is not None and job.running:
+            after[scope] = after_success(after[scope], now)
+    return after
+
+
+def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
+    """Return the breakers of classes on drone types, with type and class id."""
+    parts = ((*breaker.scope.partition("#"), breaker) for breaker in breakers.values() if "#" in breaker.scope)
+    return [(TypeKey(key), class_id, breaker) for key, _, class_id, breaker in parts if class_id]
+
+
+def _idled_in_vain(drone: Drone, job: JobClass, view: OverlayView) -> bool:
+    """Return True if jobs of the class waited all the time, and a negotiation cycle came, while the drone was idle."""
+    idle_at = drone.idle_at or drone.joined_at
+    negotiated = not view.negotiated_at or view.negotiated_at > idle_at
+    return job.waiting > 0 and job.waits_since <= idle_at and negotiated
+
+
+def _already_counted(breaker: Breaker, drone: Drone) -> bool:
+    """Return True for a drone that was on its way when an earlier one failed: drones of one batch are one failure."""
+    return breaker.fault is not None and drone.requested_at <= breaker.fault.at
+
+
+@dataclass(frozen=True, slots=True)
+class ClassBackoffs:
+    """Classes that back off on drone types, by class id."""
+
+    closed: Mapping[str, Mapping[TypeKey, Breaker]] = field(default_factory=dict)
+    """No drone of these types is started for the class, and those that there are do not count as supply for it."""
+    probing: Mapping[str, Mapping[TypeKey, int]] = field(default_factory=dict)
+    """One drone of these types is tried for the class; how many are on their way, or idle in the pool."""
+
+    @classmethod
+    def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
+        """Sort the breakers of classes. ``drones``: live ones that are not settled."""
+        ours = _class_breakers(breakers)
+        if not ours:
+            return NO_CLASS_BACKOFFS
+        closed: dict[str, dict[TypeKey, Breaker]] = {}
+        probing: dict[str, dict[TypeKey, int]] = {}
+        for key, class_id, breaker in ours:
+            if breaker.state is BreakerState.BANNED:
+                closed.setdefault(class_id, {})[key] = breaker
+            elif breaker.state is BreakerState.PROBING:
+                probing.setdefault(class_id, {})[key] = 0
+        for drone in drones if probing else ():
+            probed = probing.get(drone.for_class, {})
+            idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)
+            if drone.type in probed and idle and not drone.goes:
+                probed[drone.type] += 1
+        return cls(closed, probing)
+
+    def why(self, class_id: str) -> StartsUnmatched | None:
+        """Return why nothing is started for a class, by the type that is tried again first; None if it is served."""
+        closed = self.closed.get(class_id)
+        if not closed:
+            return None
+        key, breaker = min(closed.items(), key=lambda item: (item[1].until, item[0]))
+        return StartsUnmatched(key, breaker.until, breaker.failures, breaker.fault.message if breaker.fault else "")
+
+    def doubted(self, class_id: str, key: TypeKey) -> bool:
+        """Return True where the pool is not expected to give jobs of a class to drones of a type."""
+        return key in self.closed.get(class_id, ()) or key in self.probing.get(class_id, ())
+
+
+NO_CLASS_BACKOFFS = ClassBackoffs()

@@ -1,0 +1,409 @@
+"""Which job classes fit which drone types, and the first dimension in which they do not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
+from provisioner.sharing import share_milli, shares_needed
+
+# Amounts of the four things that jobs and drones take, and how often one amount goes into another under blocking.
+
+UNKNOWN_DISK_MIB = 1 << 50
+"""Stands for a disk size that nobody tells."""
+
+
+class Resources(NamedTuple):
+    """GPUs, CPUs, RAM and disk: what something needs, or what is left somewhere."""
+
+    gpu_milli: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+
+    def plus(self, other: Resources, count: int = 1) -> Resources:
+        """``count`` count_fits ``other`` more (or, negative, less)."""
+        return Resources(
+            self.gpu_milli + count * other.gpu_milli,
+            self.cpus + count * other.cpus,
+            self.memory_mib + count * other.memory_mib,
+            self.disk_mib + count * other.disk_mib,
+        )
+
+
+NO_RESOURCES = Resources()
+UNLIMITED = 1 << 60
+
+
+def count_fits(each: Resources, free: Resources, kept: Resources = NO_RESOURCES) -> int:
+    """How often ``each`` goes into ``free`` so that every GPU that then is left keeps ``kept``; the binding dimension
+    decides. (``kept.gpu_milli`` is not used.) What asks for nothing goes into nothing."""
+    most = count_fits_raw(*each, *free)
+    return most if kept is NO_RESOURCES else limit_by_reserve(most, each, free, kept)
+
+
+def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resources) -> int:
+    """At most ``most`` count_fits, and so that every GPU of ``free`` that then is left keeps ``kept``."""
+    if not free.gpu_milli or most <= 0:
+        return most
+    for need, there, keep in zip(each[1:], free[1:], kept[1:], strict=True):
+        # there - n * need >= keep * (GPUs left): each one eats so much into what is kept.
+        eats = need * WHOLE_GPU - keep * each.gpu_milli
+        if keep and eats > 0:
+            most = min(most, (there * WHOLE_GPU - keep * free.gpu_milli) // eats)
+    return max(0, most)
+
+
+def count_fits_raw(
+    gpu_milli: int,
+    cpus: int,
+    memory_mib: int,
+    disk_mib: int,
+    in_gpu_milli: int,
+    in_cpus: int,
+    in_memory_mib: int,
+    in_disk_mib: int,
+) -> int:
+    """How often the first four amounts go into the second four, nothing kept. (A hundred thousand times in one decision
+    at a large site: no object is made for it.)"""
+    most = UNLIMITED
+    if gpu_milli >= WHOLE_GPU:
+        most = in_gpu_milli // gpu_milli
+    elif gpu_milli:
+        per_gpu = WHOLE_GPU // gpu_milli  # a share lies on one device
+        most = in_gpu_milli // WHOLE_GPU * per_gpu + in_gpu_milli % WHOLE_GPU // gpu_milli
+    if cpus > 0 and in_cpus // cpus < most:
+        most = in_cpus // cpus
+    if memory_mib > 0 and in_memory_mib // memory_mib < most:
+        most = in_memory_mib // memory_mib
+    if disk_mib > 0 and in_disk_mib // disk_mib < most:
+        most = in_disk_mib // disk_mib
+    return max(0, most) if most != UNLIMITED else 0
+
+
+# Which job classes fit which drone types, and the first dimension in which they do not.
+
+
+def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    """The first dimension in which one empty drone of ``kind`` cannot host one job: the GPU first, then VRAM,
+    capability, driver, CPUs, RAM, disk, architecture, life, then what the jobs' own requirements refuse."""
+    broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
+    # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
+    if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
+        return UnmetRequirement("gpus", format_gpus(job.gpu_milli), format_gpus(kind.gpu_milli))
+    if job.gpu_milli <= 0 and job.cpus <= 0 and job.memory_mib <= 0 and job.disk_mib <= 0:
+        # A slot is made of what a job asks for: HTCondor matches such a job to nothing.
+        return UnmetRequirement("cpus", "1 or more (the job asks for nothing)", str(kind.cpus))
+    if kind.shares > 1:
+        if too_much := _unmet_by_shares(job, kind):
+            return too_much
+    elif job.vram_mib > kind.vram_mib:
+        return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+    if job.capability > kind.capability:
+        return UnmetRequirement("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
+    if job.driver > kind.driver > 0:
+        return UnmetRequirement("driver", _format_cuda(job.driver), _format_cuda(kind.driver))
+    if job.cpus > kind.cpus:
+        return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
+    if job.memory_mib > kind.memory_mib:
+        return UnmetRequirement("memory", f"{job.memory_mib} MiB", f"{kind.memory_mib} MiB")
+    if job.disk_mib > kind.disk_mib > 0:
+        return UnmetRequirement("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
+    if job.arch and job.arch != kind.arch:
+        return UnmetRequirement("arch", job.arch, kind.arch)
+    if _has_reserve(kind) and count_jobs_in_type(job, kind) < 1:
+        return _reserve_violated(job, kind)
+    if kind.walltime_s and job.walltime_s > kind.longest_job_s:
+        less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
+        return UnmetRequirement("walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}")
+    return job.refuses.get(kind.key)
+
+
+def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    """Why a job cannot do with shares of one GPU: it wants all of it, more than one of MIG's slices (nothing can join
+    them), or more VRAM than its shares have."""
+    most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
+    if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
+        return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
+    shares = shares_needed(job.gpu_milli, kind.shares)
+    if shares > kind.shares:
+        return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"{kind.shares} shares of {format_gpus(most)}")
+    if job.vram_mib > shares * each_mib:
+        told = f"{each_mib} MiB a share" if shares == 1 else f"{shares * each_mib} MiB in {shares} shares"
+        return UnmetRequirement("vram", f"{job.vram_mib} MiB", told)
+    return None
+
+
+def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
+    """It would leave the drone's other GPUs less than they keep: of what first."""
+    for dimension, asked, there, kept, unit in (
+        ("cpus", job.cpus, kind.cpus, kind.kept_cpus, ""),
+        ("memory", job.memory_mib, kind.memory_mib, kind.kept_memory_mib, " MiB"),
+        ("disk", job.disk_mib, kind.disk_mib, kind.kept_disk_mib, " MiB"),
+    ):
+        if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - _gpu_milli_taken(job, kind)):
+            return UnmetRequirement(
+                dimension, f"{asked}{unit}", f"{there}{unit}, of which each other GPU keeps {kept}{unit}"
+            )
+    return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
+
+
+def format_gpus(milli: int) -> str:
+    """Milli-GPU as people write GPUs: ``1``, ``0.2``."""
+    return f"{milli / WHOLE_GPU:g}"
+
+
+def _format_cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _has_reserve(kind: DroneType) -> bool:
+    """Whether free GPUs of such drones keep anything."""
+    return bool(kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib)
+
+
+def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
+    """What one job of a class takes of a GPU of ``kind``: whole shares, where it is offered in shares."""
+    if not 0 < job.gpu_milli < WHOLE_GPU:
+        return job.gpu_milli
+    if kind.shares == 1:
+        return job.gpu_milli if job.splits else min(WHOLE_GPU, kind.gpu_milli)
+    return shares_needed(job.gpu_milli, kind.shares) * share_milli(kind.shares)
+
+
+def request_of(job: JobClass, kind: DroneType | None = None) -> Resources:
+    """What one job of a class takes: as it asks, or of a drone of ``kind``."""
+    gpu_milli = job.gpu_milli if kind is None else _gpu_milli_taken(job, kind)
+    return Resources(gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
+
+
+def resources_of_type(kind: DroneType) -> Resources:
+    """All of an empty drone."""
+    return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNKNOWN_DISK_MIB)
+
+
+def free_resources(slot: Slot) -> Resources:
+    """What is left in a drone."""
+    return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
+
+
+def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
+    """How many jobs of a class a drone of ``kind`` takes at once if ``space`` is left in it: each of its GPUs that is
+    then still free keeps its share (as its START says)."""
+    if kind.shares == 1 and not _has_reserve(kind):  # as nearly always
+        return count_fits_raw(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib, *space)
+    need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
+    if kind.shares == 1:
+        return count_fits(need, space, kept)
+    share = share_milli(kind.shares)
+    # What rounding leaves of each GPU is no share, and nothing is kept for it.
+    free_shares = max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share) // share
+    space = space._replace(gpu_milli=free_shares * share)
+    most = _jobs_in_shares(job, free_shares, kind)
+    if need.cpus > 0 or need.memory_mib > 0 or need.disk_mib > 0:  # else the shares alone decide
+        most = min(most, count_fits_raw(0, *need[1:], *space))
+    return limit_by_reserve(most, need, space, kept)
+
+
+def _jobs_in_shares(job: JobClass, free_shares: int, kind: DroneType) -> int:
+    """How many small jobs the shares take that are left: those of one job lie on one GPU."""
+    gpus_free, rest = divmod(free_shares, kind.shares)
+    each = shares_needed(job.gpu_milli, kind.shares)
+    return gpus_free * (kind.shares // each) + rest // each
+
+
+def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
+    """How many jobs of a class an empty drone holds."""
+    return count_jobs(job, resources_of_type(kind), kind)
+
+
+def count_jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
+    """How many jobs of a class fit into what is left of a drone."""
+    return count_jobs(job, free_resources(slot), kind)
+
+
+# Order of the dimensions: the later the first failure, the nearer the type.
+_DIMENSION_ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arch", "walltime")
+
+
+def nearness(kind: DroneType, bad: UnmetRequirement) -> tuple[int, int, int, int, str]:
+    """Return a key that sorts types that do not fit, the nearest last."""
+    rank = _DIMENSION_ORDER.index(bad.dimension) if bad.dimension in _DIMENSION_ORDER else len(_DIMENSION_ORDER)
+    return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
+
+
+def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, UnmetRequirement] | None:
+    """The type that comes nearest of those that do not fit, and the first dimension in which it fails."""
+    bad = [(t, m) for t in types if (m := unmet_requirement(job, t)) is not None]
+    if not bad:
+        return None
+    kind, why = max(bad, key=lambda tm: nearness(*tm))
+    return kind.key, why
+
+
+# Shapes: what the jobs of a class ask of a drone, whosever they are and however many wait.
+#
+# Classes of one shape fit the same drone types, so many to a drone and in the same order of price. That is worked out
+# once for each shape and remembered from one decision to the next, for as long as the types stay as they are: it
+# follows from shape and types alone, so a decision is the same whether it was remembered or not.
+
+_MAX_CACHES = 2
+"""Sets of types and prices remembered at once: what runs, and what somebody tries out beside it."""
+CACHE_MAX_BYTES = 600_000_000
+"""Remembered of one of them, about; when it is more, all its shapes are forgotten. Ten thousand shapes have room that
+all of five hundred types suit: with more of them than that, each decision would judge all of them anew."""
+CACHE_SPARE_BYTES = 32_000_000
+"""Part of these for shapes without a waiting job: such jobs may come again."""
+_SHAPE_BYTES, _TYPE_BYTES = 1_000, 100
+"""What a shape takes, and each type that suits it or that its jobs refuse, rounded up from what ``tracemalloc`` counts:
+46 kB for one that 500 types suit, 17 kB for one that refuses 499 of them, 0.6 kB for one that nothing suits."""
+
+_requested_fields = attrgetter(
+    "gpu_milli",
+    "splits",
+    "vram_mib",
+    "capability",
+    "driver",
+    "cpus",
+    "memory_mib",
+    "disk_mib",
+    "arch",
+    "walltime_s",
+    "invalid",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompatibleTypes:
+    """What suits the jobs of one shape."""
+
+    kinds: tuple[DroneType, ...]
+    """Types that can host them, in the order of the configuration."""
+    keys: tuple[TypeKey, ...]
+    places: Mapping[TypeKey, int]
+    """Where each of them stands in that order."""
+    jobs: Mapping[TypeKey, int]
+    """How many of them an empty drone of each type takes at once."""
+    cheapest: tuple[TypeKey, ...]
+    """The same types by price for one job, then by how little VRAM and capability is left unused."""
+    hardness: tuple[int, int, int] = (0, 0, 0)
+    """Who is placed first: for whom few types will do, then who needs many GPUs, then who needs much VRAM; or the easy
+    ones take their place."""
+    nearest: tuple[TypeKey, UnmetRequirement] | None = None
+    """Where no type can: the one that comes nearest, and why it cannot. None too where that depends on what the jobs'
+    own requirements say."""
+
+    def without(self, sites: Collection[str]) -> CompatibleTypes:
+        """The same less the types of these sites."""
+        return self._of(tuple(kind for kind in self.kinds if kind.site not in sites))
+
+    def without_types(self, keys: Collection[TypeKey]) -> CompatibleTypes:
+        """Return the same less these types."""
+        return self._of(tuple(kind for kind in self.kinds if kind.key not in keys))
+
+    def _of(self, kinds: tuple[DroneType, ...]) -> CompatibleTypes:
+        jobs = {kind.key: self.jobs[kind.key] for kind in kinds}
+        return replace(
+            self,
+            kinds=kinds,
+            keys=tuple(jobs),
+            places=_positions(jobs),
+            jobs=jobs,
+            cheapest=tuple(key for key in self.cheapest if key in jobs),
+        )
+
+
+def _positions(keys: Iterable[TypeKey]) -> Mapping[TypeKey, int]:
+    return {key: place for place, key in enumerate(keys)}
+
+
+_Shape = tuple[object, ...]
+"""Requests of the jobs of a class and the types that they refuse, or None."""
+
+
+def _shape(job: JobClass) -> _Shape:
+    return (*_requested_fields(job), frozenset(job.refuses) if job.refuses else None)
+
+
+def _size(shape: _Shape, found: CompatibleTypes) -> int:
+    refused = shape[-1]
+    return _SHAPE_BYTES + _TYPE_BYTES * (len(found.keys) + (len(refused) if isinstance(refused, frozenset) else 0))
+
+
+@dataclass(slots=True)
+class CompatibilityCache:
+    """All shapes met so far, under one set of types and prices."""
+
+    types: tuple[DroneType, ...]
+    site_prices: Mapping[str, float]
+    by_key: Mapping[TypeKey, DroneType]
+    known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
+    size: int = 0
+    """Bytes that these take, estimated."""
+
+    def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
+        """Return what suits the jobs of each class, by class id. Shapes that none of them has any more are forgotten
+        once they take more than :data:`CACHE_SPARE_BYTES`: jobs whose requests differ each would fill the memory."""
+        jobs = list(classes)
+        found = {job.id: self.compatible(job) for job in jobs}
+        if jobs and self.size > CACHE_SPARE_BYTES:
+            now = {shape for job in jobs if (shape := _shape(job)) in self.known}
+            size = sum(_size(shape, self.known[shape]) for shape in now)
+            if self.size > size + CACHE_SPARE_BYTES:
+                self.known = {shape: compatible for shape, compatible in self.known.items() if shape in now}
+                self.size = size
+        return found
+
+    def compatible(self, job: JobClass) -> CompatibleTypes:
+        """Return what suits the jobs of a class."""
+        shape = _shape(job)
+        found = self.known.get(shape)
+        if found is None:
+            found = self._judged(job)
+            self._remember(shape, found)
+        return found
+
+    def _remember(self, shape: _Shape, found: CompatibleTypes) -> None:
+        size = _size(shape, found)
+        if self.size + size > CACHE_MAX_BYTES:
+            self.known.clear()
+            self.size = 0
+        self.known[shape] = found
+        self.size += size
+
+    def _judged(self, job: JobClass) -> CompatibleTypes:
+        fits = {} if job.invalid else {k: t for k, t in self.by_key.items() if unmet_requirement(job, t) is None}
+        # What an empty drone holds none of does not fit, whatever the dimensions say one by one.
+        jobs = {key: count for key, kind in fits.items() if (count := count_jobs_in_type(job, kind)) > 0}
+        fits = {key: fits[key] for key in jobs}
+        ranked = sorted((self._price(k) / jobs[key], k.vram_mib, k.capability, key) for key, k in fits.items())
+        return CompatibleTypes(
+            kinds=tuple(fits.values()),
+            keys=tuple(fits),
+            places=_positions(fits),
+            jobs=jobs,
+            cheapest=tuple(key for *_, key in ranked),
+            hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
+            nearest=nearest(job, self.types) if not fits and not job.invalid and not job.refuses else None,
+        )
+
+    def _price(self, kind: DroneType) -> float:
+        """Of a whole drone for an hour, with the operator's preference between sites."""
+        return kind.price * self.site_prices.get(kind.site, 1.0) * (kind.gpu_milli or WHOLE_GPU)
+
+
+_caches: deque[CompatibilityCache] = deque(maxlen=_MAX_CACHES)
+
+
+def compatibility_cache(types: tuple[DroneType, ...], policy: Policy) -> CompatibilityCache:
+    """Of these types, at the prices of this policy."""
+    site_prices = {name: site.price for name, site in policy.sites.items()}
+    for known in _caches:
+        if known.types == types and known.site_prices == site_prices:
+            return known
+    _caches.appendleft(CompatibilityCache(types, site_prices, {kind.key: kind for kind in types}))
+    return _caches[0]

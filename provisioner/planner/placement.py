@@ -1,0 +1,482 @@
+"""What is started for waiting jobs: the cheapest drone type that fits, where GPUs are free now, within every limit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from provisioner.estimates import mean_run_s
+from provisioner.model import (
+    WHOLE_GPU,
+    Drain,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Fault,
+    FaultKind,
+    JobClass,
+    Refusal,
+    Slot,
+    SlotState,
+    Start,
+    TypeKey,
+    class_scope,
+)
+from provisioner.planner.breakers import OVERLAY_SCOPE
+from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.context import PlacementResult, PlanningContext, drone_end_at, life_too_short, shortened_life_s
+from provisioner.planner.fairness import GroupShares
+from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
+from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest
+from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded
+from provisioner.planner.supply import NO_COVERAGE, Coverage, Supply, new_slots
+from provisioner.reasons import (
+    AwaitingCheaperType,
+    AwaitingNegotiation,
+    BackingOff,
+    BadRequest,
+    DemandCovered,
+    DemandReturned,
+    ExistingDronesSuffice,
+    GpusStranded,
+    HeadroomShort,
+    HeadroomYields,
+    JobsWaiting,
+    LimitReached,
+    NothingFits,
+    OwnerWaits,
+    PoolLimit,
+    Probing,
+    Reason,
+    SiteFull,
+    SiteQuota,
+)
+
+# Whether another drone is worth its start: enough work for it, and no dearer a start than the waiting is.
+#
+# *Enough work*: jobs that are done in seconds are served by few drones, one after the other; a new one should have
+# :data:`MIN_WORK_S` to do. *No dearer*: a drone holds its GPUs from its grant to its first job, and that takes
+# minutes on a cloud, and seconds in a batch system. Whether a cheaper start comes in time nobody knows, so it is
+# rented until it would have been better to buy (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
+# Algorithmica 3, 1988): the dearer start is made once the jobs have waited as long, all together, as it costs more.
+
+MIN_WORK_S = 300.0
+MAX_WORK_WAIT_S = 900.0
+"""A job that has waited for so long gets its drone, however little there is to do."""
+
+
+def worthwhile_starts(
+    context: PlanningContext, job: JobClass, lacking: int, running_jobs: RunningJobs
+) -> tuple[int, ExistingDronesSuffice | None]:
+    """Return for how many of the ``lacking`` jobs a drone is worth its start, and why not for the others."""
+    if lacking <= 0:
+        return lacking, None
+    runs = context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
+    mean_s = mean_run_s(runs)
+    if mean_s >= MIN_WORK_S:
+        return lacking, None
+    # Those that run such jobs now end them soon, and take these; so do those that others of the class are to run on.
+    running, covered = running_jobs.of(job), job.waiting - lacking
+    enough = math.ceil(job.waiting * mean_s / MIN_WORK_S) - running - covered
+    late = context.now - job.oldest_at > MAX_WORK_WAIT_S
+    found = max(1 if late else 0, min(lacking, enough))
+    return found, ExistingDronesSuffice(mean_s, running) if found < lacking else None
+
+
+_JobShape = tuple[str, int, int, int]
+"""User (empty: not known), and what a job asks for: GPU, CPUs and memory; zeros where that is not known."""
+_UNKNOWN_REQUEST = (0, 0, 0)
+
+
+@dataclass
+class RunningJobs:
+    """Jobs on drones that take another one afterwards; local to one decision.
+
+    The queue also counts as running what ran on a drone that died (until the lease of the job ends), and what runs on
+    one that takes no more jobs. Only the slots of accepting drones tell who serves on.
+    """
+
+    context: PlanningContext
+
+    def of(self, job: JobClass) -> int:
+        """Count jobs of a class, or that may be of it where its slot does not tell."""
+        if not job.running:
+            return 0
+        asks = (job.gpu_milli, job.cpus, job.memory_mib)
+        shapes = {(owner, *amounts) for owner in (job.owner, "") for amounts in (asks, _UNKNOWN_REQUEST)}
+        return min(job.running, sum(self._by_shape[each] for each in shapes))
+
+    @cached_property
+    def _by_shape(self) -> Counter[_JobShape]:
+        view = self.context.snapshot.overlay.view
+        # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
+        owners = {job.owner for job in view.classes} if view is not None else frozenset()
+        found: Counter[_JobShape] = Counter()
+        for slot in self.context.slots.values():
+            drone = self.context.drones.get(slot.drone_id)
+            if slot.jobs and drone is not None and _accepts_next_job(drone, slot):
+                owner = slot.owner if slot.owner in owners else ""
+                found[owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib] += slot.jobs
+        return found
+
+
+def _accepts_next_job(drone: Drone, slot: Slot) -> bool:
+    """Return whether a drone takes another job once one of its jobs is done."""
+    leaves = drone.goes or drone.notice_at or drone.state is DroneState.DRAINING
+    return not leaves and slot.state is not SlotState.DRAINING
+
+
+@dataclass(slots=True)
+class StartCosts:
+    """What waiting has cost so far, against what starts cost; local to one decision."""
+
+    context: PlanningContext
+    held: dict[TypeKey, float] = field(default_factory=dict)
+    """GPU-seconds, at the type's price, that a drone of it holds before its first job."""
+
+    @classmethod
+    def of(cls, context: PlanningContext) -> StartCosts:
+        policy, known = context.snapshot.policy, context.snapshot.estimates.delays
+        held = {}
+        for key, delays in known.items():
+            kind = context.types.get(TypeKey(key))
+            site = policy.sites.get(kind.site) if kind is not None else None
+            if kind is not None and site is not None:
+                held[kind.key] = delays.boot_s * kind.gpu_milli / WHOLE_GPU * kind.price * site.price
+        return cls(context, held)
+
+    def too_dear(
+        self, job: JobClass, kind: DroneType, kinds: Iterable[TypeKey], lacking: int
+    ) -> AwaitingCheaperType | None:
+        """Why a cheaper start among ``kinds`` is still to be waited for, if so."""
+        mine = self.held.get(kind.key)
+        worth = self.context.snapshot.policy.waiting_cost
+        if mine is None or not worth:
+            return None
+        cheapest = min((self.held[key] for key in kinds if key in self.held), default=mine)
+        # Jobs of a class come one after the other: on average half as old as the oldest.
+        waited_s = max(0.0, self.context.now - job.oldest_at) * (lacking + 1) / 2
+        more_s = (mine - cheapest) / worth
+        return AwaitingCheaperType(kind.key, waited_s, more_s) if waited_s < more_s else None
+
+
+# Draining drones that are wanted again: cheaper than a start, for as long as they still run something.
+
+
+@dataclass(slots=True)
+class UndrainCandidates:
+    """Who may go back into service, and who does. Mutable, local to one decision."""
+
+    context: PlanningContext
+    drain_risk: DrainRisk
+    draining: dict[DroneId, Drone]
+    """Who has not been taken back yet."""
+    asked: list[Drain] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, context: PlanningContext, drain_risk: DrainRisk) -> UndrainCandidates:
+        """Those that still run something and leave only for want of work, or because an owner was near: never those
+        that an operator or an owner asked to go."""
+        leaves = (drone for drone in context.changing.values() if _may_return(context, drone))
+        return cls(context, drain_risk, {drone.id: drone for drone in leaves})
+
+    def take(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
+        """Take back who has room for the class, and is safe enough for it; for how many jobs, perhaps a few more than
+        lack."""
+        covered = 0
+        risky: dict[str, Collection[DroneId]] = {}
+        for drone in list(self.draining.values()) if lack > 0 else ():
+            if drone.site not in risky:
+                risky[drone.site] = self.drain_risk.to(job, compatible, drone.site)
+            safe = drone.id not in risky[drone.site] and not is_excluded(job.owner, drone.avoids)
+            fits = safe and drone.type in compatible.jobs and covered < lack
+            room = count_jobs_in_slot(job, self.context.slots[drone.id], self.context.types[drone.type]) if fits else 0
+            if room:
+                del self.draining[drone.id]
+                back = replace(
+                    drone, state=DroneState.BUSY, since=self.context.now, leaving=None, asked_at=0.0, asked=0
+                )
+                self.asked.append(Drain(back, drone.state, DrainMode.RESUME, DemandReturned(job.id, job.waiting)))
+                covered += room
+        return covered
+
+
+def _may_return(context: PlanningContext, drone: Drone) -> bool:
+    return (
+        drone.state is DroneState.DRAINING
+        and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
+        and bool(drone.asked_at and drone.jobs)
+        and drone.id in context.slots
+        and context.can_act_on(drone)
+    )
+
+
+# What is started for waiting jobs: the cheapest drone type that fits, where GPUs are free now, within every limit.
+
+_NO_ROOM = (SiteFull, GpusStranded)
+
+
+def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
+    """Go through the classes, hardest to place first, and start what they lack; headroom comes last."""
+    blind = _no_starts_reason(context)
+    if blind is not None:
+        return PlacementResult(refusals=(blind,))
+    shares = GroupShares.of(context)
+    placement = Placement(context, reservations, supply, shares)
+    for job in shares.in_turn(context):
+        placement.serve(job, context.compatible[job.id])
+    without_headroom = sites_without_headroom(context, placement.refusals, reservations.claimed)
+    for job in context.headroom:
+        placement.warm_up(job, context.compatible[job.id], without_headroom)
+    doubts = (Refusal(f"site:{site}", 0, why) for site, why in context.validity.sites.items() if why is not None)
+    refusals = (*placement.refusals, *doubts)
+    at_risk = placement.drain_risk.most_exposed()
+    return PlacementResult(
+        tuple(placement.starts),
+        tuple(placement.undrain.asked),
+        refusals,
+        placement.lacking_room,
+        without_headroom,
+        at_risk,
+    )
+
+
+def _no_starts_reason(context: PlanningContext) -> Refusal | None:
+    """Why nothing at all is started."""
+    if context.too_unhealthy is not None:
+        return Refusal("all", len(context.drones), context.too_unhealthy)
+    if context.validity.overlay is not None:
+        return Refusal("all", 0, context.validity.overlay)
+    outage = context.breakers.get(OVERLAY_SCOPE)
+    if outage is not None and context.now < outage.until:
+        fault = outage.fault or Fault(FaultKind.DOWN, "it was out of sight and settles first", outage.since)
+        return Refusal("all", 0, BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message))
+    return None
+
+
+@dataclass
+class Placement:
+    """What the classes that had their turn have got. Mutable, local to one decision."""
+
+    context: PlanningContext
+    reservations: OwnerReservations
+    supply: Supply
+    shares: GroupShares
+    starts: list[Start] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    lacking_room: dict[TypeKey, int] = field(default_factory=dict)
+
+    # Most ticks need not all of these: where nothing waits none, where nothing can start no more than the first two.
+
+    @cached_property
+    def undrain(self) -> UndrainCandidates:
+        return UndrainCandidates.of(self.context, self.drain_risk)
+
+    @cached_property
+    def drain_risk(self) -> DrainRisk:
+        return DrainRisk(self.context, self._safer)
+
+    @cached_property
+    def limits(self) -> StartLimits:
+        return StartLimits.of(self.context, self.reservations)
+
+    @cached_property
+    def ranking(self) -> TypeRanking:
+        return TypeRanking.of(self.context, self.limits)
+
+    @cached_property
+    def start_costs(self) -> StartCosts:
+        return StartCosts.of(self.context)
+
+    @cached_property
+    def running_jobs(self) -> RunningJobs:
+        return RunningJobs(self.context)
+
+    @cached_property
+    def risk(self) -> RiskBudget:
+        return RiskBudget.of(self.context)
+
+    @cached_property
+    def exclusions(self) -> UserExclusions:
+        return UserExclusions(self.context, self.risk, self._safer)
+
+    def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
+        """Give jobs of a class what their group is entitled to."""
+        if job.fresh:
+            self._refuse(job, job.fresh, AwaitingNegotiation(job.fresh))
+        if job.limited:
+            self._refuse(job, job.limited, PoolLimit(job.limit))
+        if not compatible.kinds:
+            self._refuse(job, job.waiting + job.fresh, self._never(job, compatible))
+            return
+        entitled, over = self.shares.entitled(job)
+        if over is not None:
+            self._refuse(job, job.waiting - entitled, over)
+            job = replace(job, waiting=entitled)
+        if job.waiting:
+            self._cover(job, compatible)
+
+    def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
+        """Give headroom what no job has taken, but nothing of a site that is ``without_headroom``."""
+        if compatible.kinds and not (compatible := compatible.without(without_headroom)).kinds:
+            self._refuse(job, job.waiting, HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
+        else:
+            self.serve(job, compatible)
+
+    def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
+        """With drones that are there, then with some taken back, then with new ones."""
+        taken = self.supply.take_own(job, job.waiting)
+        taken = taken.plus(self.supply.take(job, compatible, job.waiting - taken.jobs))
+        covered = taken.jobs
+        if covered < job.waiting and self.undrain.draining:
+            covered += self.undrain.take(job, compatible, job.waiting - covered)
+        if covered < job.waiting:
+            covered, late = self._start(job, compatible, covered)
+            taken = taken.plus(late) if late.jobs else taken
+        self.shares.book(job, min(covered, job.waiting))
+        if taken.jobs:
+            self._refuse(job, taken.jobs, DemandCovered(taken.jobs, taken.drones))
+
+    def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
+        """Start drones for jobs that are not ``covered``, as far as that is worth it: how many are covered then, and
+        what of that drones take that come late."""
+        held_back: Reason | None
+        enough, held_back = worthwhile_starts(self.context, job, job.waiting - covered, self.running_jobs)
+        wanted, any_late, late = covered + enough, bool(self.supply.late), NO_COVERAGE
+        for key in self._candidates(compatible, any_late=any_late):
+            if any_late and key not in self.ranking.sure:
+                # From here on a drone might wait as well: those that wait already will do.
+                late = self.supply.take(job, compatible, job.waiting - covered, late=True)
+                covered, any_late = covered + late.jobs, False
+            lack = wanted - covered
+            if lack <= 0:
+                break
+            count, why = self._allowed(job, compatible, key, lack)
+            held_back = held_back or why
+            if count:
+                self._order(job, key, count, covered)
+                covered += self.supply.take(job, compatible, lack, key).jobs
+        if covered < job.waiting:
+            self._fall_short(job, compatible, job.waiting - covered, held_back)
+        return covered, late
+
+    def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
+        """Types in the order in which they are asked for: open ones, and where those that come late have their turn."""
+        if not any_late and compatible.places.keys().isdisjoint(
+            self.limits.open
+        ):  # as for most classes, once all is full
+            return ()
+        return self.ranking.for_jobs(compatible).open(self.limits)
+
+    def _allowed(
+        self, job: JobClass, compatible: CompatibleTypes, key: TypeKey, lack: int
+    ) -> tuple[int, Reason | None]:
+        """How many drones of a type are started for so many jobs, and what keeps us from it that is no limit."""
+        kind = self.context.types[key]
+        if job.walltime_s and life_too_short(self.context, kind, job.walltime_s):
+            return 0, None
+        count = min(-(-lack // compatible.jobs[key]), self.limits.for_type(key)[0])
+        if count <= 0:
+            return 0, None
+        tried = self.context.class_backoffs.probing.get(job.id, {}).get(key)
+        probing = Probing(class_scope(key, job.id)) if tried is not None else None
+        if tried is not None:  # one drone, until it has shown that the pool gives it such jobs
+            count = min(count, 1 - tried)
+        if count <= 0:
+            return 0, probing
+        dear = self.start_costs.too_dear(job, kind, compatible.keys, lack)
+        if dear is not None:
+            return 0, dear
+        allowed, risk = self.risk.allowed(job, kind, count, safer=self._safer(compatible))
+        return allowed, risk or probing
+
+    def _safer(self, compatible: CompatibleTypes) -> bool:
+        """Whether drones for such jobs may also come, now or once there is room, to where nobody takes their place."""
+        safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
+        return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
+
+    def _order(self, job: JobClass, key: TypeKey, count: int, covered: int) -> None:
+        """Start ``count`` drones of a type for a class of which ``covered`` jobs have theirs."""
+        kind = self.context.types[key]
+        reason: Reason = JobsWaiting(job.id, job.waiting, covered, count)
+        vram_mib = job.vram_mib
+        if is_headroom(job.id):  # a warm drone is for whoever comes
+            reason, vram_mib = HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count), 0
+        life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
+        self.risk.book(kind, count)
+        avoids = self.exclusions.of_drones_for(job, kind)
+        drones = self._requested(key, count, job.id, avoids)
+        self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
+        self.limits.start(key, count)
+        self.supply.add(key, new_slots(kind, count, drone_end_at(self.context, kind), avoids))
+
+    def _requested(self, key: TypeKey, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
+        snapshot, kind = self.context.snapshot, self.context.types[key]
+        first = snapshot.next_serial + len(self.starts)
+        for serial in range(first, first + count):
+            yield Drone(
+                id=DroneId(f"{snapshot.id_prefix}-{serial}"),
+                type=key,
+                state=DroneState.REQUESTED,
+                since=snapshot.now,
+                requested_at=snapshot.now,
+                gpu_milli=kind.gpu_milli,
+                for_class=class_id,
+                avoids=avoids,
+            )
+
+    def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
+        """``lack`` jobs of a class get no drone. The limit that keeps them from it is told of the best type."""
+        key = self.ranking.for_jobs(compatible).keys[0]
+        if job.walltime_s:
+            key, limit = self._long_enough(job, compatible)
+        else:
+            limit = self.limits.for_type(key)[1]
+        why = held_back or limit
+        if why is not None:
+            self._refuse(job, lack, why)
+        if isinstance(why, _NO_ROOM) and not is_headroom(job.id):
+            self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
+
+    def _long_enough(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
+        """The best type whose drones live long enough, and its limit; where none does, the best of all, and why not."""
+        keys = self.ranking.for_jobs(compatible).keys
+        brief: Reason | None = None
+        for key in keys:
+            soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
+            if soon is None:
+                return key, self.limits.for_type(key)[1]
+            brief = brief or soon
+        return keys[0], brief
+
+    def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
+        if job.invalid:
+            return BadRequest(job.invalid)
+        unmatched = self.context.class_backoffs.why(job.id)
+        if unmatched is not None:
+            return unmatched
+        found = compatible.nearest or nearest(job, self.context.snapshot.types)
+        if found is None:
+            return NothingFits("", "type", "any", "no drone type is configured")
+        key, why = found
+        return NothingFits(key, why.dimension, why.wanted, why.offered)
+
+    def _refuse(self, job: JobClass, count: int, why: Reason) -> None:
+        self.refusals.append(Refusal(f"class:{job.id}", count, why))
+
+
+def _is_temporary(why: Reason | None) -> bool:
+    """Whether what keeps a type from being started passes without anybody's doing."""
+    match why:
+        case None | SiteFull() | SiteQuota() | GpusStranded() | OwnerWaits():
+            return True
+        case LimitReached(allowed=allowed):
+            return allowed > 0
+        case _:
+            return False
