@@ -1,69 +1,82 @@
-"""The site's side of blocking, as lines of slurm.conf and gres.conf: what free GPUs keep, and who makes room for whom.
+"""Blocking and preemption: lines for slurm.conf and gres.conf, and the audit of the running configuration.
 
-Slurm keeps cores for GPUs, and can be made to count memory in cores; the rest of a reserve it cannot keep, and the text
-says so. What is printed was tried with 22.05, 24.11 and 26.05.
+Slurm keeps cores for GPUs, and can be made to count memory in cores; it cannot keep the rest of a reserve, and the
+printed text says so. The printed lines were tried with 22.05, 24.11 and 26.05. The audit submits nothing: it reads
+nodes, partitions and slurm.conf as slurmctld reports them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from textwrap import wrap
 
-from adapters.slurm.records import expand_hostlist
-from adapters.slurm.settings import NodeHardware, SlurmSiteConfig
+from adapters.shared.printing import printable
+from adapters.slurm.capacity import (
+    MISMATCH_DIMENSIONS,
+    NodeMismatch,
+    SlurmDroneType,
+    admits_lifetime,
+    gpu_types,
+    mismatch,
+    resolve_types,
+)
+from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
+from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
+from provisioner.interfaces import AuditFinding
 from provisioner.model import WHOLE_GPU, DroneType, Reserve, ReserveWhen, SitePolicy
 
 CPU_PARTITION = "cpu-beside-gpus"
 CPU_TIER, DRONE_TIER, OWNER_TIER = 1, 2, 10
-TICK_S = 30
-"""slurmctld looks so often whether a limit or a grace is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a node keeps, in Slurm's own terms."""
+class ReserveLimits:
+    """What a node reserves for its GPUs, in Slurm's terms."""
 
     cores_per_gpu: int
     memory_per_cpu_mib: int
-    """At most so much for each CPU of CPU-only jobs, so that their memory ends with their CPUs; 0: no limit needed."""
+    """MaxMemPerCPU of CPU-only jobs, so that their memory ends with their CPUs; 0 if no limit is needed."""
 
 
-def kept(reserve: Reserve, cpus: int, threads_per_core: int, memory_mib: int, gpus: int) -> Kept | None:
-    """How a node of this size keeps a reserve for each of its GPUs; None if it has no room for that."""
+def reserve_limits(
+    reserve: Reserve, cpus: int, threads_per_core: int, memory_mib: int, gpus: int
+) -> ReserveLimits | None:
+    """Return how a node of this size keeps a reserve for each of its GPUs; None if it is too small."""
     cores = -(-reserve.cpus // max(1, threads_per_core))
     left_cpus = cpus - gpus * cores * max(1, threads_per_core)
     left_mib = memory_mib - gpus * reserve.memory_mib
     if left_cpus < 0 or left_mib < left_cpus:
         return None
-    return Kept(cores, left_mib // left_cpus if reserve.memory_mib and left_cpus else 0)
+    return ReserveLimits(cores, left_mib // left_cpus if reserve.memory_mib and left_cpus else 0)
 
 
-def render(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
-    """Configuration text that enforces ``policy.blocking`` and the owner's priority; the same for the same policy."""
-    kinds = tuple(types)
+def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
+    """Return configuration that enforces ``policy.blocking`` and the owner's priority; equal for equal policies."""
+    all_types = tuple(types)
     lines = [*_head(policy)]
     if policy.blocking:
         lines += _blocking(policy, config)
-        lines += _cannot(policy)
-        lines += _uncovered(policy, kinds)
+        lines += _limitations(policy)
+        lines += _uncovered_types(policy, all_types)
     else:
         lines += ["# ==== Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.", ""]
-    lines += _preemption(policy, kinds, config)
+    lines += _preemption(policy, all_types, config)
     return "\n".join([*lines, "# ==== end", ""])
 
 
-def _said(text: str, indent: str = "") -> list[str]:
+def _comment(text: str, indent: str = "") -> list[str]:
     return [f"# {indent}{line}" for line in wrap(text, 114 - len(indent), break_on_hyphens=False)]
 
 
 def _head(policy: SitePolicy) -> Iterator[str]:
-    yield from _said(
+    yield from _comment(
         f"Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`."
         " Do not edit: change the site's file and print it again."
     )
-    yield from _said(
+    yield from _comment(
         "Each part says which file it is for and where it goes. A part for slurm.conf can be put into a file of its own"
         " and included there. Then, with all files on all nodes: scontrol reconfigure. (If daemons are restarted"
         " instead: slurmd on the nodes, and slurmctld AFTER them, as it takes from their first word how GPUs lie on"
@@ -80,21 +93,21 @@ def _head(policy: SitePolicy) -> Iterator[str]:
 def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
     yield "# ==== Blocking"
     yield "#"
-    yield from _said("What is kept of every GPU that is free, from jobs that do not use it:")
+    yield from _comment("What is kept of every GPU that is free, from jobs that do not use it:")
     for reserve in policy.blocking:
-        yield from _said(_told(reserve), "  ")
+        yield from _comment(_describe_reserve(reserve), "  ")
     yield "#"
     if not config.hardware:
         yield from _formulas(config)
         return
     for hardware in config.hardware:
-        yield from _of_hardware(hardware, policy)
-    yield from _said(
+        yield from _hardware_lines(hardware, policy)
+    yield from _comment(
         "The partitions through which GPU jobs (drones too) come to these nodes need a higher PriorityTier than that"
         f" partition, {DRONE_TIER} or more: with equal tiers a GPU job that waits makes the scheduler keep the whole"
         " node, and none starts although its cores are free."
     )
-    yield from _said(
+    yield from _comment(
         "Jobs without a GPU that come through one of those meet RestrictedCoresPerGPU there too, but no limit of"
         " memory: have such jobs refused there (job_submit), or give it the same MaxMemPerCPU; a GPU job that wants"
         " more memory per CPU is then given, and charged, more CPUs."
@@ -102,17 +115,21 @@ def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
     yield ""
 
 
-def _told(reserve: Reserve) -> str:
-    sizes = [
+def _describe_reserve(reserve: Reserve) -> str:
+    return f"{' '.join(reserve.nodes)}: {_amounts(reserve)}"
+
+
+def _amounts(reserve: Reserve) -> str:
+    amounts = [
         *([f"{reserve.cpus} CPUs"] if reserve.cpus else []),
         *([f"{reserve.memory_mib} MiB of memory"] if reserve.memory_mib else []),
         *([f"{reserve.disk_mib} MiB of disk"] if reserve.disk_mib else []),
     ]
-    return f"{' '.join(reserve.nodes)}: {', '.join(sizes) or 'nothing'}"
+    return ", ".join(amounts) or "nothing"
 
 
 def _formulas(config: SlurmSiteConfig) -> Iterator[str]:
-    yield from _said(
+    yield from _comment(
         "The lines follow from the size of the nodes, which the site's file does not tell: write it under"
         " `options.hardware` and print this again. By hand, for each kind of node:"
     )
@@ -122,26 +139,26 @@ def _formulas(config: SlurmSiteConfig) -> Iterator[str]:
 
 
 def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | None:
-    """The first reserve for these nodes, if it is the same for all of them."""
+    """Return the first reserve for these nodes, if it is the same for all of them."""
     found = [next((r for r in reserves if any(fnmatchcase(name, p) for p in r.nodes)), None) for name in names]
     return found[0] if found and all(each == found[0] for each in found) else None
 
 
-def _of_hardware(hardware: NodeHardware, policy: SitePolicy) -> Iterator[str]:
+def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator[str]:
     nodes, gpus = hardware.nodes, hardware.gpus
     try:
         reserve = reserve_of(expand_hostlist(nodes), policy.blocking)
     except ValueError as error:
-        yield from _said(f"!! `hardware`: {error}: nothing is printed for these nodes.")
+        yield from _comment(f"!! `hardware`: {error}: nothing is printed for these nodes.")
         return
     if reserve is None:
-        yield from _said(f"!! {nodes}: `blocking` has not one entry for all of them: write a `hardware` for each.")
+        yield from _comment(f"!! {nodes}: `blocking` has not one entry for all of them: write a `hardware` for each.")
         yield "#"
         return
-    asked = kept(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
+    asked = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
     if asked is None:
-        yield from _said(
-            f"!! {nodes}: {gpus} GPUs cannot keep {_told(reserve).partition(': ')[2]} each of {hardware.cpus} CPUs and"
+        yield from _comment(
+            f"!! {nodes}: {gpus} GPUs cannot keep {_amounts(reserve)} each of {hardware.cpus} CPUs and"
             f" {hardware.memory} MiB: nothing is printed for these nodes."
         )
         yield "#"
@@ -152,16 +169,16 @@ def _of_hardware(hardware: NodeHardware, policy: SitePolicy) -> Iterator[str]:
         yield from _memory(hardware, reserve, asked)
 
 
-def _cores(hardware: NodeHardware, asked: Kept) -> Iterator[str]:
+def _cores(hardware: SlurmNodeHardware, asked: ReserveLimits) -> Iterator[str]:
     yield f"# ---- slurm.conf, before the NodeName lines of {hardware.nodes}"
-    yield from _said(
+    yield from _comment(
         "(or add the words to each of these lines; another NodeName=DEFAULT line, with"
         " RestrictedCoresPerGPU=0, ends it). Slurm 24.05 or newer; older ones refuse the whole file."
     )
     yield f"NodeName=DEFAULT RestrictedCoresPerGPU={asked.cores_per_gpu}"
     yield ""
     yield f"# ---- gres.conf, in the place of the lines for {hardware.nodes}"
-    yield from _said(
+    yield from _comment(
         "Cores= has to be there, and on the boundaries of sockets: with GPUs bound to parts of a socket, as"
         " AutoDetect=nvml may find them, slurmctld 24.11 CRASHED at the first such job. Try it on a test system first;"
         " check the device files."
@@ -174,8 +191,8 @@ def _cores(hardware: NodeHardware, asked: Kept) -> Iterator[str]:
     yield ""
 
 
-def _by_socket(hardware: NodeHardware) -> Iterator[tuple[int, int, int, int]]:
-    """First and last GPU, first and last core: GPUs spread evenly over the sockets, or all of them over all."""
+def _by_socket(hardware: SlurmNodeHardware) -> Iterator[tuple[int, int, int, int]]:
+    """Yield first and last GPU, first and last core: GPUs spread evenly over the sockets, or all over all."""
     sockets, cores = hardware.sockets, hardware.cores_per_socket
     if hardware.gpus % sockets:
         yield 0, hardware.gpus - 1, 0, sockets * cores - 1
@@ -185,10 +202,10 @@ def _by_socket(hardware: NodeHardware) -> Iterator[tuple[int, int, int, int]]:
         yield socket * each, (socket + 1) * each - 1, socket * cores, (socket + 1) * cores - 1
 
 
-def _memory(hardware: NodeHardware, reserve: Reserve, asked: Kept) -> Iterator[str]:
+def _memory(hardware: SlurmNodeHardware, reserve: Reserve, asked: ReserveLimits) -> Iterator[str]:
     total_mib = hardware.memory - hardware.gpus * reserve.memory_mib
     yield f"# ---- slurm.conf, after the NodeName lines of {hardware.nodes}"
-    yield from _said(
+    yield from _comment(
         "The partition for CPU-only jobs on these nodes; if you have one, add the last three words to its line. A job"
         f" that asks for more than {asked.memory_per_cpu_mib} MiB per CPU is given more CPUs, so CPU-only jobs run out"
         f" of CPUs before they have more than {total_mib} MiB of a node."
@@ -201,34 +218,36 @@ def _memory(hardware: NodeHardware, reserve: Reserve, asked: Kept) -> Iterator[s
     yield ""
 
 
-def _cannot(policy: SitePolicy) -> Iterator[str]:
-    """What an admin would otherwise believe to be kept."""
+def _limitations(policy: SitePolicy) -> Iterator[str]:
+    """Yield what an administrator would otherwise believe to be kept."""
     yield "# ==== What Slurm cannot do"
     yield "#"
-    yield from _said(
+    yield from _comment(
         "- Memory per free GPU, as such: there is nothing like RestrictedCoresPerGPU for it. MaxMemPerCPU holds for the"
         " partition that has it, and for no other."
     )
-    yield from _said(
+    yield from _comment(
         "- In 22.05 there is no RestrictedCoresPerGPU, and MaxMemPerCPU leaks: CPU-only jobs of much memory took all"
         " of a node in spite of it. MaxCPUsPerNode on the CPU partition (CPUs less what all GPUs keep) keeps the CPUs."
     )
-    yield from _said(
+    yield from _comment(
         "- The CPUs are kept while the GPU is free, whichever it is; MaxMemPerCPU is the same whether GPUs are free or"
         " not."
     )
     if any(reserve.disk_mib for reserve in policy.blocking):
-        yield from _said("- Disk: Slurm does not give it out (TmpDisk is compared, and never counted down). Not kept.")
+        yield from _comment(
+            "- Disk: Slurm does not give it out (TmpDisk is compared, and never counted down). Not kept."
+        )
     if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in policy.blocking):
-        yield from _said(
+        yield from _comment(
             "- `when: gpu-demand`: these lines do not know whether GPU work waits. CPU drones that the provisioner asks"
             " for then wait in the queue: write `when: always`."
         )
     yield ""
 
 
-def _uncovered(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
-    """Drone types that no reserve covers: said where the admin reads."""
+def _uncovered_types(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
+    """Yield drone types that no reserve covers."""
     for kind in types:
         gpus = -(-kind.gpu_milli // WHOLE_GPU)
         for what, asked, most in (
@@ -236,7 +255,7 @@ def _uncovered(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
             ("MiB of memory", kind.memory_mib, max((r.memory_mib for r in policy.blocking), default=0)),
         ):
             if gpus and 0 < most * gpus < asked:
-                yield from _said(
+                yield from _comment(
                     f"Drone type {kind.name} takes {asked / gpus:g} {what} per GPU and no reserve keeps that much"
                     f" ({most} at most): once CPU work has filled the rest of a node, its last free GPUs get no such"
                     " drone."
@@ -250,13 +269,13 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     yield "# ==== Owner's priority"
     yield "#"
     if config.owner is None:
-        yield from _said("The site's file names no owner (`options.owner`): drones are jobs like any others.")
+        yield from _comment("The site's file names no owner (`options.owner`): drones are jobs like any others.")
         return
     grace_s = round(policy.grace_s)
-    drones = dict.fromkeys(n for kind in types for n in config.where(kind.name).partition.split(",") if n)
+    drones = dict.fromkeys(n for kind in types for n in config.options_for(kind.name).partition.split(",") if n)
     shared = [name for name in drones if name in config.owner.partitions]
     if shared:
-        yield from _said(
+        yield from _comment(
             f"!! Drones go to the owner's own partition ({', '.join(shared)}): by partitions Slurm cannot tell who"
             " makes room. Give drones one of their own on the same nodes, or use PreemptType=preempt/qos with a QOS for"
             " drones that the owner's may preempt (sacctmgr: GraceTime and PreemptMode=cancel on it)."
@@ -265,18 +284,312 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     yield "# ---- slurm.conf"
     yield "PreemptType=preempt/partition_prio"
     yield "PreemptMode=CANCEL"
-    yield from _said("Without it nothing is lost: the drone itself is a job step, and steps are told at once.")
+    yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps are told at once.")
     yield "PreemptParameters=send_user_signal"
     yield "#"
-    yield from _said(
+    yield from _comment(
         f"On the PartitionName lines of {', '.join(config.owner.partitions)} (the owner):"
         f" PriorityTier={OWNER_TIER} PreemptMode=OFF"
     )
-    yield from _said(
+    yield from _comment(
         f"On those of {', '.join(drones) or 'the drones'} (drones): PriorityTier={DRONE_TIER} PreemptMode=CANCEL"
         f" GraceTime={grace_s}"
     )
-    yield from _said(
-        f"SIGTERM then comes at once, the end {grace_s} s later and up to {TICK_S} s on top of that, as slurmctld looks"
-        f" every {TICK_S} s; SIGKILL after KillWait more."
+    yield from _comment(
+        f"SIGTERM then comes at once, the end {grace_s} s later and up to {LIMIT_CHECK_INTERVAL_S} s on top of that, as"
+        f" slurmctld looks every {LIMIT_CHECK_INTERVAL_S} s; SIGKILL after KillWait more."
     )
+
+
+# --------------------------------------------------------------------------------------------------------------- audit
+
+_SECONDS = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
+
+
+def audit_cluster(
+    nodes: Sequence[SlurmNode],
+    partitions: Sequence[Partition],
+    configuration: Mapping[str, str],
+    policy: SitePolicy,
+    types: Sequence[DroneType],
+    config: SlurmSiteConfig,
+) -> tuple[AuditFinding, ...]:
+    """Return where the running configuration does not do what the policy and the drone types say.
+
+    ``configuration``: see :meth:`adapters.slurm.records.SlurmClient.configuration`; missing settings are not checked.
+    """
+    hosted = resolve_types(types, partitions, config)
+    return (
+        *_partition_gaps(partitions, hosted),
+        *_type_gaps(nodes, partitions, hosted),
+        *_blocking_gaps(nodes, partitions, policy, hosted, config),
+        *_grace_gaps(partitions, configuration, policy, hosted, config),
+        *_job_age_gaps(configuration, policy, config),
+    )
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    return printable(", ".join(names[:most]) + (", ..." if len(names) > most else "")) or "none"
+
+
+# ---------------------------------------------------------------------------------------------------------- drone types
+
+
+def _partition_gaps(partitions: Sequence[Partition], hosted: Sequence[SlurmDroneType]) -> Iterator[AuditFinding]:
+    known = {each.name: each for each in partitions}
+    wanted = dict.fromkeys(name for kind in hosted for name in kind.options.partition.split(",") if name)
+    for name in wanted:
+        if name not in known:
+            there = _names(sorted(known))
+            yield AuditFinding(
+                name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
+            )
+        elif not known[name].up:
+            yield AuditFinding(
+                name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
+            )
+
+
+def _type_gaps(
+    nodes: Sequence[SlurmNode], partitions: Sequence[Partition], hosted: Sequence[SlurmDroneType]
+) -> Iterator[AuditFinding]:
+    for kind in hosted:
+        if not kind.partitions:
+            continue  # reported by _partition_gaps
+        said = f"drone type {kind.type.name}"
+        life_s = kind.type.walltime_s
+        up = [each for each in kind.partitions if each.up]
+        if up and not any(admits_lifetime(kind, each) for each in up):
+            most_s = max(each.max_s for each in up)
+            yield AuditFinding(
+                ",".join(each.name for each in up),
+                "walltime",
+                f"{said} lives {life_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be rejected;"
+                f" write `walltime: {most_s / 3600:g}h` at most",
+            )
+        tried = [(node, mismatch(kind, node)) for node in nodes if node.state != "FUTURE"]
+        if tried and all(why is not None for _, why in tried):
+            yield AuditFinding(
+                kind.options.partition or "default", "types", f"{said}: no node could host one. {_nearest(tried)}"
+            )
+        mixed = [
+            n.name for n in nodes if kind.gpus and mismatch(kind, n) is None and _hosts_other_gpus(n, kind, hosted)
+        ]
+        if mixed:
+            yield AuditFinding(
+                _names(mixed),
+                "gpus",
+                f"{said} shares nodes with a type that wants other GPUs of them: such a node is planned with one type"
+                " of GPU at a time, that of which most is free",
+            )
+        if "exclusive" in kind.options.submit and any(_is_small(kind, n) for n in nodes if mismatch(kind, n) is None):
+            yield AuditFinding(
+                kind.options.partition or "default",
+                "exclusive",
+                f"{said} takes whole nodes (`submit.exclusive`) and is smaller than they are: the rest lies idle; make"
+                " it as large as the node",
+            )
+
+
+def _nearest(tried: Sequence[tuple[SlurmNode, NodeMismatch | None]]) -> str:
+    """Describe the nearest miss among the nodes."""
+    failed = [(node, why) for node, why in tried if why is not None]
+    node, why = max(failed, key=lambda pair: MISMATCH_DIMENSIONS.index(pair[1].dimension))
+    return printable(
+        f"Nearest is {node.name}: {why.dimension} requested {why.requested}, available {why.available}", 300
+    )
+
+
+def _hosts_other_gpus(node: SlurmNode, kind: SlurmDroneType, hosted: Sequence[SlurmDroneType]) -> bool:
+    mine = gpu_types(node, kind.gres)
+    return any(each.gpus and mismatch(each, node) is None and not gpu_types(node, each.gres) & mine for each in hosted)
+
+
+def _is_small(kind: SlurmDroneType, node: SlurmNode) -> bool:
+    return kind.gpus < sum(node.gpus.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- blocking
+
+
+def _blocking_gaps(
+    nodes: Sequence[SlurmNode],
+    partitions: Sequence[Partition],
+    policy: SitePolicy,
+    hosted: Sequence[SlurmDroneType],
+    config: SlurmSiteConfig,
+) -> Iterator[AuditFinding]:
+    known = {each.name: each for each in partitions}
+    gpu_kinds = [kind for kind in hosted if kind.gpus]
+    repair = f"`provisioner render blocking --site {policy.site}` prints what can be done"
+    if config.transport == "native":
+        repair += " (but pyslurm does not tell RestrictedCoresPerGPU: see `scontrol show node` first)"
+    for node in nodes:
+        gpus = sum(node.gpus.values())
+        if not gpus or not any(mismatch(kind, node) is None for kind in gpu_kinds):
+            continue
+        reserve = reserve_of([node.name], policy.blocking)
+        through = [known[name] for name in node.partitions if name in known and known[name].up]
+        if reserve is not None:
+            yield from _reserve_gaps(node, gpus, reserve, through, repair)
+        elif node.restricted_cores_per_gpu and any(not k.gpus and mismatch(k, node) is None for k in hosted):
+            yield AuditFinding(
+                node.name,
+                "cpus",
+                f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and"
+                " `blocking` does not say so: CPU drones would be asked for and wait; write the same into `blocking`",
+            )
+    for pattern in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
+        if not any(fnmatchcase(node.name, pattern) for node in nodes):
+            there = _names([node.name for node in nodes if node.gpus], 3)
+            yield AuditFinding(
+                pattern, "nodes", f"no node has such a name (there are: {there}); correct `blocking.nodes`"
+            )
+
+
+def _reserve_gaps(
+    node: SlurmNode, gpus: int, reserve: Reserve, through: Sequence[Partition], repair: str
+) -> Iterator[AuditFinding]:
+    threads = node.threads_per_core or 1
+    asked = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
+    if asked is None:
+        yield AuditFinding(
+            node.name,
+            "cpus" if gpus * reserve.cpus >= node.cpus else "memory",
+            f"{gpus} GPUs cannot keep {reserve.cpus} CPUs and {reserve.memory_mib} MiB each of {node.cpus} CPUs and"
+            f" {node.memory_mib} MiB: write less into `blocking` for it",
+        )
+        return
+    open_cpus = [each.name for each in through if _reserved_cpus(node, gpus, threads, each) < gpus * reserve.cpus]
+    if reserve.cpus and open_cpus:
+        keeps = min(_reserved_cpus(node, gpus, threads, each) for each in through)
+        yield AuditFinding(
+            node.name,
+            "cpus",
+            f"{gpus} free GPUs keep {keeps} of {node.cpus} CPUs, wanted {gpus * reserve.cpus}: jobs without GPU may"
+            f" have the rest through {_names(open_cpus)}; {repair}",
+        )
+    yield from _memory_gaps(node, gpus, threads, reserve, asked, through, repair)
+    if reserve.disk_mib:
+        yield AuditFinding(node.name, "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it")
+
+
+def _reserved_cpus(node: SlurmNode, gpus: int, threads: int, partition: Partition) -> int:
+    """Return the CPUs that jobs without GPU of this partition cannot get while all GPUs of the node are free."""
+    by_partition = node.cpus - partition.max_cpus_per_node if partition.max_cpus_per_node else 0
+    return max(gpus * node.restricted_cores_per_gpu * threads, by_partition, 0)
+
+
+def _memory_gaps(
+    node: SlurmNode,
+    gpus: int,
+    threads: int,
+    reserve: Reserve,
+    asked: ReserveLimits,
+    through: Sequence[Partition],
+    repair: str,
+) -> Iterator[AuditFinding]:
+    """Compare the reserve with the limit per CPU times the CPUs of jobs without GPU: the memory that they can get."""
+    wanted = gpus * reserve.memory_mib
+    most = {
+        each.name: min(node.memory_mib, (node.cpus - _reserved_cpus(node, gpus, threads, each)) * per_cpu_mib)
+        if (per_cpu_mib := each.max_memory_per_cpu_mib)
+        else node.memory_mib
+        for each in through
+    }
+    loose = [name for name, mib in most.items() if node.memory_mib - mib < wanted]
+    if reserve.memory_mib and loose:
+        keeps = node.memory_mib - max(most.values())
+        yield AuditFinding(
+            node.name,
+            "memory",
+            f"{gpus} free GPUs keep {keeps} of {node.memory_mib} MiB, wanted {wanted}: jobs without GPU may have the"
+            f" rest through {_names(loose)} (MaxMemPerCPU={asked.memory_per_cpu_mib} there would keep it); {repair}",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- grace
+
+
+def _grace_gaps(
+    partitions: Sequence[Partition],
+    configuration: Mapping[str, str],
+    policy: SitePolicy,
+    hosted: Sequence[SlurmDroneType],
+    config: SlurmSiteConfig,
+) -> Iterator[AuditFinding]:
+    kill_wait_s = parse_seconds(configuration.get("KillWait", ""))
+    promised = (
+        f"`timeouts.grace` says {policy.grace_s:.0f} s: drones would promise their jobs time that they do not have"
+    )
+    if kill_wait_s is not None and kill_wait_s < policy.grace_s:
+        yield AuditFinding(
+            "slurm.conf",
+            "grace",
+            f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait), {promised}; write"
+            f" `grace: {kill_wait_s}s`, or have KillWait raised",
+        )
+    ours = {each.name: each for kind in hosted for each in kind.partitions}
+    by_qos = "qos" in configuration.get("PreemptType", "")
+    tells = bool(configuration.get("PreemptType") or configuration.get("PreemptMode"))
+    for each in ours.values():
+        mode = preempt_mode(each, partitions, configuration)
+        if mode == "" and config.owner is not None and tells and not by_qos:
+            yield AuditFinding(
+                each.name,
+                "preemption",
+                "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones have been"
+                f" asked to leave; `provisioner render blocking --site {policy.site}` prints how it would",
+            )
+        if mode in ("SUSPEND", "GANG"):
+            yield AuditFinding(
+                each.name,
+                "preemption",
+                f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode}): its jobs stand still and"
+                " its pool takes it for dead; have PreemptMode=CANCEL set for the partition",
+            )
+        got_s = each.grace_s + (kill_wait_s or 0)
+        if mode in ("CANCEL", "REQUEUE") and kill_wait_s is not None and got_s < policy.grace_s and not by_qos:
+            yield AuditFinding(
+                each.name,
+                "grace",
+                f"a preempted drone is killed {got_s:.0f} s after SIGTERM, up to 30 s more (GraceTime"
+                f" {each.grace_s:.0f} s, KillWait {kill_wait_s} s), {promised}",
+            )
+
+
+def preempt_mode(partition: Partition, partitions: Sequence[Partition], configuration: Mapping[str, str]) -> str:
+    """Return what preemption by partition does to the jobs of one: ``CANCEL``, ``REQUEUE``, ...; "" for nothing.
+
+    Preemption by QOS cannot be seen here.
+    """
+    if "partition_prio" not in configuration.get("PreemptType", ""):
+        return ""
+    higher = any(each.tier > partition.tier and set(each.nodes) & set(partition.nodes) for each in partitions)
+    told = (partition.preempt_mode or configuration.get("PreemptMode", "")).upper()
+    modes = [mode for mode in re.split(r"[,\s]+", told) if mode not in ("", "OFF", "(NULL)")]
+    if not higher or not modes:
+        return ""
+    return next((mode for mode in modes if mode != "GANG"), "GANG")
+
+
+def _job_age_gaps(
+    configuration: Mapping[str, str], policy: SitePolicy, config: SlurmSiteConfig
+) -> Iterator[AuditFinding]:
+    age_s = parse_seconds(configuration.get("MinJobAge", ""))
+    kept_in = configuration.get("AccountingStorageType")
+    without = config.accounting is False or (kept_in is not None and ("none" in kept_in or kept_in in ("", "(null)")))
+    if age_s is not None and age_s < policy.view_max_age_s and without:
+        yield AuditFinding(
+            "slurm.conf",
+            "ends",
+            f"slurmctld forgets a job {age_s} s after its end (MinJobAge), a poll may be {policy.view_max_age_s:.0f} s"
+            " old and there is no accounting to ask: how a drone ended may never be known; have MinJobAge raised to its"
+            " default, 300",
+        )
+
+
+def parse_seconds(text: str) -> int | None:
+    """Return ``30 sec``, as ``scontrol show config`` prints it, in seconds; None for anything else."""
+    found = _SECONDS.fullmatch(text.strip())
+    return int(found[1]) if found else None

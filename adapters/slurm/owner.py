@@ -1,41 +1,48 @@
-"""What the owner of the hardware wants of it and has of it: his waiting jobs as claims, his running ones as a sum."""
+"""The owner's demand and load: their waiting jobs as demands, the sum of their running jobs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters.shared.printing import printable
 from adapters.slurm.capacity import is_usable
+from adapters.slurm.drones import is_drone
 from adapters.slurm.records import SlurmJob, SlurmNode
-from adapters.slurm.settings import OwnerSettings, SlurmSiteConfig
+from adapters.slurm.settings import SlurmOwnerConfig, SlurmSiteConfig
 from provisioner.model import WHOLE_GPU, Node, OwnerDemand, OwnerLoad
 
-_MOST_NOTICES = 10
-_MOST_CLAIMS = 500
-"""Shapes of waiting jobs that are told apart. More than the site's nodes can be freed for in one tick."""
-_MOST_TASKS = 100_000
+_MAX_OVERSIZED_NOTICES = 10
+_MAX_DEMANDS = 500
+"""Shapes of waiting jobs that are told apart: more than a site's nodes can be freed for in one tick."""
+_MAX_COUNTED_TASKS = 100_000
 
-_PLAIN = frozenset({"", "None", "Resources", "Priority"})
-"""Reasons of jobs that wait for their turn or for room. All others (limits, holds, dependencies, times, licences, nodes
-that are down) are not mended by drones that leave."""
+_RESOURCE_REASONS = frozenset({"", "None", "Resources", "Priority"})
+"""Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the others (limits,
+holds, dependencies, begin times, licences, nodes that are down)."""
 _RESERVED_ABOVE = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-"""Said of a job that cannot start on nodes which another is to have: it waits for room as well."""
+"""Reason of a job that cannot start on nodes which are planned for another: it waits for resources as well."""
 _TASKS = re.compile(r"\d+_\[([\d,\-:]+)(?:,?\.\.\.)?(?:%(\d+))?\]?")
+
+HIDDEN_OWNER_JOBS = (
+    "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
+    " do not make room for waiting jobs. Ask the admins for `sacctmgr modify user NAME set adminlevel=operator`, or"
+    " have Slurm itself preempt drones, and remove `options.owner`"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Claims, and what a person should know of jobs that are none."""
+class SlurmOwnerDemands:
+    """Demands of the owner, and notices of jobs that make none."""
 
-    claims: tuple[OwnerDemand, ...] = ()
+    demands: tuple[OwnerDemand, ...] = ()
     notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """Jobs that are the same to us: what each asks of one of its nodes, and where."""
+class _JobShape:
+    """Equal jobs: their request per node, and their partitions."""
 
     cpus: int
     memory_mib: int
@@ -43,73 +50,68 @@ class _Shape:
     node_count: int
     partitions: tuple[str, ...]
     required_nodes: tuple[str, ...]
-    who: str
+    user: str
 
     @classmethod
-    def of(cls, job: SlurmJob) -> _Shape:
+    def of(cls, job: SlurmJob) -> _JobShape:
         gpus = tuple(sorted((name, n) for name, n in job.gpus.items() if n > 0))
         partitions = tuple(job.partition.split(","))
-        wanted = tuple(sorted(job.required_nodes))
-        return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, wanted, job.user)
+        required = tuple(sorted(job.required_nodes))
+        return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, required, job.user)
 
 
-HIDDEN = (
-    "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
-    " do not make room for what waits. Ask the admins for `sacctmgr modify user NAME set adminlevel=operator`, or have"
-    " Slurm itself preempt drones, and remove `options.owner`"
-)
+def are_jobs_hidden(jobs: Iterable[SlurmJob], private: Collection[str], user: str) -> bool:
+    """Return whether the owner's jobs are hidden from us.
 
-
-def hidden(jobs: Iterable[SlurmJob], private: Collection[str], user: str, is_drone: Callable[[SlurmJob], bool]) -> bool:
-    """Return whether the owner's jobs cannot be seen: by ``private``, the words of PrivateData, and as no job in
-    ``jobs`` is of another user than ``user`` (operators see all jobs; "" is not known)."""
+    They are if ``private``, the words of PrivateData, say so and no job in ``jobs`` is of another user than ``user``
+    ("" if unknown): operators see all jobs.
+    """
     if "jobs" not in private:
         return False
     return not any(job.user != user if user else not is_drone(job) for job in jobs)
 
 
-def claims(
-    jobs: Iterable[SlurmJob],
-    slurm_nodes: Sequence[SlurmNode],
-    nodes: Sequence[Node],
-    config: SlurmSiteConfig,
-    is_drone: Callable[[SlurmJob], bool],
-) -> Wanted:
-    """Waiting jobs of the owner: a claim for each shape that some of our nodes could host; none without an owner.
+def owner_demands(
+    jobs: Iterable[SlurmJob], slurm_nodes: Sequence[SlurmNode], nodes: Sequence[Node], config: SlurmSiteConfig
+) -> SlurmOwnerDemands:
+    """Return a demand for each shape of the owner's waiting jobs that some of our nodes could host.
 
-    A job of several nodes counts as so many, each of the size of one node's part. ``nodes``: as the site's view tells
-    them. ``is_drone``: whether a job is a drone, ours or another controller's.
+    A job of several nodes counts once per node, each time with the size of one node's part. ``nodes``: those of the
+    site's view.
     """
     if config.owner is None:
-        return Wanted()
-    ours = {node.name for node in nodes}
-    usable = [node for node in slurm_nodes if node.name in ours and is_usable(node, config)]
-    groups: dict[_Shape, list[tuple[float, int, str]]] = {}
+        return SlurmOwnerDemands()
+    names = {node.name for node in nodes}
+    usable = [node for node in slurm_nodes if node.name in names and is_usable(node, config)]
+    groups: dict[_JobShape, list[SlurmJob]] = {}
     for job in jobs:
-        if job.state == "PENDING" and waits_plainly(job) and not is_drone(job) and _is_owners(job, config.owner):
-            groups.setdefault(_Shape.of(job), []).append((job.submitted_at, _tasks(job.remote_id), job.remote_id))
-    found, never = [], []
+        if job.state == "PENDING" and waits_for_resources(job) and not is_drone(job) and _is_owners(job, config.owner):
+            groups.setdefault(_JobShape.of(job), []).append(job)
+    found, oversized = [], []
     for shape, waiting in groups.items():
-        could = [node.name for node in usable if _hosts(node, shape)]
-        count = sum(tasks for _, tasks, _ in waiting)
-        if len(could) >= shape.node_count:
-            found.append(_claim(shape, count, waiting, () if len(could) == len(nodes) else tuple(could)))
-        elif usable and len([n for n in slurm_nodes if _hosts(n, shape)]) < shape.node_count:
-            never.append(_hopeless(shape, count, [remote_id for _, _, remote_id in waiting]))
-    found.sort(key=lambda claim: claim.since)
-    notices = tuple(_bounded(never))
-    if more := found[_MOST_CLAIMS:]:
-        notices += (f"owner: {len(more)} further shapes of waiting jobs are not looked at",)
-    return Wanted(tuple(found[:_MOST_CLAIMS]), notices)
+        hosts = [node.name for node in usable if _can_host(node, shape)]
+        count = sum(_task_count(job.remote_id) for job in waiting)
+        if len(hosts) >= shape.node_count:
+            found.append(_demand(shape, count, waiting, () if len(hosts) == len(nodes) else tuple(hosts)))
+        elif usable and len([n for n in slurm_nodes if _can_host(n, shape)]) < shape.node_count:
+            oversized.append(_oversized(shape, count, waiting))
+    found.sort(key=lambda demand: demand.since)
+    notices = oversized
+    if len(oversized) > _MAX_OVERSIZED_NOTICES:
+        rest = len(oversized) - _MAX_OVERSIZED_NOTICES + 1
+        notices = [*oversized[: _MAX_OVERSIZED_NOTICES - 1], f"owner: {rest} further shapes fit no node"]
+    if more := found[_MAX_DEMANDS:]:
+        notices = [*notices, f"owner: {len(more)} further shapes of waiting jobs are ignored"]
+    return SlurmOwnerDemands(tuple(found[:_MAX_DEMANDS]), tuple(notices))
 
 
-def waits_plainly(job: SlurmJob) -> bool:
-    """Whether a waiting job waits for its turn or for room, and for nothing else."""
+def waits_for_resources(job: SlurmJob) -> bool:
+    """Return whether a waiting job waits for its turn or for resources, and for nothing else."""
     reason = job.reason.replace("_", " ").strip("() ")
-    return reason in _PLAIN or reason == _RESERVED_ABOVE
+    return reason in _RESOURCE_REASONS or reason == _RESERVED_ABOVE
 
 
-def _is_owners(job: SlurmJob, owner: OwnerSettings) -> bool:
+def _is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
     return (
         any(name in owner.partitions for name in job.partition.split(","))
         and (not owner.accounts or job.account in owner.accounts)
@@ -118,19 +120,21 @@ def _is_owners(job: SlurmJob, owner: OwnerSettings) -> bool:
     )
 
 
-def _tasks(remote_id: str) -> int:
-    """How many jobs a record stands for: ``7_[0-9,12%4]`` is an array of which at most four run at a time. What
-    ``squeue`` leaves out of a long list (``...``) is not counted."""
+def _task_count(remote_id: str) -> int:
+    """Return how many jobs a record stands for: ``7_[0-9,12%4]`` is an array of which at most four run at a time.
+
+    Tasks that ``squeue`` leaves out of a long list (``...``) are not counted.
+    """
     found = _TASKS.match(remote_id)
     if found is None:
         return 1
-    count = sum(map(_in_range, filter(None, found[1].split(","))))
-    most = int(found[2]) if found[2] else _MOST_TASKS
-    return max(1, min(count, most, _MOST_TASKS))
+    count = sum(map(_range_length, filter(None, found[1].split(","))))
+    most = int(found[2]) if found[2] else _MAX_COUNTED_TASKS
+    return max(1, min(count, most, _MAX_COUNTED_TASKS))
 
 
-def _in_range(text: str) -> int:
-    """``5``, ``1-9`` or ``1-9:2``; a range that was cut off counts as its first."""
+def _range_length(text: str) -> int:
+    """Return the length of ``5``, ``1-9`` or ``1-9:2``; a range that was cut off counts as one."""
     span, _, step = text.partition(":")
     first, _, last = span.partition("-")
     if not first.isdigit() or not last.isdigit():
@@ -138,59 +142,51 @@ def _in_range(text: str) -> int:
     return max(0, int(last) - int(first)) // max(1, int(step) if step.isdigit() else 1) + 1
 
 
-def _hosts(node: SlurmNode, shape: _Shape) -> bool:
-    """Whether the node, empty, has what the job asks of it."""
+def _can_host(node: SlurmNode, shape: _JobShape) -> bool:
+    """Return whether the node, empty, satisfies the job's request."""
     return (
         any(name in shape.partitions for name in node.partitions)
         and (not shape.required_nodes or node.name in shape.required_nodes)
         and shape.cpus <= node.cpus
         and shape.memory_mib <= node.memory_mib
-        and _has(node.gpus, shape.gpus)
+        and _has_gpus(node.gpus, shape.gpus)
     )
 
 
-def _has(there: Mapping[str, int], wanted: Iterable[tuple[str, int]]) -> bool:
-    return sum(n for _, n in wanted) <= sum(there.values()) and all(
-        n <= there.get(name, 0) for name, n in wanted if name
+def _has_gpus(available: Mapping[str, int], requested: Iterable[tuple[str, int]]) -> bool:
+    return sum(n for _, n in requested) <= sum(available.values()) and all(
+        n <= available.get(name, 0) for name, n in requested if name
     )
 
 
-def _claim(shape: _Shape, count: int, waiting: Sequence[tuple[float, int, str]], nodes: tuple[str, ...]) -> OwnerDemand:
+def _demand(shape: _JobShape, count: int, waiting: Sequence[SlurmJob], nodes: tuple[str, ...]) -> OwnerDemand:
     return OwnerDemand(
         count=count * shape.node_count,
         gpu_milli=sum(n for _, n in shape.gpus) * WHOLE_GPU,
         cpus=shape.cpus,
         memory_mib=shape.memory_mib,
-        since=min(at for at, _, _ in waiting),
+        since=min(job.submitted_at for job in waiting),
         nodes=nodes,
-        who=printable(shape.who),
+        who=printable(shape.user),
     )
 
 
-def _hopeless(shape: _Shape, count: int, ids: Sequence[str]) -> str:
-    more = ", ..." if len(ids) > 3 else ""
+def _oversized(shape: _JobShape, count: int, waiting: Sequence[SlurmJob]) -> str:
+    ids = ", ".join(job.remote_id for job in waiting[:3]) + (", ..." if len(waiting) > 3 else "")
     gpus = sum(n for _, n in shape.gpus)
-    on = f"{shape.node_count} nodes" if shape.node_count > 1 else "a node"
+    hosts = f"no {shape.node_count} nodes" if shape.node_count > 1 else "no node"
     return printable(
-        f"owner: {count} jobs of {shape.who or 'nobody'} ({', '.join(ids[:3])}{more}) find not {on} with {gpus} GPUs,"
-        f" {shape.cpus} CPUs and {shape.memory_mib} MiB here even if all were empty: no room is made for them",
+        f"owner: {count} jobs of {shape.user or 'an unknown user'} ({ids}) need {gpus} GPUs, {shape.cpus} CPUs and"
+        f" {shape.memory_mib} MiB, and {hosts} here could host them even if all were empty: no room is made for them",
         400,
     )
 
 
-def _bounded(lines: Sequence[str]) -> Iterator[str]:
-    if len(lines) <= _MOST_NOTICES:
-        yield from lines
-        return
-    yield from lines[: _MOST_NOTICES - 1]
-    yield f"owner: {len(lines) - _MOST_NOTICES + 1} further shapes fit no node"
+def owner_load(jobs: Iterable[SlurmJob], nodes: Collection[Node], config: SlurmSiteConfig) -> OwnerLoad | None:
+    """Return what the owner's running jobs use of these nodes; None without an owner.
 
-
-def running(
-    jobs: Iterable[SlurmJob], nodes: Collection[Node], config: SlurmSiteConfig, is_drone: Callable[[SlurmJob], bool]
-) -> OwnerLoad | None:
-    """What the owner's running jobs hold of these nodes; None without an owner. Of a job of several nodes each holds
-    the same."""
+    A job of several nodes uses the same of each.
+    """
     if config.owner is None:
         return None
     names = {node.name for node in nodes}

@@ -20,7 +20,7 @@ from adapters.slurm.rest_link import Answer, RestLink
 from adapters.slurm.rest_options import Unsayable, fields
 from adapters.slurm.rest_records import accounted, configuration, node, partition, reservation
 from adapters.slurm.rest_roll import LONGEST_ARRAY, Roll
-from adapters.slurm.settings import RestSettings, SlurmSiteConfig
+from adapters.slurm.settings import SlurmRestConfig, SlurmSiteConfig
 from adapters.slurm.states import refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -205,6 +205,6 @@ def description(submission: SlurmSubmission) -> Mapping[str, Any]:
     return job
 
 
-def _whoami(settings: RestSettings) -> str:
+def _whoami(settings: SlurmRestConfig) -> str:
     """The account that our jobs belong to. At a unix socket, who we are at its other end, unless it is said."""
     return settings.user or (settings.ssh.user if settings.ssh else getpass.getuser())

@@ -18,7 +18,7 @@ from aiohttp.client_proto import ResponseHandler
 from adapters.shared import http
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.printing import printable
-from adapters.slurm.settings import RestSettings
+from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
@@ -68,7 +68,7 @@ class Answer:
 class RestLink:
     """HTTP to slurmrestd. Connects when first asked; connections are kept and shared."""
 
-    def __init__(self, settings: RestSettings) -> None:
+    def __init__(self, settings: SlurmRestConfig) -> None:
         self._settings = settings
         self.where = f"slurmrestd at {settings.url}" + (f" on {settings.ssh.host}" if settings.ssh else "")
         self._stack = contextlib.AsyncExitStack()
@@ -265,7 +265,7 @@ class _Connector(aiohttp.BaseConnector):
         return await self._way(lambda: _OneAnswer(loop))
 
 
-def _direct(settings: RestSettings) -> Way:
+def _direct(settings: SlurmRestConfig) -> Way:
     async def to_socket(ends: Callable[[], _OneAnswer]) -> _OneAnswer:
         return (await asyncio.get_running_loop().create_unix_connection(ends, path))[1]
 
@@ -278,7 +278,7 @@ def _direct(settings: RestSettings) -> Way:
     return to_socket if settings.url.startswith("unix:") else to_port
 
 
-def _believed(settings: RestSettings) -> ssl.SSLContext | None:
+def _believed(settings: SlurmRestConfig) -> ssl.SSLContext | None:
     if not settings.url.startswith("https:"):
         return None
     try:

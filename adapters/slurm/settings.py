@@ -23,14 +23,14 @@ _OUR_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
-LIMIT_TICK_S = 30
+LIMIT_CHECK_INTERVAL_S = 30
 """Period in which slurmctld looks at limits."""
 _THE_SHAPE = "it follows from the drone type: change `types`"
 _THE_DRONE = "it is the drone's own"
 _ONE_LIFE = "it keeps drones single-use"
 _BY_KEY = "write it beside `submit`, not below it"
 _BY_TYPE = "write it under `types`, for each drone type, without a number"
-OURS = {
+REFUSED_OPTIONS = {
     **dict.fromkeys(("cpus-per-task", "ntasks", "nodes", "mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _THE_SHAPE),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu"), _THE_SHAPE),
     **dict.fromkeys(("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _THE_SHAPE),
@@ -55,11 +55,11 @@ def _options(options: dict[str, str | bool]) -> dict[str, str | bool]:
     for name, value in options.items():
         if not _OPTION.fullmatch(name):
             raise mistake_at(name, f"`{name[:40]}` is not an option of sbatch: write its long name without dashes")
-        if (instead := OURS.get(name, "")) in (_BY_KEY, _BY_TYPE):
+        if (instead := REFUSED_OPTIONS.get(name, "")) in (_BY_KEY, _BY_TYPE):
             raise mistake_at(name, f"`{name}` has a key of its own: {instead}")
         if instead:
             raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({instead})")
-        if meant := next((ours for ours in OURS if ours.startswith(name)), ""):
+        if meant := next((ours for ours in REFUSED_OPTIONS if ours.startswith(name)), ""):
             raise mistake_at(name, f"`{name}` is taken for `{meant}` by sbatch, which the provisioner sets: remove it")
         if value is False:
             raise mistake_at(name, f"`{name}: false` says nothing: remove it")
@@ -80,8 +80,8 @@ def _plain_environment(env: dict[str, str]) -> dict[str, str]:
 Options = Annotated[dict[str, str | bool], AfterValidator(_options)]
 
 
-class Where(BaseModel):
-    """Where drones go in the cluster; for all of them, or for one type in the place of that."""
+class SlurmJobOptions(BaseModel):
+    """SlurmJobOptions drones go in the cluster; for all of them, or for one type in the place of that."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -108,7 +108,7 @@ class Where(BaseModel):
     )
 
 
-class TypeOptions(Where):
+class SlurmTypeOptions(SlurmJobOptions):
     """What is special about one drone type."""
 
     gres: str = Field(
@@ -119,14 +119,14 @@ class TypeOptions(Where):
     )
 
 
-class RestSettings(BaseModel):
+class SlurmRestConfig(BaseModel):
     """slurmrestd, and who we are to it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(
         pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
-        description="Where it listens: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
+        description="SlurmJobOptions it listens: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
         examples=["https://slurm.example.org:6820"],
     )
     user: str = Field(default="", pattern=r"^[A-Za-z0-9_.@-]{0,63}$", description="Account that the token is for.")
@@ -157,7 +157,7 @@ class RestSettings(BaseModel):
         return self
 
 
-class SlurmToolsSettings(BaseModel):
+class SlurmToolsConfig(BaseModel):
     """Slurm's command-line tools: where they are run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -168,7 +168,7 @@ class SlurmToolsSettings(BaseModel):
     )
 
 
-class NativeSettings(BaseModel):
+class SlurmNativeConfig(BaseModel):
     """pyslurm: which Python has it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -182,7 +182,7 @@ class NativeSettings(BaseModel):
     )
 
 
-class OwnerSettings(BaseModel):
+class SlurmOwnerConfig(BaseModel):
     """Whose jobs come first, and take the place of drones by preemption."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -195,7 +195,7 @@ class OwnerSettings(BaseModel):
     users: list[str] = Field(default_factory=list, description="Only jobs of these users. Default: of any but ours.")
 
 
-class NodeHardware(BaseModel):
+class SlurmNodeHardware(BaseModel):
     """Nodes of one kind, as slurm.conf tells them: `render blocking` reckons with it. Nothing else looks at it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -223,7 +223,7 @@ class NodeHardware(BaseModel):
         return self.sockets * self.cores_per_socket * self.threads_per_core
 
 
-class SlurmSiteConfig(Where):
+class SlurmSiteConfig(SlurmJobOptions):
     """Options of the ``slurm`` site."""
 
     transport: Literal["tools", "rest", "native"] = Field(
@@ -231,14 +231,14 @@ class SlurmSiteConfig(Where):
         description="How Slurm is spoken to: by its command-line `tools` (here or over ssh), by slurmrestd (`rest`), or"
         " by pyslurm (`native`).",
     )
-    tools: SlurmToolsSettings = Field(
-        default_factory=SlurmToolsSettings, description="Where the tools are, with `transport: tools`."
+    tools: SlurmToolsConfig = Field(
+        default_factory=SlurmToolsConfig, description="SlurmJobOptions the tools are, with `transport: tools`."
     )
-    rest: RestSettings | None = Field(default=None, description="slurmrestd, with `transport: rest`.")
-    native: NativeSettings = Field(
-        default_factory=NativeSettings, description="Where pyslurm is, with `transport: native`."
+    rest: SlurmRestConfig | None = Field(default=None, description="slurmrestd, with `transport: rest`.")
+    native: SlurmNativeConfig = Field(
+        default_factory=SlurmNativeConfig, description="SlurmJobOptions pyslurm is, with `transport: native`."
     )
-    types: dict[str, TypeOptions] = Field(
+    types: dict[str, SlurmTypeOptions] = Field(
         default_factory=dict, description="What is special about a drone type, by its name."
     )
     env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
@@ -265,10 +265,10 @@ class SlurmSiteConfig(Where):
         description="Whether there is an accounting database to ask what became of drones that slurmctld has forgotten."
         " Default: found out.",
     )
-    owner: OwnerSettings | None = Field(
+    owner: SlurmOwnerConfig | None = Field(
         default=None, description="Whose jobs come first here. Without it the site's owner is not looked at."
     )
-    hardware: list[NodeHardware] = Field(
+    hardware: list[SlurmNodeHardware] = Field(
         default_factory=list,
         description="The nodes with GPUs, for `provisioner render blocking`.",
         examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
@@ -285,26 +285,26 @@ class SlurmSiteConfig(Where):
             raise ValueError("`rest` is wanted with this transport: write `rest: {url: ...}`")
         if self.transport != "rest" and self.rest is not None:
             raise ValueError("`rest` is for another transport: write `transport: rest`, or remove it")
-        if self.transport != "tools" and self.tools != SlurmToolsSettings():
+        if self.transport != "tools" and self.tools != SlurmToolsConfig():
             raise ValueError("`tools` is for another transport: write `transport: tools`, or remove it")
-        if self.transport != "native" and self.native != NativeSettings():
+        if self.transport != "native" and self.native != SlurmNativeConfig():
             raise ValueError("`native` is for another transport: write `transport: native`, or remove it")
         return self
 
-    def where(self, kind: str) -> Where:
-        """Where drones of a type go: what is said for the type, else what is said for all."""
-        special = self.types.get(kind, TypeOptions())
+    def options_for(self, kind: str) -> SlurmJobOptions:
+        """SlurmJobOptions drones of a type go: what is said for the type, else what is said for all."""
+        special = self.types.get(kind, SlurmTypeOptions())
         keys = ("partition", "account", "qos", "reservation", "constraint")
         told = {key: getattr(special, key) or getattr(self, key) for key in keys}
-        return Where(**told, submit={**self.submit, **special.submit})
+        return SlurmJobOptions(**told, submit={**self.submit, **special.submit})
 
-    def gres(self, kind: str) -> str:
+    def gres_of(self, kind: str) -> str:
         """Which GPUs drones of a type have, as Gres names them: ``gpu`` or ``gpu:a100``."""
-        return self.types.get(kind, TypeOptions()).gres or "gpu"
+        return self.types.get(kind, SlurmTypeOptions()).gres or "gpu"
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
         """Return how much shorter a drone lives than its walltime."""
-        return walltime_s - told_life_s(walltime_s, grace_s)
+        return walltime_s - drone_lifetime_s(walltime_s, grace_s)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
         """What does not go with the site's drone types: path in the site file, and message."""
@@ -340,8 +340,8 @@ class SlurmSiteConfig(Where):
             yield ("native", "python") if self.native.python else ("transport",), lack
 
 
-def told_life_s(walltime_s: float, grace_s: float) -> int:
+def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:
     """Return the lifetime given to a drone of this walltime: it ends before Slurm would signal it.
     Limits are whole minutes and looked at every 30 s, and a signal may be a minute early."""
     limit_s = int(walltime_s // 60) * 60
-    return max(limit_s - round(grace_s) - 3 * LIMIT_TICK_S, limit_s // 2)
+    return max(limit_s - round(grace_s) - 3 * LIMIT_CHECK_INTERVAL_S, limit_s // 2)

@@ -1,5 +1,7 @@
-"""What Slurm's words mean to us: states, reasons, refusals. One table of each; a word that we do not know means alive,
-waiting, refused for an unknown cause."""
+"""Slurm's states, reasons and error messages in terms of the model.
+
+One table of each. An unknown word means alive, waiting, or rejected for an unknown cause.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,19 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import EndKind, FaultKind, RemoteState
 
-_LONGEST = 300
+_MESSAGE_LENGTH = 300
 
 # -------------------------------------------------------------------------------------------------------------- states
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmStateMapping:
-    """One of Slurm's words for the state of a job."""
+    """The meaning of one of Slurm's job states."""
 
     state: RemoteState
-    why: str = ""
-    """For people: of a job that lives, why it does not simply wait or run; of one that ended, how."""
+    description: str = ""
+    """Why a live job does not simply wait or run, or how a job ended."""
     kind: EndKind | None = None
-    """How it ended, if it has."""
     fault: FaultKind | None = None
 
 
@@ -44,43 +45,41 @@ STATES: Mapping[str, SlurmStateMapping] = {
     "COMPLETED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
     "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see listing.py for the others
     "FAILED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
-    # It should have left by itself before that: what ends is its life, and nothing is wrong with the node or the type.
-    "TIMEOUT": SlurmStateMapping(_ENDED, "its time limit was over", EndKind.STOPPED),
+    # Drones leave before their limit; one that did not is at its end, and node and type are fine.
+    "TIMEOUT": SlurmStateMapping(_ENDED, "reached its time limit", EndKind.STOPPED),
     "NODE_FAIL": SlurmStateMapping(_ENDED, "its node failed", EndKind.FAULT, FaultKind.NODE),
     "PREEMPTED": SlurmStateMapping(_ENDED, "preempted", EndKind.PREEMPTED),
     "BOOT_FAIL": SlurmStateMapping(_ENDED, "its node did not boot", EndKind.FAULT, FaultKind.NODE),
     "DEADLINE": SlurmStateMapping(_ENDED, "its deadline could not be met", EndKind.FAULT, FaultKind.CONFIG),
-    # A job in the drone did that: two more in a row and drones of the type are a problem, one is bad luck.
-    "OUT_OF_MEMORY": SlurmStateMapping(
-        _ENDED, "it took more memory than it had asked for", EndKind.FAULT, FaultKind.DRONE
-    ),
-    # Flags on top of a base state. Where only one word is told (squeue %T), it is the flag's.
-    "CONFIGURING": SlurmStateMapping(_PENDING, "its node is being made ready"),
-    "COMPLETING": SlurmStateMapping(_RUNNING, "is being ended"),  # its processes may live, its resources are taken
+    # A job in the drone did that: one is bad luck, two more in a row make the type unhealthy.
+    "OUT_OF_MEMORY": SlurmStateMapping(_ENDED, "exceeded its requested memory", EndKind.FAULT, FaultKind.DRONE),
+    # Flags on top of a base state. Where only one word is reported (squeue %T), it is the flag.
+    "CONFIGURING": SlurmStateMapping(_PENDING, "its node is being prepared"),
+    "COMPLETING": SlurmStateMapping(_RUNNING, "is ending"),  # its processes may live, its resources are taken
     "STAGE_OUT": SlurmStateMapping(_RUNNING, "its files are staged out"),
     "RESIZING": SlurmStateMapping(_RUNNING, "is being resized"),
     "SIGNALING": SlurmStateMapping(_RUNNING, "is being signalled"),
     "STOPPED": SlurmStateMapping(_UNKNOWN, "stopped by a signal"),
-    "POWER_UP_NODE": SlurmStateMapping(_PENDING, "its node is powered up"),
-    "EXPEDITING": SlurmStateMapping(_PENDING, "requeued, and first in its queue"),
+    "POWER_UP_NODE": SlurmStateMapping(_PENDING, "its node is powering up"),
+    "EXPEDITING": SlurmStateMapping(_PENDING, "requeued at the head of its queue"),
     "REQUEUED": SlurmStateMapping(_PENDING, "requeued"),
     "REQUEUE_FED": SlurmStateMapping(_PENDING, "requeued in its federation"),
     "REQUEUE_HOLD": SlurmStateMapping(_PENDING, "requeued and held"),
     "SPECIAL_EXIT": SlurmStateMapping(_PENDING, "requeued and held for its exit status"),
     "RESV_DEL_HOLD": SlurmStateMapping(_PENDING, "held: its reservation was deleted"),
     "REVOKED": SlurmStateMapping(
-        _ENDED, "revoked: another cluster of its federation has it", EndKind.FAULT, FaultKind.CONFIG
+        _ENDED, "revoked: another cluster of its federation runs it", EndKind.FAULT, FaultKind.CONFIG
     ),
     "LAUNCH_FAILED": SlurmStateMapping(_UNKNOWN, "its launch failed"),
     "RECONFIG_FAIL": SlurmStateMapping(_UNKNOWN, "its node could not be reconfigured"),
-    "UPDATE_DB": SlurmStateMapping(_UNKNOWN, "Slurm writes it down"),
+    "UPDATE_DB": SlurmStateMapping(_UNKNOWN, "Slurm is updating its database"),
 }
 """All states and flags of 22.05 to 26.05."""
 
 UNFINISHED_STATES = frozenset(word for word, each in STATES.items() if each.state is not _ENDED)
-"""Words of jobs that have not ended: they have no exit status."""
+"""States of jobs without an exit status."""
 
-_TELLING = (
+_DECISIVE_FLAGS = (
     "COMPLETING",
     "STAGE_OUT",
     "CONFIGURING",
@@ -94,40 +93,38 @@ _TELLING = (
     "REQUEUE_FED",
     "EXPEDITING",
 )
-"""Flags that say more than the base state, the first of them first."""
+"""Flags that decide instead of the base state, in order of precedence."""
 
 
 def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapping:
-    """What a job's state is to us."""
-    for flag in _TELLING:
+    """Return the meaning of a job's state and flags."""
+    for flag in _DECISIVE_FLAGS:
         if flag in flags:
             return STATES[flag]
     found = STATES.get(state)
-    return found or SlurmStateMapping(
-        _UNKNOWN, printable(f"in a state that is not known here: {state or 'none'}", _LONGEST)
-    )
+    return found or SlurmStateMapping(_UNKNOWN, printable(f"unknown state: {state or 'none'}", _MESSAGE_LENGTH))
 
 
 # ------------------------------------------------------------------------------------------------------------- reasons
 
-_PASSES: FaultKind | None = None
-"""It just waits for its turn."""
+_NO_FAULT: FaultKind | None = None
+"""The job just waits for its turn."""
 
 REASONS: Mapping[str, FaultKind | None] = {
     **dict.fromkeys(
         ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "SchedDefer", "Dependency", "Prolog"),
-        _PASSES,
+        _NO_FAULT,
     ),
-    **dict.fromkeys(("Cleaning", "FedJobLock", "BurstBufferStageIn", "BurstBufferOperation"), _PASSES),
-    # Another of its type would find the same lack; it passes.
+    **dict.fromkeys(("Cleaning", "FedJobLock", "BurstBufferStageIn", "BurstBufferOperation"), _NO_FAULT),
+    # Another job of its type would wait for the same; it passes.
     **dict.fromkeys(("ReqNodeNotAvail", "PartitionDown", "PartitionInactive", "NodeDown"), FaultKind.CAPACITY),
     **dict.fromkeys(("FrontEndDown", "Reservation", "Licenses", "BurstBufferResources"), FaultKind.CAPACITY),
-    "PartitionNodeLimit": FaultKind.CAPACITY,  # of a job that wants one node: those that it could have are down
-    "JobHeldUser": FaultKind.CAPACITY,  # by our own account: who holds it on purpose does not want it cancelled
-    # Limits: it starts when another of ours, or of our group's, has ended.
+    "PartitionNodeLimit": FaultKind.CAPACITY,  # of a job for one node: the nodes it could run on are down
+    "JobHeldUser": FaultKind.CAPACITY,  # by our own account: whoever holds it does not want it cancelled
+    # Limits: it starts when another job of our account or group has ended.
     **dict.fromkeys(("AssociationJobLimit", "AssociationResourceLimit", "AssociationTimeLimit"), FaultKind.QUOTA),
     "AccountingPolicy": FaultKind.QUOTA,
-    # Never.
+    # It would never start.
     **dict.fromkeys(("BadConstraints", "PartitionTimeLimit"), FaultKind.CONFIG),
     **dict.fromkeys(("InvalidAccount", "InvalidQOS", "InvalidReservation", "ReservationDeleted"), FaultKind.CONFIG),
     **dict.fromkeys(("AccountNotAllowed", "QOSNotAllowed", "Account", "QOS"), FaultKind.CONFIG),
@@ -137,44 +134,44 @@ REASONS: Mapping[str, FaultKind | None] = {
     **dict.fromkeys(("user env retrieval failed requeued held", "SystemFailure"), FaultKind.NODE),
     "max requeue exceeded": FaultKind.NODE,
 }
-"""Reasons why a job waits -> what stands in its way and in that of others of its type."""
+"""Reasons why a job waits -> the fault that blocks it and others of its type."""
 
-_FAMILIES = (
-    # What one job alone exceeds, no waiting mends.
+_REASON_PATTERNS = (
+    # A limit that a single job exceeds: waiting does not help.
     (re.compile(r"(qos|assoc)\w*(perjob|pernode)\w*|qosmin\w+|assocmin\w+"), FaultKind.CONFIG),
     (re.compile(r"(qos|assoc)\w+|max\w+per(user|account)\w*"), FaultKind.QUOTA),
 )
-"""By pattern, in this order, over reasons that the table does not name: there are about a hundred, more with each
+"""Patterns, in this order, for reasons that the table does not name: there are about a hundred, more with each
 release."""
 
 
-def _word(reason: str) -> str:
-    """``(ReqNodeNotAvail, UnavailableNodes:hkn0801)`` -> ``reqnodenotavail``: as squeue, sacct and REST write it."""
+def _normalize_reason(reason: str) -> str:
+    """Return ``reqnodenotavail`` for ``(ReqNodeNotAvail, UnavailableNodes:hkn0801)``, from any transport."""
     head = re.split(r"[,:(]", reason.strip("() "), maxsplit=1)[0]
     return re.sub(r"[^a-z0-9]", "", head.lower())
 
 
-_BY_WORD = {_word(name): kind for name, kind in REASONS.items()}
+_FAULT_BY_REASON = {_normalize_reason(name): kind for name, kind in REASONS.items()}
 
 
 @lru_cache(maxsize=256)  # thousands of jobs wait for the same few reasons
 def classify_reason(reason: str) -> FaultKind | None:
-    """What keeps a waiting job from starting, if it is more than its turn; None for a reason that we do not know."""
-    word = _word(reason[:_LONGEST])
-    if word in _BY_WORD:
-        return _BY_WORD[word]
-    return next((kind for pattern, kind in _FAMILIES if pattern.fullmatch(word)), None)
+    """Return the fault that keeps a job from starting; None if it waits for its turn or the reason is unknown."""
+    word = _normalize_reason(reason[:_MESSAGE_LENGTH])
+    if word in _FAULT_BY_REASON:
+        return _FAULT_BY_REASON[word]
+    return next((kind for pattern, kind in _REASON_PATTERNS if pattern.fullmatch(word)), None)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 
-_UNSURE = re.compile(
+_OUTCOME_UNKNOWN = re.compile(
     r"socket timed out|zero bytes were transmitted|communication (receive|send|shutdown) failure"
     r"|message (receive|send) failure|unexpected message received|insane message length|unspecified error"
     r"|connection (reset|refused by peer)|broken pipe",
     re.IGNORECASE,
 )
-"""It may have been taken: the answer is what failed."""
+"""The order may have been carried out: only the answer failed."""
 
 _REFUSALS = (
     (
@@ -204,13 +201,13 @@ _REFUSALS = (
         FaultKind.DENIED,
     ),
 )
-_LIMITS = re.compile(r"\b(?:QOS|Assoc|Max)[A-Za-z]{3,60}\b")
-"""What slurmctld says of a limit, before the sentence that says nothing: ``QOSMaxSubmitJobPerUserLimit``."""
+_LIMIT_NAMES = re.compile(r"\b(?:QOS|Assoc|Max)[A-Za-z]{3,60}\b")
+"""The limit that slurmctld names before its generic sentence: ``QOSMaxSubmitJobPerUserLimit``."""
 
 
 def classify_refusal(text: str) -> FaultKind:
-    """Of which kind an error is that Slurm told when it was asked for something; UNKNOWN for words not known."""
-    for name in _LIMITS.findall(text):
+    """Return the kind of an error message of Slurm; UNKNOWN for unknown text."""
+    for name in _LIMIT_NAMES.findall(text):
         if kind := classify_reason(name):
             return kind
     for pattern, kind in _REFUSALS:
@@ -220,14 +217,13 @@ def classify_refusal(text: str) -> FaultKind:
 
 
 def refusal_error(text: str) -> AdapterError:
-    """The error to raise for what Slurm told when it was asked to start or end something.
+    """Return the error to raise for Slurm's message about a submission or cancellation.
 
-    ``OutcomeUnknownError`` where the answer is what failed; ``UnavailableError`` where nobody was reached;
-    ``AuthError`` and
-    ``RejectedError`` for a no. A job that is refused for its request leaves a record (FAILED, BadConstraints).
+    OutcomeUnknownError where only the answer failed, UnavailableError where nobody was reached, AuthError and
+    RejectedError for a refusal. A job that is rejected for its request leaves a record (FAILED, BadConstraints).
     """
-    message = printable(" ".join(text.split()), _LONGEST)
-    if _UNSURE.search(text):
+    message = printable(" ".join(text.split()), _MESSAGE_LENGTH)
+    if _OUTCOME_UNKNOWN.search(text):
         return OutcomeUnknownError(message)
     match classify_refusal(text):
         case FaultKind.DOWN:

@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.audit import gaps
-from adapters.slurm.blocking import render
-from adapters.slurm.capacity import nodes
-from adapters.slurm.downtime import downtime_at
+from adapters.slurm.blocking import audit_cluster, render_blocking
+from adapters.slurm.capacity import list_nodes, next_downtime
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
@@ -60,7 +58,7 @@ def blocked(plain: SlurmLab) -> SlurmLab:
     if plain.slurm.version < (24, 5):
         pytest.skip("this Slurm does not know RestrictedCoresPerGPU")
     conf, gres = plain.etc / "slurm.conf", plain.etc / "gres.conf"
-    found = parts(render(POLICY, [DRONE], CONFIG))
+    found = parts(render_blocking(POLICY, [DRONE], CONFIG))
     before, after = found["slurm.conf, before the NodeName lines"], found["slurm.conf, after the NodeName lines"]
     lines = conf.read_text().splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("NodeName="))
@@ -176,13 +174,13 @@ def told(lab: SlurmLab) -> Told:
 
 def free(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> Node:
     slurm_nodes, partitions, reservations, _ = told(lab)
-    [node] = nodes(slurm_nodes, partitions, [DRONE], config, reservations)
+    [node] = list_nodes(slurm_nodes, partitions, [DRONE], config, reservations)
     return node
 
 
 def audited(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> list[tuple[str, str]]:
     slurm_nodes, partitions, _, configuration = told(lab)
-    found = gaps(slurm_nodes, partitions, configuration, POLICY, [DRONE], config)
+    found = audit_cluster(slurm_nodes, partitions, configuration, POLICY, [DRONE], config)
     return [(gap.node, gap.dimension) for gap in found]
 
 
@@ -237,12 +235,12 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     )
     try:
         slurm_nodes, partitions, reservations, _ = told(plain)
-        wheres = [CONFIG.where(DRONE.name)]
-        assert downtime_at(reservations, slurm_nodes, partitions, wheres, time.time()) == starts_at
+        wheres = [CONFIG.options_for(DRONE.name)]
+        assert next_downtime(reservations, slurm_nodes, partitions, wheres, time.time()) == starts_at
         assert free(plain).free_gpu_milli == 0  # for a drone that would not be done in time
-        [node] = nodes(slurm_nodes, partitions, [DRONE], CONFIG, reservations, downtime_at=starts_at)
+        [node] = list_nodes(slurm_nodes, partitions, [DRONE], CONFIG, reservations, downtime_at=starts_at)
         assert node.free_gpu_milli == 4000  # for one whose life is cut
         inside = CONFIG.model_copy(update={"reservation": "service"})
-        assert downtime_at(reservations, slurm_nodes, partitions, [inside.where(DRONE.name)], time.time()) == 0
+        assert next_downtime(reservations, slurm_nodes, partitions, [inside.options_for(DRONE.name)], time.time()) == 0
     finally:
         plain.run("scontrol", "delete", "ReservationName=service", user="root")

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.audit import gaps, preempt_mode, seconds
-from adapters.slurm.blocking import render
-from adapters.slurm.capacity import nodes
+from adapters.slurm.blocking import audit_cluster, parse_seconds, preempt_mode, render_blocking
+from adapters.slurm.capacity import list_nodes
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from provisioner.config import SiteSpec, load
 from provisioner.interfaces import AuditFinding
@@ -47,14 +46,14 @@ BACKFILL = Partition("backfill", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=1, 
 
 
 def audit(
-    nodes: Sequence[SlurmNode] = (NODE, H100_NODE),
+    list_nodes: Sequence[SlurmNode] = (NODE, H100_NODE),
     partitions: Sequence[Partition] = PARTITIONS,
     configuration: Mapping[str, str] = CONF,
     policy: SitePolicy = POLICY,
     types: Sequence[DroneType] = (A100, FULL, H100),
     **more: Any,
 ) -> dict[tuple[str, str], str]:
-    found: Sequence[AuditFinding] = gaps(nodes, partitions, configuration, policy, types, config(**more))
+    found: Sequence[AuditFinding] = audit_cluster(list_nodes, partitions, configuration, policy, types, config(**more))
     told = {(gap.node, gap.dimension): gap.message for gap in found}
     assert len(told) == len(found), "one per node and dimension"
     return told
@@ -86,10 +85,11 @@ def test_a_type_that_no_node_can_host_names_the_nearest() -> None:
         (
             "accelerated",
             "types",
-        ): "drone type a100: no node could host one. Nearest is hkn0801: memory wanted 600000 MiB, there 512000 MiB"
+        ): "drone type a100: no node could host one. Nearest is hkn0801: memory requested 600000 MiB, available"
+        " 512000 MiB"
     }
     [said] = audit(types=(replace(A100, gpu_milli=8000),)).values()
-    assert said.endswith("Nearest is hkn0801: gpus wanted 8 a100, there 4 a100")
+    assert said.endswith("Nearest is hkn0801: gpus requested 8 a100, available 4 a100")
 
 
 def test_a_walltime_beyond_the_partitions() -> None:
@@ -106,7 +106,7 @@ def test_a_walltime_beyond_the_partitions() -> None:
 def test_types_that_share_nodes_with_different_gpus_and_whole_nodes_for_a_small_drone() -> None:
     mixed = replace(NODE, gpus={"a100": 2, "h100": 2})
     both = {"types": {"a100": {"gres": "gpu:a100"}, "h100": {"gres": "gpu:h100"}}}
-    told = gaps([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both))
+    told = audit_cluster([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both))
     assert [(gap.node, gap.dimension) for gap in told] == [("hkn0801", "gpus")] * 2
     assert list(audit(types=(A100,), submit={"exclusive": True})) == [("accelerated", "exclusive")]
     assert audit(types=(FULL,), submit={"exclusive": True}) == {}
@@ -243,7 +243,7 @@ def test_ends_that_are_forgotten_before_they_are_seen() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("30 sec", 30), ("300", 300), ("(null)", None), ("UNLIMITED", None)])
 def test_times_as_slurm_prints_them(text: str, value: int | None) -> None:
-    assert seconds(text) == value
+    assert parse_seconds(text) == value
 
 
 # --------------------------------------------------------------------------------------------- the file that is shipped
@@ -285,7 +285,7 @@ def as_told(site: SiteSpec) -> list[SlurmNode]:
 
 def test_horekas_file_fits_horekas_nodes(horeka: SiteSpec) -> None:
     here = as_told(horeka)
-    found = nodes(here, PARTITIONS, horeka.types, horeka.options, now=1.0)
+    found = list_nodes(here, PARTITIONS, horeka.types, horeka.options, now=1.0)
     assert {(node.name[:5], node.types, node.free_gpu_milli) for node in found} == {
         ("hkn08", ("a100", "a100x4"), 4000),
         ("hkn09", ("a100", "a100x4"), 4000),
@@ -295,7 +295,7 @@ def test_horekas_file_fits_horekas_nodes(horeka: SiteSpec) -> None:
 
 
 def test_with_what_is_printed_for_it_horeka_has_no_gap(horeka: SiteSpec) -> None:
-    text = render(horeka.policy, horeka.types, horeka.options)
+    text = render_blocking(horeka.policy, horeka.types, horeka.options)
     most = {m[1]: int(m[2]) for m in re.finditer(r"^PartitionName=\S+-(\w100) .*MaxMemPerCPU=(\d+)$", text, re.M)}
     assert most == {"a100": 3584, "h100": 5717}
     running = (
@@ -303,7 +303,7 @@ def test_with_what_is_printed_for_it_horeka_has_no_gap(horeka: SiteSpec) -> None
         replace(ACCELERATED_H100, max_memory_per_cpu_mib=most["h100"]),
     )
     here = as_told(horeka)
-    assert gaps(here, running, CONF, horeka.policy, horeka.types, horeka.options) == ()
-    assert {gap.dimension for gap in gaps(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options)} == {
-        "memory"
-    }
+    assert audit_cluster(here, running, CONF, horeka.policy, horeka.types, horeka.options) == ()
+    assert {
+        gap.dimension for gap in audit_cluster(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options)
+    } == {"memory"}

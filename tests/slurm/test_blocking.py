@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.blocking import Kept, kept, render
+from adapters.slurm.blocking import ReserveLimits, render_blocking, reserve_limits
 from provisioner.model import Reserve, ReserveWhen, SitePolicy
 from tests.slurm.test_capacity import A100, FULL, H100, config
 
@@ -25,7 +25,7 @@ ACCELERATED: Mapping[str, Any] = {
 
 
 def printed(policy: SitePolicy = POLICY, *hardware: Mapping[str, Any], **more: Any) -> str:
-    text = render(policy, (A100, FULL, H100), config(hardware=list(hardware or (ACCELERATED,)), **more))
+    text = render_blocking(policy, (A100, FULL, H100), config(hardware=list(hardware or (ACCELERATED,)), **more))
     assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#"))
     return text
 
@@ -56,23 +56,26 @@ def test_it_is_the_same_for_the_same_policy() -> None:
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [
-        (SHARE, Kept(4, 3584)),
-        (Reserve(cpus=7, memory_mib=20480), Kept(4, 3584)),  # half a core cannot be kept: rounded up
-        (Reserve(cpus=8), Kept(4, 0)),
-        (Reserve(memory_mib=20480), Kept(0, 2829)),
-        (Reserve(cpus=38, memory_mib=20480), Kept(19, 0)),  # all of them: no CPU is left that could take memory
+        (SHARE, ReserveLimits(4, 3584)),
+        (Reserve(cpus=7, memory_mib=20480), ReserveLimits(4, 3584)),  # half a core cannot be kept: rounded up
+        (Reserve(cpus=8), ReserveLimits(4, 0)),
+        (Reserve(memory_mib=20480), ReserveLimits(0, 2829)),
+        (
+            Reserve(cpus=38, memory_mib=20480),
+            ReserveLimits(19, 0),
+        ),  # all of them: no CPU is left that could take memory
         (Reserve(cpus=39, memory_mib=20480), None),
         (Reserve(cpus=8, memory_mib=128_000), None),
     ],
 )
-def test_the_numbers(reserve: Reserve, expected: Kept | None) -> None:
-    assert kept(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
+def test_the_numbers(reserve: Reserve, expected: ReserveLimits | None) -> None:
+    assert reserve_limits(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
 
 
 def test_what_is_left_for_jobs_without_gpu_never_reaches_into_what_is_kept() -> None:
     for cpus, threads, memory_mib, gpus in [(152, 2, 512_000, 4), (128, 1, 770_000, 4), (48, 2, 385_000, 8)]:
         for share in (Reserve(cpus=2, memory_mib=4096), Reserve(cpus=5, memory_mib=40_000)):
-            found = kept(share, cpus, threads, memory_mib, gpus)
+            found = reserve_limits(share, cpus, threads, memory_mib, gpus)
             assert found is not None
             left_cpus = cpus - gpus * found.cores_per_gpu * threads
             assert cpus - left_cpus >= gpus * share.cpus
@@ -112,7 +115,7 @@ def test_gpus_that_do_not_spread_over_the_sockets_are_bound_to_all_cores() -> No
 
 
 def test_without_the_nodes_size_it_says_how_to_reckon() -> None:
-    text = render(POLICY, (A100,), config())
+    text = render_blocking(POLICY, (A100,), config())
     assert lines(text) == []
     assert "write it under `options.hardware`" in prose(text)
     assert "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)" in prose(text)

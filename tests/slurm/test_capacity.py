@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import kinds, misfit, nodes
+from adapters.slurm.capacity import list_nodes, mismatch, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
@@ -50,7 +50,7 @@ def one(
     downtime_at: float = 0.0,
     **more: Any,
 ) -> Node:
-    [found] = nodes(
+    [found] = list_nodes(
         [node],
         (partition,),
         types or (A100,),
@@ -76,16 +76,16 @@ def test_free_is_what_slurm_has_not_allocated() -> None:
 
 def test_nodes_of_other_partitions_and_such_as_do_not_exist_are_left_out() -> None:
     cluster = [NODE, H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)), replace(NODE, state="FUTURE")]
-    found = nodes(cluster, PARTITIONS, (A100, FULL, H100), config(), now=NOW)
+    found = list_nodes(cluster, PARTITIONS, (A100, FULL, H100), config(), now=NOW)
     assert {node.name: node.types for node in found} == {"hkn0801": ("a100", "a100x4"), "hkn0901": ("h100",)}
 
 
 def test_without_a_partition_drones_go_to_the_default_one() -> None:
     h100 = replace(ACCELERATED_H100, default=True)
     types = {"types": {}, "partition": ""}
-    found = nodes([NODE, H100_NODE], (ACCELERATED, h100), (A100,), config(**types), now=NOW)
+    found = list_nodes([NODE, H100_NODE], (ACCELERATED, h100), (A100,), config(**types), now=NOW)
     assert [node.name for node in found] == ["hkn0901"]
-    untold = nodes([NODE, H100_NODE], PARTITIONS, (A100,), config(**types), now=NOW)
+    untold = list_nodes([NODE, H100_NODE], PARTITIONS, (A100,), config(**types), now=NOW)
     assert [node.name for node in untold] == ["hkn0801", "hkn0901"]
 
 
@@ -144,10 +144,10 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     change: Mapping[str, Any], dimension: str, wanted: str, offered: str
 ) -> None:
     node = replace(NODE, **change)
-    assert nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
-    [kind] = kinds((A100,), PARTITIONS, config())
-    found = misfit(kind, node)
-    assert found and (found.dimension, found.wanted, found.offered) == (dimension, wanted, offered)
+    assert list_nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
+    [kind] = resolve_types((A100,), PARTITIONS, config())
+    found = mismatch(kind, node)
+    assert found and (found.dimension, found.requested, found.available) == (dimension, wanted, offered)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
-    found = nodes([NODE], PARTITIONS, (A100,), config(constraint=constraint), now=NOW)
+    found = list_nodes([NODE], PARTITIONS, (A100,), config(constraint=constraint), now=NOW)
     assert bool(found) is hosts
 
 
@@ -171,7 +171,7 @@ def test_nodes_that_the_admin_leaves_out_are_left_out() -> None:
     cluster = [NODE, replace(NODE, name="hkn0802"), replace(NODE, name="hkn0803")]
 
     def names(**submit: str) -> list[str]:
-        return [node.name for node in nodes(cluster, PARTITIONS, (A100,), config(submit=submit), now=NOW)]
+        return [node.name for node in list_nodes(cluster, PARTITIONS, (A100,), config(submit=submit), now=NOW)]
 
     assert names(exclude="hkn[0801,0803]") == ["hkn0802"]
     assert names(nodelist="hkn0801") == ["hkn0801"]
@@ -222,16 +222,16 @@ def test_memory_is_paid_for_with_cpus_where_the_partition_says_so() -> None:
 
 def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
-    [kind] = kinds((replace(FULL, cpus=76),), (limited,), config())
-    found = misfit(kind, NODE)
-    assert found and found.dimension == "cpus" and found.wanted == "492 (for its 491520 MiB, by MaxMemPerCPU)"
+    [kind] = resolve_types((replace(FULL, cpus=76),), (limited,), config())
+    found = mismatch(kind, NODE)
+    assert found and found.dimension == "cpus" and found.requested == "492 (for its 491520 MiB, by MaxMemPerCPU)"
 
 
 def test_limits_of_cpus_and_memory_per_node_bind() -> None:
     capped = one(partition=replace(ACCELERATED, max_cpus_per_node=120))
     assert (capped.cpus, capped.free_cpus) == (120, 120)
-    assert nodes([NODE], (replace(ACCELERATED, max_cpus_per_node=6),), (A100,), config(), now=NOW) == ()
-    assert nodes([NODE], (replace(ACCELERATED, max_memory_per_node_mib=10240),), (A100,), config(), now=NOW) == ()
+    assert list_nodes([NODE], (replace(ACCELERATED, max_cpus_per_node=6),), (A100,), config(), now=NOW) == ()
+    assert list_nodes([NODE], (replace(ACCELERATED, max_memory_per_node_mib=10240),), (A100,), config(), now=NOW) == ()
 
 
 # --------------------------------------------------------------------------------------------------------- reservations

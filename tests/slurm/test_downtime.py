@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.slurm.downtime import downtime_at
+from adapters.slurm.capacity import next_downtime
 from adapters.slurm.records import Reservation, SlurmNode
 from tests.slurm.test_capacity import H100_NODE, NODE, NOW, PARTITIONS, config
 
@@ -24,8 +24,8 @@ def found(
 ) -> float:
     """Seconds from now; 0 without."""
     settings = config(**more)
-    wheres = [settings.where(kind) for kind in ("a100", "h100")]
-    at = downtime_at(reservations, nodes, PARTITIONS, wheres, NOW, users)
+    wheres = [settings.options_for(kind) for kind in ("a100", "h100")]
+    at = next_downtime(reservations, nodes, PARTITIONS, wheres, NOW, users)
     return at - NOW if at else 0.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.slurm.listing import Cancelled, Listing, listing
+from adapters.slurm.drones import CancelledDrones, SlurmDroneListing, list_drones
 from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
@@ -30,8 +30,8 @@ ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
 SEVEN = DroneId("kit-a1b2-7")
 
 
-def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = ()) -> Listing:
-    return listing(jobs, "kit", "horeka", Cancelled(ENTERED, cancelled), now=NOW, keep_s=600.0)
+def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = ()) -> SlurmDroneListing:
+    return list_drones(jobs, "kit", "horeka", CancelledDrones(ENTERED, cancelled), now=NOW, retain_s=600.0)
 
 
 def one(job: SlurmJob, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
@@ -75,7 +75,7 @@ def test_an_obstacle_that_others_would_meet_is_told(reason: str, blocked: FaultK
 def test_a_node_that_is_made_ready_does_not_run_it_yet() -> None:
     drone = one(replace(RUNNING, flags=frozenset({"CONFIGURING"})))
     assert (drone.state, drone.started_at) == (RemoteState.PENDING, 0.0)
-    assert drone.reason == "its node is being made ready"
+    assert drone.reason == "its node is being prepared"
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "SOMETHING_NEW"])
@@ -88,7 +88,7 @@ def test_what_neither_waits_nor_runs_is_alive(state: str) -> None:
 def test_a_job_that_is_being_ended_still_runs(job: SlurmJob) -> None:
     drone = one(job)
     assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
-    assert "being ended" in drone.reason
+    assert "is ending" in drone.reason
 
 
 # -------------------------------------------------------------------------------------------------------------- notice
@@ -146,7 +146,7 @@ def test_who_cancelled_it_is_known_by_having_asked_for_it() -> None:
 
 def test_who_cancelled_it_before_this_controller_came_is_not_known() -> None:
     jobs = [replace(ENDED, state="CANCELLED", ends_at=NOW - 300)]
-    [drone] = listing(jobs, "kit", "horeka", Cancelled(NOW - 100), now=NOW, keep_s=600.0).drones.values()
+    [drone] = list_drones(jobs, "kit", "horeka", CancelledDrones(NOW - 100), now=NOW, retain_s=600.0).drones.values()
     assert drone.end is not None
     assert drone.end.kind is EndKind.STOPPED
 
@@ -208,18 +208,18 @@ def test_tasks_of_an_array_are_drones() -> None:
 def test_of_a_drone_that_is_there_twice_the_younger_is_surplus() -> None:
     found = listed(replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99"))
     assert found.drones[SEVEN].remote_id == "99"
-    assert found.surplus == ("130",)
+    assert found.duplicates == ("130",)
     assert "99 and 130" in found.notices[0]
 
 
 def test_of_a_drone_that_is_there_twice_the_one_that_runs_is_kept() -> None:
     found = listed(replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130"))
-    assert (found.drones[SEVEN].remote_id, found.surplus) == ("130", ("99",))
+    assert (found.drones[SEVEN].remote_id, found.duplicates) == ("130", ("99",))
 
 
 def test_one_that_lives_counts_more_than_one_that_ended() -> None:
     found = listed(ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140"))
-    assert (found.drones[SEVEN].remote_id, found.surplus) == ("130", ())
+    assert (found.drones[SEVEN].remote_id, found.duplicates) == ("130", ())
 
 
 def test_of_two_that_ended_the_later_is_told() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.slurm.names import is_drone, job_name, named, serial
+from adapters.slurm.drones import drone_of, is_drone, job_name, split_drone_id
 from adapters.slurm.records import SlurmJob, fold_job_ids, job_id_key
 from provisioner.model import DroneId
 
@@ -16,7 +16,7 @@ def job(name: str, remote_id: str = "123") -> SlurmJob:
 
 
 def test_a_job_of_its_own_is_the_drone_that_it_is_called() -> None:
-    found = named(job("kit-a1b2-17.a100.horeka"), "kit", "horeka")
+    found = drone_of(job("kit-a1b2-17.a100.horeka"), "kit", "horeka")
     assert found is not None
     assert (found.drone_id, found.type) == ("kit-a1b2-17", "a100")
 
@@ -25,7 +25,7 @@ def test_a_task_of_an_array_is_counted_from_the_first() -> None:
     ids = [
         found and found.drone_id
         for n in (0, 4)
-        if (found := named(job("kit-a1b2-17+.a100.horeka", f"9_{n}"), "kit", "horeka"))
+        if (found := drone_of(job("kit-a1b2-17+.a100.horeka", f"9_{n}"), "kit", "horeka"))
     ]
     assert ids == ["kit-a1b2-17", "kit-a1b2-21"]
 
@@ -53,7 +53,7 @@ def test_a_task_of_an_array_is_counted_from_the_first() -> None:
     ],
 )
 def test_what_is_not_ours_is_no_drone(name: str, remote_id: str) -> None:
-    assert named(job(name, remote_id), "kit", "horeka") is None
+    assert drone_of(job(name, remote_id), "kit", "horeka") is None
 
 
 def test_drones_of_other_controllers_are_known_as_drones() -> None:
@@ -62,8 +62,8 @@ def test_drones_of_other_controllers_are_known_as_drones() -> None:
 
 
 def test_an_id_has_a_prefix_and_a_serial() -> None:
-    assert serial(DroneId("kit-two-a1b2-17"), "kit-two") == ("kit-two-a1b2", 17)
-    assert serial(DroneId("kit-two-a1b2-17"), "kit") is None
+    assert split_drone_id(DroneId("kit-two-a1b2-17"), "kit-two") == ("kit-two-a1b2", 17)
+    assert split_drone_id(DroneId("kit-two-a1b2-17"), "kit") is None
 
 
 def test_older_jobs_come_first() -> None:
@@ -80,14 +80,14 @@ def test_every_drone_of_a_job_is_found_again(
     ids = [DroneId(f"{controller}-{birth}-{first + n}") for n in range(count)]
     name = job_name(ids, kind, site)
     remote = [f"8_{n}" for n in range(count)] if count > 1 else ["8"]
-    found = [named(job(name, each), controller, site) for each in remote]
+    found = [drone_of(job(name, each), controller, site) for each in remote]
     assert [each and each.drone_id for each in found] == ids
     assert {each.type for each in found if each} == {kind}
 
 
 @given(st.text(max_size=300), st.text(max_size=30))
 def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
-    found = named(job(name, remote_id), "kit", "horeka")
+    found = drone_of(job(name, remote_id), "kit", "horeka")
     assert found is None or found.drone_id.startswith("kit-")
 
 

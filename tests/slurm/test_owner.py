@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.owner import Wanted, claims, running
+from adapters.slurm.capacity import list_nodes
+from adapters.slurm.owner import SlurmOwnerDemands, owner_demands, owner_load
 from adapters.slurm.records import SlurmJob, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import Node, OwnerDemand, OwnerLoad
-from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config, nodes
+from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config
 
 BOTH = ("accelerated", "owners")
 CLUSTER = (*(replace(NODE, name=f"hkn080{n}", partitions=BOTH) for n in (1, 2, 3)), H100_NODE)
@@ -38,20 +39,16 @@ def owned(**more: Any) -> SlurmSiteConfig:
 
 
 def view(cluster: Sequence[SlurmNode] = CLUSTER, settings: SlurmSiteConfig | None = None) -> tuple[Node, ...]:
-    return nodes(cluster, PARTITIONS, (A100, H100), settings or owned(), now=NOW)
+    return list_nodes(cluster, PARTITIONS, (A100, H100), settings or owned(), now=NOW)
 
 
-def is_drone(job: SlurmJob) -> bool:
-    return job.name.endswith(".horeka")
-
-
-def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> Wanted:
+def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> SlurmOwnerDemands:
     settings = owned(**more)
-    return claims(jobs, cluster, view(cluster, settings), settings, is_drone)
+    return owner_demands(jobs, cluster, view(cluster, settings), settings)
 
 
 def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
-    [found] = wanted(job, **more).claims
+    [found] = wanted(job, **more).demands
     return found
 
 
@@ -59,12 +56,12 @@ def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
 
 
 def test_a_job_that_waits_for_room_is_a_claim_on_the_nodes_that_could_host_it() -> None:
-    assert wanted(JOB) == Wanted((ONE,))
+    assert wanted(JOB) == SlurmOwnerDemands((ONE,))
 
 
 def test_without_an_owner_nobody_claims_anything() -> None:
-    assert claims([JOB], CLUSTER, view(), config(), is_drone) == Wanted()
-    assert running([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config(), is_drone) is None
+    assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
+    assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
 
 
 @pytest.mark.parametrize(
@@ -101,17 +98,17 @@ def test_plain_waiting_is_a_claim(reason: str) -> None:
     ],
 )
 def test_what_leaving_drones_do_not_mend_is_none(reason: str) -> None:
-    assert wanted(replace(JOB, reason=reason)) == Wanted()
+    assert wanted(replace(JOB, reason=reason)) == SlurmOwnerDemands()
 
 
 def test_drones_and_jobs_of_others_are_none() -> None:
     ours = replace(JOB, name="kit-a1b2-7.a100.horeka")
     elsewhere = replace(JOB, partition="accelerated-h100")
-    assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == Wanted()
-    assert wanted(JOB, accounts=["theory"]) == Wanted()
-    assert wanted(JOB, qos=["express"]) == Wanted()
-    assert wanted(JOB, users=["bert"]) == Wanted()
-    assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]).claims == (ONE,)
+    assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == SlurmOwnerDemands()
+    assert wanted(JOB, accounts=["theory"]) == SlurmOwnerDemands()
+    assert wanted(JOB, qos=["express"]) == SlurmOwnerDemands()
+    assert wanted(JOB, users=["bert"]) == SlurmOwnerDemands()
+    assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]).demands == (ONE,)
 
 
 def test_a_job_for_several_partitions_is_a_claim_if_one_is_the_owners() -> None:
@@ -120,8 +117,8 @@ def test_a_job_for_several_partitions_is_a_claim_if_one_is_the_owners() -> None:
 
 def test_jobs_alike_are_one_claim_since_the_first_of_them() -> None:
     jobs = [replace(JOB, remote_id=str(n), submitted_at=NOW - n) for n in (5, 90, 30)]
-    assert wanted(*jobs).claims == (replace(ONE, count=3, since=NOW - 90),)
-    assert len(wanted(JOB, replace(JOB, user="bert"), replace(JOB, cpus=9)).claims) == 3
+    assert wanted(*jobs).demands == (replace(ONE, count=3, since=NOW - 90),)
+    assert len(wanted(JOB, replace(JOB, user="bert"), replace(JOB, cpus=9)).demands) == 3
 
 
 @pytest.mark.parametrize(
@@ -146,7 +143,7 @@ def test_a_job_of_several_nodes_counts_once_for_each() -> None:
     whole = replace(JOB, node_count=3, cpus=152, memory_mib=500_000, gpus={"a100": 4})
     found = claim(whole)
     assert (found.count, found.gpu_milli, found.cpus) == (3, 4000, 152)
-    assert "find not 4 nodes with 4 GPUs" in wanted(replace(whole, node_count=4)).notices[0]
+    assert "no 4 nodes here could host them" in wanted(replace(whole, node_count=4)).notices[0]
 
 
 def test_nodes_that_it_insists_on_and_nodes_that_are_shut() -> None:
@@ -161,15 +158,15 @@ def test_all_of_the_nodes_are_told_as_any() -> None:
 
 def test_a_job_that_fits_other_nodes_than_ours_is_nothing_to_us() -> None:
     other = replace(NODE, name="fat1", partitions=("owners",), memory_mib=4_000_000)
-    assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == Wanted()
+    assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == SlurmOwnerDemands()
 
 
 def test_a_job_that_fits_nowhere_is_told() -> None:
     found = wanted(replace(JOB, gpus={"a100": 5}))
-    assert found.claims == ()
+    assert found.demands == ()
     assert found.notices == (
-        "owner: 1 jobs of anna (100) find not a node with 5 GPUs, 8 CPUs and 20480 MiB here even if all were empty: no"
-        " room is made for them",
+        "owner: 1 jobs of anna (100) need 5 GPUs, 8 CPUs and 20480 MiB, and no node here could host them even if all"
+        " were empty: no room is made for them",
     )
     many = wanted(*(replace(JOB, gpus={"a100": 5 + n}) for n in range(30)))
     assert len(many.notices) == 10 and many.notices[-1] == "owner: 21 further shapes fit no node"
@@ -179,7 +176,7 @@ def test_a_job_that_fits_nowhere_is_told() -> None:
     ("gpus", "fits"), [({"": 4}, True), ({"": 5}, False), ({"h100": 1}, False), ({"a100": 2, "": 2}, True), ({}, True)]
 )
 def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
-    assert bool(wanted(replace(JOB, gpus=gpus)).claims) is fits
+    assert bool(wanted(replace(JOB, gpus=gpus)).demands) is fits
 
 
 # -------------------------------------------------------------------------------------------------------------- running
@@ -194,4 +191,4 @@ def test_what_his_running_jobs_hold_of_our_nodes() -> None:
         replace(runs, nodes=("hkn0801",), name="kit-a1b2-7.a100.horeka"),
         JOB,
     ]
-    assert running(jobs, view(), owned(), is_drone) == OwnerLoad(2, 9000, 24, 3 * 20480)
+    assert owner_load(jobs, view(), owned()) == OwnerLoad(2, 9000, 24, 3 * 20480)

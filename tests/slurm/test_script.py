@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from adapters.shared.parcel import Unfit
-from adapters.slurm.script import Batch, batches, checked, largest_array, life_s
-from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.settings import SlurmSiteConfig, drone_lifetime_s
+from adapters.slurm.submission import SlurmBatch, make_batches, max_array_size, validate_order
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import processes_with, until
 
@@ -33,8 +33,8 @@ def config(**more: object) -> SlurmSiteConfig:
     return SlurmSiteConfig.model_validate({"types": {"a100": {"gres": "gpu:a100"}}, **more})
 
 
-def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[Batch]:
-    return list(batches(list(orders), config(**more), largest))
+def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[SlurmBatch]:
+    return list(make_batches(list(orders), config(**more), largest))
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -77,7 +77,7 @@ def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
     ("told", "largest"), [("1001", 1001), ("100001", 100001), ("0", 1), ("", 1001), ("(null)", 1001)]
 )
 def test_the_cluster_says_how_large_an_array_may_be(told: str, largest: int) -> None:
-    assert largest_array({"MaxArraySize": told} if told else {}) == largest
+    assert max_array_size({"MaxArraySize": told} if told else {}) == largest
 
 
 # ---------------------------------------------------------------------------------------------------- what is asked for
@@ -100,13 +100,13 @@ def test_memory_is_in_mib_which_slurm_calls_m_and_its_g_is_a_gib() -> None:
 def test_its_limit_is_whole_minutes_and_it_leaves_before_slurm_would_tell_it_to() -> None:
     [batch] = submitted(order(1))  # 7259 s, grace 30 s
     assert (batch.submission.minutes, batch.submission.notice_s) == (120, 60)
-    assert life_s(order(1)) == 7200 - 30 - 90
-    assert life_s(order(1, replace(A100, walltime_s=120.0))) == 60  # too short for that: half of it
+    assert drone_lifetime_s(7259.0, 30.0) == 7200 - 30 - 90
+    assert drone_lifetime_s(120.0, 30.0) == 60  # too short for that: half of it
 
 
 def test_jobs_are_told_the_life_that_its_drones_are_told() -> None:
     settings = config()
-    assert settings.kept_life_s(7259.0, 30.0) == 7259 - life_s(order(1))
+    assert settings.kept_life_s(7259.0, 30.0) == 7259 - drone_lifetime_s(7259.0, 30.0)
 
 
 def test_what_it_says_goes_where_the_admin_wants_it() -> None:
@@ -139,12 +139,12 @@ def test_what_it_says_goes_where_the_admin_wants_it() -> None:
 )
 def test_what_cannot_be_submitted_is_refused(bad: StartOrder) -> None:
     with pytest.raises(Unfit):
-        checked(bad, "kit")
+        validate_order(bad, "kit")
 
 
 def test_a_good_order_is_not_refused() -> None:
     for kind in (A100, NODE, CPU):
-        checked(order(1, kind), "kit")
+        validate_order(order(1, kind), "kit")
 
 
 def test_the_script_is_plain_ascii_and_shows_no_secret_to_who_reads_over_a_shoulder() -> None:

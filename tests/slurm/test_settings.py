@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adapters.slurm.settings import OURS, SlurmSiteConfig
+from adapters.slurm.settings import REFUSED_OPTIONS, SlurmSiteConfig
 from provisioner.config import load
 from provisioner.model import DroneType
 
@@ -49,18 +49,18 @@ def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> 
         submit={"nice": "1", "exclude": "a"},
         types={"h100": {"partition": "accelerated-h100", "gres": "gpu:h100", "submit": {"nice": "2"}}},
     )
-    general, special = settings.where("a100"), settings.where("h100")
+    general, special = settings.options_for("a100"), settings.options_for("h100")
     assert (general.partition, general.account, general.submit) == ("accelerated", "hk", {"nice": "1", "exclude": "a"})
     assert (special.partition, special.account) == ("accelerated-h100", "hk")
     assert special.submit == {"nice": "2", "exclude": "a"}
-    assert (settings.gres("a100"), settings.gres("h100")) == ("gpu", "gpu:h100")
+    assert (settings.gres_of("a100"), settings.gres_of("h100")) == ("gpu", "gpu:h100")
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
 def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
     message = refused(submit={name: "1"})
     assert f"`{name}`" in message
-    assert OURS[name] in message
+    assert REFUSED_OPTIONS[name] in message
 
 
 @pytest.mark.parametrize(

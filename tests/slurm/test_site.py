@@ -135,7 +135,7 @@ class Remembered:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Remembered:
     found = Remembered()
-    monkeypatch.setattr(site_module, "cluster_of", lambda config, name: found)
+    monkeypatch.setattr(site_module, "make_client", lambda config, name: found)
     return found
 
 
@@ -327,7 +327,7 @@ async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster:
     async with slurm_site(**OWNER) as site:
         view = await site.poll()
     assert view.notices == ()
-    assert ["find not a node" in each for each in view.remarks] == [True]
+    assert ["no node here could host them" in each for each in view.remarks] == [True]
 
 
 async def test_without_private_data_an_idle_owner_is_no_hidden_one(cluster: Remembered) -> None:

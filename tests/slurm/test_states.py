@@ -51,8 +51,8 @@ def test_every_state_of_the_versions_that_we_know_is_in_the_table() -> None:
 def test_an_unknown_state_is_alive(state: str) -> None:
     found = map_state(state)
     assert (found.state, found.kind) == (RemoteState.UNKNOWN, None)
-    assert found.why.isprintable()
-    assert len(found.why) <= 300
+    assert found.description.isprintable()
+    assert len(found.description) <= 300
 
 
 @pytest.mark.parametrize("state", BASES[3:])

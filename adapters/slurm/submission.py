@@ -1,0 +1,203 @@
+"""Start orders as submissions: one array for all drones that differ only in their number."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
+from adapters.slurm.drones import job_name, split_drone_id
+from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmSiteConfig, drone_lifetime_s
+from provisioner import drone
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+
+MAX_SCRIPT_BYTES = 4 * 1024**2 - 4096
+"""Slurm's default of ``max_script_size``."""
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""Slurm's default of ``MaxArraySize``: task numbers are smaller."""
+_MAX_NOTICE_S = 65535
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_SET_BY_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmBatch:
+    """Drones that are submitted together, in the order of their tasks."""
+
+    drone_ids: tuple[DroneId, ...]
+    orders: tuple[StartOrder, ...]
+    submission: SlurmSubmission
+
+    def remote_ids(self, job: int) -> tuple[str, ...]:
+        """Return the ids of the drones once Slurm has accepted them as ``job``."""
+        return tuple(f"{job}_{task}" for task in self.submission.tasks) or (str(job),)
+
+
+def validate_order(order: StartOrder, controller: str) -> None:
+    """Raise Unfit if this order can never be submitted."""
+    drone_type, bootstrap = order.type, order.bootstrap
+    if split_drone_id(order.drone_id, controller) is None:
+        raise Unfit("not a drone id of this controller")
+    if bootstrap is None:
+        raise Unfit("the order has no admission: nothing to run")
+    if drone_type.gpu_milli % WHOLE_GPU or drone_type.gpu_milli < 0:
+        raise Unfit(f"{drone_type.gpu_milli / WHOLE_GPU:g} GPUs: Slurm allocates whole GPUs")
+    if drone_type.cpus < 1 or drone_type.memory_mib < 1:
+        raise Unfit("a drone needs at least one CPU and some memory")
+    if drone_type.walltime_s < 60:
+        raise Unfit("a drone needs a walltime of at least a minute: else the partition's DefaultTime would end it")
+    sendable(bootstrap)
+    size = sum(len(each) + 1024 for each in (*bootstrap.files.values(), bootstrap.script))
+    if size * 1.4 > MAX_SCRIPT_BYTES:
+        raise Unfit(f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes")
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def make_batches(
+    orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int = DEFAULT_MAX_ARRAY_SIZE
+) -> Iterator[SlurmBatch]:
+    """Yield validated orders in as few submissions as possible. ``max_array_size``: the cluster's MaxArraySize."""
+    groups: dict[Hashable, list[StartOrder]] = {}
+    for order in orders:
+        groups.setdefault(_all_but_number(order), []).append(order)
+    for group in groups.values():
+        group.sort(key=_number)
+        begin = 0
+        for end in range(1, len(group) + 1):
+            if end == len(group) or _number(group[end]) - _number(group[begin]) >= max_array_size:
+                yield make_batch(group[begin:end], config)
+                begin = end
+
+
+def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBatch:
+    """Return one submission for orders that differ only in their number, ascending."""
+    drone_type, base = orders[0].type, _number(orders[0])
+    options = config.options_for(drone_type.name)
+    drone_ids = tuple(order.drone_id for order in orders)
+    output = "/dev/null"
+    if config.output_directory:
+        output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"
+    submission = SlurmSubmission(
+        name=job_name(drone_ids, drone_type.name, drone_type.site),
+        script=render_script(orders, config),
+        tasks=tuple(_number(order) - base for order in orders) if len(orders) > 1 else (),
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+        reservation=options.reservation,
+        constraint=options.constraint,
+        gres=_gres(drone_type, config),
+        cpus=drone_type.cpus,
+        memory_mib=drone_type.memory_mib,
+        tmp_mib=0,  # Slurm knows only the size of a node's disk, not its free space: it would reserve nothing
+        minutes=int(drone_type.walltime_s // 60),  # whole minutes, rounded down: the type may not live longer
+        notice_s=min(_MAX_NOTICE_S, round(orders[0].grace_s) + LIMIT_CHECK_INTERVAL_S),
+        output=output,
+        options=options.submit,
+    )
+    return SlurmBatch(drone_ids, tuple(orders), submission)
+
+
+def _number(order: StartOrder) -> int:
+    return int(order.drone_id.rpartition("-")[2])
+
+
+def _all_but_number(order: StartOrder) -> Hashable:
+    bootstrap = order.bootstrap
+    assert bootstrap is not None
+    prefix = order.drone_id.rpartition("-")[0]
+    numbers = (order.idle_timeout_s, order.grace_s, order.kept_vram_mib, order.kept_s, order.uses_reserve)
+    files = frozenset(bootstrap.files.items())
+    return prefix, repr(order.type), numbers, frozenset(bootstrap.env.items()), files, bootstrap.script
+
+
+def _gres(drone_type: DroneType, config: SlurmSiteConfig) -> str:
+    gpus = drone_type.gpu_milli // WHOLE_GPU
+    return f"{config.gres_of(drone_type.name)}:{gpus}" if gpus else ""
+
+
+def max_array_size(configuration: Mapping[str, str]) -> int:
+    """Return MaxArraySize, where it is reported; 1 where arrays are disabled (0): a job for each drone."""
+    text = configuration.get("MaxArraySize", "")
+    return max(1, int(text)) if re.fullmatch("[0-9]{1,7}", text) else DEFAULT_MAX_ARRAY_SIZE
+
+
+# -------------------------------------------------------------------------------------------------------------- script
+
+
+@cache
+def _body() -> str:
+    shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
+    return shared + resources.files(__package__).joinpath("job.sh").read_text()
+
+
+def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> bytes:
+    """Return the batch script for orders that differ only in their number: plain ASCII, whatever is in the files."""
+    order = orders[0]
+    prefix, _, first = order.drone_id.rpartition("-")
+    variables = {
+        "controller": prefix.rpartition("-")[0],
+        "prefix": prefix,
+        "first": first,
+        "cpus": str(order.type.cpus),
+        "gres": _gres(order.type, config) or "none",
+        "grace_s": str(round(order.grace_s)),
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines.append(f"scratch={_scratch(config.scratch)}")
+    encoded = base64.encodebytes(_archive(order, config)).decode()
+    files = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n"
+    return ("\n".join(["#!/bin/sh", *lines, files]) + _body()).encode("ascii")
+
+
+def _scratch(scratch: str) -> str:
+    """Return the scratch directory as a word for the shell on the node."""
+    if scratch.startswith("$"):
+        return f'"${{{scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
+    return shlex.quote(scratch.rstrip("/") or "/") if scratch else '"${TMPDIR:-/tmp}"'
+
+
+def _archive(order: StartOrder, config: SlurmSiteConfig) -> bytes:
+    """Return the drone's directory as a tar archive."""
+    assert order.bootstrap is not None
+    script = {f"{OURS}/script": order.bootstrap.script, f"{OURS}/step": _step(order, config)}
+    return packed({**order.bootstrap.files, **script})
+
+
+def _step(order: StartOrder, config: SlurmSiteConfig) -> bytes:
+    """Return the script of the job step: the drone's environment and, in the same process, the drone.
+
+    All that the drone starts inherits its lock. Its pid is for the batch script, which signals it.
+    """
+    lines = exports(_environment(order, config))
+    return "\n".join(
+        [
+            'cd "$DRONE_DIR" || exit 69',
+            'export HOME="$DRONE_DIR"',
+            # Not before: in the end a drone kills all that carries its tag but its parents, and srun is none of those.
+            'export PROVISIONER_DRONE_ID="$DRONE_ID"',
+            *lines,
+            f"exec 9<{OURS}/lock",
+            "flock -s 9 2>/dev/null",
+            f"echo $$ >{OURS}/pid.new && mv {OURS}/pid.new {OURS}/pid || exit 69",
+            f"[ ! -e {OURS}/asked ] || exit 143",
+            f"exec /bin/sh {OURS}/script",
+            "",
+        ]
+    ).encode("utf-8", "surrogateescape")
+
+
+def _environment(order: StartOrder, config: SlurmSiteConfig) -> Mapping[str, str]:
+    assert order.bootstrap is not None
+    lifetime_s = float(drone_lifetime_s(order.type.walltime_s, order.grace_s))
+    of_drone = drone.environment(replace(order, type=replace(order.type, walltime_s=lifetime_s)))
+    env = {"PATH": _PATH, **order.bootstrap.env, **config.env, **of_drone}
+    return {name: value for name, value in env.items() if name not in _SET_BY_JOB}
