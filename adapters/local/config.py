@@ -1,4 +1,4 @@
-"""What the operator may write about this host under ``options``."""
+"""Options of the ``local`` site."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _plain_environment(env: dict[str, str]) -> dict[str, str]:
 
 
 class GpuSpec(BaseModel):
-    """Some equal GPUs, declared instead of looked up."""
+    """Equal GPUs, declared instead of detected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class GpuSpec(BaseModel):
     )
 
 
-class Config(BaseModel):
+class LocalSiteConfig(BaseModel):
     """Options of the ``local`` site."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,13 +84,19 @@ class Config(BaseModel):
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
-        from adapters.local.allotment import NoRoom, Room
-        from adapters.local.host import Host, declared, disk_mib, memory_mib
+        from adapters.local.resources import (
+            FreeHostResources,
+            LocalHost,
+            ResourceShortage,
+            declared,
+            disk_mib,
+            memory_mib,
+        )
 
         root = self.root.absolute()
         while not root.exists():
             root = root.parent
-        host = Host(
+        host = LocalHost(
             cpus=self.cpus,
             memory_mib=self.memory if self.memory is not None else memory_mib(),
             disk_mib=self.disk if self.disk is not None else disk_mib(root),
@@ -98,5 +104,5 @@ class Config(BaseModel):
         )
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
-            if isinstance(found := Room.of(host).find(asked), NoRoom):
+            if isinstance(found := FreeHostResources.of(host).find(asked), ResourceShortage):
                 yield kind.name, found.compared("of this host")

@@ -1,4 +1,4 @@
-"""Processes as ``/proc`` shows them: who is alive, who carries a drone's tag, and signals that cannot hit a stranger.
+"""Processes in ``/proc``: liveness, drones' tags, and signals that reach only the process meant.
 
 A process is known by pid, start time and boot, never by pid alone. Every process of a drone carries
 ``PROVISIONER_DRONE_ID=<id>`` in the environment that it was executed with, wherever it went (``proc(5)``, environ).
@@ -35,7 +35,7 @@ class Process:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``<pid> <start> <boot>``, as the launcher writes it. ValueError for anything else."""
+        """Parse ``<pid> <start> <boot>``, as the launcher writes it. Raises ValueError for anything else."""
         pid, start, boot = text.split()
         return cls(int(pid), int(start), boot)
 
@@ -47,7 +47,7 @@ class Process:
         return f"{self.pid} {self.start} {self.boot}"
 
     def alive(self, boot: str) -> bool:
-        """Whether it still runs; a zombie does not. ``boot``: the current boot id."""
+        """Return whether it still runs; a zombie does not. ``boot``: the current boot id."""
         return self.pid > 0 and self.boot == boot and _start(self.pid) == self.start
 
     def signal(self, number: signal.Signals, boot: str) -> bool:
@@ -70,7 +70,7 @@ class Process:
 
 
 def _fields(pid: int) -> list[bytes]:
-    """Fields 3 (state) and up of ``/proc/<pid>/stat``; empty if there is no such process."""
+    """Return fields 3 (state) and up of ``/proc/<pid>/stat``; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()
@@ -84,7 +84,7 @@ def _start(pid: int) -> int | None:
 
 
 def _tag(pid: int) -> str:
-    """The drone id that a living process of this user carries; empty if none."""
+    """Return the drone id that a living process of this user carries; empty if none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = b"\0" + file.read()
@@ -99,7 +99,7 @@ def _all_pids() -> list[int]:
 
 
 def tagged() -> dict[str, list[int]]:
-    """Pids by drone id of all living processes of this user that carry a tag."""
+    """Return pids by drone id of all living processes of this user that carry a tag."""
     found: dict[str, list[int]] = {}
     uid = os.geteuid()
     for pid in _all_pids():
@@ -119,7 +119,7 @@ def _session(pid: int) -> int:
 
 
 def _kill_if(pid: int, mark: Callable[[int], T], wanted: Set[T]) -> None:
-    """SIGKILL ``pid`` if, with a handle on it open, it still bears the mark by which it was chosen."""
+    """Send SIGKILL to ``pid`` if, with a handle on it open, it still has the mark by which it was chosen."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -134,9 +134,9 @@ def _kill_if(pid: int, mark: Callable[[int], T], wanted: Set[T]) -> None:
 
 
 def kill_tagged(drone_id: str) -> bool:
-    """SIGKILL every process of a drone and of its sessions, again until none is left; False if some would not go.
+    """Send SIGKILL to the processes of a drone and of its sessions until none is left; return False if some stay.
 
-    A session with a tagged process in it is the drone's own: its launcher began one, and its jobs may.
+    A session with a tagged process in it belongs to the drone: its launcher starts one, and its jobs may.
     """
     foreign = {os.getsid(0), 0}
     for _ in range(_KILL_ROUNDS):

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from adapters.embedded.config import Config as QueueConfig
-from adapters.local.config import Config as HostConfig
+from adapters.local.config import LocalSiteConfig as HostConfig
 from provisioner.config import (
     ConfigErrors,
     OverlaySpec,

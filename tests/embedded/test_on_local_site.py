@@ -8,8 +8,8 @@ from pathlib import Path
 
 from adapters.embedded import EmbeddedOverlay, queue
 from adapters.embedded.queue import JobState
-from adapters.local import Config as SiteConfig
 from adapters.local import LocalSite
+from adapters.local import LocalSiteConfig as SiteConfig
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, EndKind, StartOrder, StopOrder
 from tests.embedded.drones import KIND, config

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adapters.local import Config
+from adapters.local import LocalSiteConfig
 from provisioner.model import Bootstrap, DroneType
 
 HERE = "here"
@@ -28,10 +28,10 @@ def exiting(code: int) -> Bootstrap:
     return Bootstrap(f"#!/bin/sh\necho it leaves with {code}\nexit {code}\n".encode())
 
 
-def config(root: Path, **others: object) -> Config:
+def config(root: Path, **others: object) -> LocalSiteConfig:
     """A declared host of four GPUs."""
     declared: dict[str, object] = {"gpus": [{"count": 4, "vram": "40 GiB", "capability": 8.0}], "cpus": 8}
-    return Config.model_validate({"root": str(root), "memory": "8 GiB", "disk": "1 GiB", **declared, **others})
+    return LocalSiteConfig.model_validate({"root": str(root), "memory": "8 GiB", "disk": "1 GiB", **declared, **others})
 
 
 def tagged(drone_id: str, name: str = "") -> list[int]:

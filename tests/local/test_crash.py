@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.allotment import Allotment
-from adapters.local.directory import DroneDirectory, Record, claim, prepare
+from adapters.local.drones import DroneDirectory, DroneRecord, claim, prepare
 from adapters.local.processes import Process, boot_id
+from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
 from provisioner.model import EndKind, OrderOutcome, RemoteState, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
@@ -85,7 +85,7 @@ async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
 ) -> None:
     never = order(1)
     dead = Process(1, 1, boot_id())  # pid 1 did not start at tick 1 under this name
-    record = Record(controller, HERE, "small", 1.0, str(dead), Allotment(2, 1024, 10, {0: 1000}))
+    record = DroneRecord(controller, HERE, "small", 1.0, str(dead), HostAllocation(2, 1024, 10, {0: 1000}))
     assert claim(prepare(root, dead, LIVING), DroneDirectory(root / never.drone_id), record)
     async with make_site() as site:
         view = await site.poll()
@@ -103,7 +103,7 @@ async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
 ) -> None:
     waiting = order(1)
     me = Process.own()
-    record = Record(controller, HERE, "small", 1.0, str(me), Allotment(2, 1024, 10, {0: 1000}))
+    record = DroneRecord(controller, HERE, "small", 1.0, str(me), HostAllocation(2, 1024, 10, {0: 1000}))
     assert claim(prepare(root, me, LIVING), DroneDirectory(root / waiting.drone_id), record)
     async with make_site() as site:
         view = await site.poll()

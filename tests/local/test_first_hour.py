@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local import host
-from adapters.local.config import Config
+from adapters.local import resources as host
+from adapters.local.config import LocalSiteConfig
 from adapters.local.site import LocalSite
 from provisioner.config import check, load
 from provisioner.model import DroneType, SitePolicy
@@ -19,7 +19,7 @@ SMALL = DroneType("local", "small", 0, 1, 1024, 100)
 
 
 def site(root: Path, *types: DroneType, **more: object) -> LocalSite:
-    config = Config.model_validate({"root": root, "gpus": [], "cpus": 2, "memory": "4 GiB"} | more)
+    config = LocalSiteConfig.model_validate({"root": root, "gpus": [], "cpus": 2, "memory": "4 GiB"} | more)
     return LocalSite("local", config, types, "kit")
 
 
@@ -72,6 +72,6 @@ def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller
 
 
 def test_what_nvidia_smi_would_list_is_not_judged_without_it(tmp_path: Path) -> None:
-    config = Config.model_validate({"root": tmp_path, "cpus": 2, "memory": "4 GiB"})
+    config = LocalSiteConfig.model_validate({"root": tmp_path, "cpus": 2, "memory": "4 GiB"})
     assert list(config.unfit([DroneType("local", "a100", 8000, 2, 1024, 0)])) == []
     assert host.disk_mib(tmp_path) > 0 and os.path.isdir(tmp_path)

@@ -1,0 +1,240 @@
+"""Resources of this host for drones, detected or declared, and their allocation in whole milli-GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapters.local.config import GpuSpec, LocalSiteConfig
+from provisioner.interfaces import UnavailableError
+from provisioner.model import WHOLE_GPU, DroneType, FaultKind
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """One device. ``index`` is ``nvidia-smi``'s (order of PCI bus), ``capability`` is times ten."""
+
+    index: int
+    model: str
+    vram_mib: int
+    capability: int
+    simulate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHost:
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    gpus: tuple[LocalGpu, ...]
+    notices: tuple[str, ...] = ()
+
+
+def survey(config: LocalSiteConfig) -> LocalHost:
+    """Return the resources of this host, as the configuration limits them.
+
+    Blocks for up to ``probe_deadline``. Raises :class:`UnavailableError`.
+    """
+    notices: tuple[str, ...] = ()
+    if config.gpus == "auto":
+        gpus, notices = _probe(config.probe_deadline)
+    else:
+        gpus = declared(config.gpus)
+    return LocalHost(
+        cpus=config.cpus,
+        memory_mib=config.memory if config.memory is not None else memory_mib(),
+        disk_mib=config.disk if config.disk is not None else disk_mib(config.root),
+        gpus=gpus,
+        notices=notices,
+    )
+
+
+def declared(specs: tuple[GpuSpec, ...]) -> tuple[LocalGpu, ...]:
+    """Return the devices that a configuration declares."""
+    each = [spec for spec in specs for _ in range(spec.count)]
+    return tuple(LocalGpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(each))
+
+
+def memory_mib() -> int:
+    """Return field ``MemTotal`` of ``/proc/meminfo``, which is in KiB."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) // 1024
+    raise UnavailableError("/proc/meminfo names no MemTotal")
+
+
+def disk_mib(root: Path) -> int:
+    """Return the size of the file system of ``root``. Raises :class:`UnavailableError`."""
+    try:
+        system = os.statvfs(root)
+    except OSError as error:
+        raise UnavailableError(f"{root}: {error.strerror}", FaultKind.NODE) from error
+    return system.f_blocks * system.f_frsize // _MIB
+
+
+def _probe(deadline_s: float) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+    """Return the GPUs that ``nvidia-smi`` lists, and notices.
+
+    A driver that fails or hangs is a fault of this node, not "no GPUs".
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return (), ("no nvidia-smi on this host: it has no GPUs for drones",)
+    fields = "index,name,memory.total,compute_cap"
+    try:
+        answer = subprocess.run(
+            [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=True,
+        )
+        return tuple(_parse(line) for line in answer.stdout.splitlines() if line.strip()), ()
+    except subprocess.TimeoutExpired as error:
+        raise UnavailableError(f"nvidia-smi did not answer within {deadline_s:g} s", FaultKind.NODE) from error
+    except subprocess.CalledProcessError as error:
+        said = " ".join(f"{error.stdout} {error.stderr}".split())[:200]
+        if "no devices were found" in said.lower():
+            return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
+        raise UnavailableError(f"nvidia-smi failed with status {error.returncode}: {said}", FaultKind.NODE) from error
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"nvidia-smi: {error}", FaultKind.NODE) from error
+
+
+def _parse(line: str) -> LocalGpu:
+    """Parse a line like ``0, NVIDIA A100-SXM4-40GB, 40960, 8.0``."""
+    index, model, vram, capability = (part.strip() for part in line.split(","))
+    major, _, minor = capability.partition(".")
+    return LocalGpu(
+        int(index), model.removeprefix("NVIDIA ").replace(" ", "-"), int(vram), int(major) * 10 + int(minor or 0)
+    )
+
+
+_COUNT_LIMIT = 10_000
+"""Enough for any host; a type that asks for nothing would fit for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAllocation:
+    """Resources that one drone holds. ``gpus``: milli-GPU by device index."""
+
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    gpus: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceShortage:
+    """The first resource that does not suffice."""
+
+    what: str
+    wanted: str
+    there: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.wanted} wanted, {self.there} there"
+
+    def compared(self, where: str) -> str:
+        """Return ``cpus 8 > 2 of this host`` for ``where`` "of this host"."""
+        if self.what == "GPUs":
+            return f"GPUs: {self.wanted} wanted, {self.there}"
+        return f"{self.what} {self.wanted} > {self.there} {where}"
+
+
+@dataclass(slots=True)
+class FreeHostResources:
+    """Resources of a host that no drone holds."""
+
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    gpus: tuple[LocalGpu, ...]
+    free_milli: dict[int, int]
+
+    @classmethod
+    def of(cls, host: LocalHost, held: Iterable[HostAllocation] = ()) -> FreeHostResources:
+        room = cls(host.cpus, host.memory_mib, host.disk_mib, host.gpus, {gpu.index: WHOLE_GPU for gpu in host.gpus})
+        for allocation in held:
+            room.take(allocation)
+        return room
+
+    def take(self, allocation: HostAllocation) -> None:
+        self.cpus -= allocation.cpus
+        self.memory_mib -= allocation.memory_mib
+        self.disk_mib -= allocation.disk_mib
+        for index, milli in allocation.gpus.items():
+            if index in self.free_milli:  # a device may have gone since
+                self.free_milli[index] -= milli
+
+    def find(self, kind: DroneType) -> HostAllocation | ResourceShortage:
+        """Return an allocation for a drone of this type, without taking it."""
+        for what, wanted, there in (
+            ("CPUs", kind.cpus, self.cpus),
+            ("memory (MiB)", kind.memory_mib, self.memory_mib),
+            ("disk (MiB)", kind.disk_mib, self.disk_mib),
+        ):
+            if wanted > there:
+                return ResourceShortage(what, str(wanted), str(max(there, 0)))
+        gpus = self._devices(kind)
+        if gpus is None:
+            return ResourceShortage("GPUs", _describe(kind), self._describe_free(kind))
+        return HostAllocation(kind.cpus, kind.memory_mib, kind.disk_mib, gpus)
+
+    def count(self, kind: DroneType) -> int:
+        """Return how many drones of this type would fit, if no others were started."""
+        trial = FreeHostResources(self.cpus, self.memory_mib, self.disk_mib, self.gpus, dict(self.free_milli))
+        for count in range(_COUNT_LIMIT):
+            found = trial.find(kind)
+            if isinstance(found, ResourceShortage):
+                return count
+            trial.take(found)
+        return _COUNT_LIMIT
+
+    def _devices(self, kind: DroneType) -> dict[int, int] | None:
+        """Choose whole devices first, then the fullest device that still holds the rest, to keep GPUs whole."""
+        whole, rest = divmod(kind.gpu_milli, WHOLE_GPU)
+        fitting = [gpu.index for gpu in self.gpus if _suits(gpu, kind)]
+        untouched = [index for index in fitting if self.free_milli[index] == WHOLE_GPU]
+        if len(untouched) < whole:
+            return None
+        devices = dict.fromkeys(untouched[:whole], WHOLE_GPU)
+        if rest:
+            enough = [index for index in fitting if index not in devices and self.free_milli[index] >= rest]
+            if not enough:
+                return None
+            devices[min(enough, key=lambda index: (self.free_milli[index], index))] = rest
+        return devices
+
+    def _describe_free(self, kind: DroneType) -> str:
+        suiting = [gpu for gpu in self.gpus if _suits(gpu, kind)]
+        if not suiting:
+            have = sorted({f"{gpu.model or 'GPU'} {gpu.vram_mib} MiB" for gpu in self.gpus})
+            return f"none like it ({', '.join(have) or 'no GPU at all'})"
+        free = sum(self.free_milli[gpu.index] for gpu in suiting)
+        return f"{free / WHOLE_GPU:g} of {len(suiting)} free"
+
+
+def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
+    """Return whether a device meets the type's requirements. Unknown values, on either side, are not compared."""
+    return (
+        (not kind.gpu_model or not gpu.model or gpu.model == kind.gpu_model)
+        and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)
+        and (not gpu.capability or gpu.capability >= kind.capability)
+    )
+
+
+def _describe(kind: DroneType) -> str:
+    words = [f"{kind.gpu_milli / WHOLE_GPU:g}", kind.gpu_model]
+    if kind.vram_mib:
+        words.append(f"with {kind.vram_mib} MiB")
+    if kind.capability:
+        words.append(f"capability {kind.capability / 10:g}")
+    return " ".join(filter(None, words))
