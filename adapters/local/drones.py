@@ -323,7 +323,7 @@ class LocalDroneRegistry:
         self._known: dict[str, DroneFacts] = {}
         self.boot = boot_id()
 
-    def list(self, notices: list[str]) -> list[RegisteredDrone]:
+    def list_all(self, notices: list[str]) -> list[RegisteredDrone]:
         """Return every drone, of any controller. Raises OSError if the root cannot be read."""
         seen = list(self._each(notices))
         here = {one.directory.drone_id for one in seen}

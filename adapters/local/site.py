@@ -166,7 +166,7 @@ class LocalSite:
         drones: dict[DroneId, RemoteDrone] = {}
         held: list[HostAllocation] = []
         over: list[RegisteredDrone] = []
-        for seen in self._drones.list(notices):
+        for seen in self._drones.list_all(notices):
             if not self._owns(seen.known.record):
                 if holds(seen, tags):
                     held.append(seen.known.record.allocation)
@@ -220,7 +220,9 @@ class LocalSite:
         begun: list[OrderResult | DroneDirectory] = []
         with self._allocation_lock():
             # Unlike a poll this settles nothing, so doubt counts as taken.
-            held = [seen.known.record.allocation for seen in self._drones.list([]) if seen.life is not DronePhase.ENDED]
+            held = [
+                seen.known.record.allocation for seen in self._drones.list_all([]) if seen.life is not DronePhase.ENDED
+            ]
             room = FreeHostResources.of(host, held)
             for order in orders:
                 if given_up.is_set():

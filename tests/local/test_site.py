@@ -1,4 +1,4 @@
-"""What the local site does besides the contract: allotments, environment, messages, disks that fail, hostile names."""
+"""What the local site does besides the contract: allocations, environment, messages, disks that fail, hostile names."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite,
     assert (gpu["DRONE_GPUS"], gpu["CUDA_VISIBLE_DEVICES"]) == ("1", "0")
 
 
-async def test_allotments_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
+async def test_allocations_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
     script = Bootstrap(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
     for n in (1, 2, 3, 4):  # a new controller each time
         assert [r.answer for r in await make_site().start([order(n, script)])] == [OrderOutcome.OK]

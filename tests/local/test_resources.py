@@ -31,9 +31,9 @@ def test_nothing_is_given_twice_and_all_comes_back(steps: list[tuple[object, boo
             assert sum(found.gpus.values()) == kind.gpu_milli  # type: ignore[attr-defined]
             held.append(found)
         for gpu in HOST.gpus:
-            assert sum(allotment.gpus.get(gpu.index, 0) for allotment in held) <= 1000
-        assert sum(allotment.cpus for allotment in held) <= HOST.cpus
-        assert sum(allotment.memory_mib for allotment in held) <= HOST.memory_mib
+            assert sum(allocation.gpus.get(gpu.index, 0) for allocation in held) <= 1000
+        assert sum(allocation.cpus for allocation in held) <= HOST.cpus
+        assert sum(allocation.memory_mib for allocation in held) <= HOST.memory_mib
     assert (
         FreeHostResources.of(HOST, []).find(SMALL) == HostAllocation(2, 1024, 10, {0: 1000}) or HOST.memory_mib < 1024
     )
