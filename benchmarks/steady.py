@@ -22,13 +22,13 @@ from provisioner.controller.controller import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed
-from provisioner.simulator.facilities import drone_type
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.site import Facility, GpuPool
 from provisioner.simulator.world import World
 from provisioner.store.sql import SqlStore
+from tests.simulator.facilities import drone_type
 
 START = 1_750_000_000.0
 HOUR_S = 3600.0

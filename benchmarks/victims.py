@@ -13,10 +13,11 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, cpu_s, tell
 from provisioner.model import EndKind
-from provisioner.simulator.owned import Chooser, load_of, owned
-from provisioner.simulator.owner_load import read_loads, trace_file
+from provisioner.simulator.owner_load import read_loads
 from provisioner.simulator.scenario import simulate
 from provisioner.simulator.tally import Tally
+from tests.simulator.owner_jobs import trace_file
+from tests.simulator.owner_world import Chooser, load_of, owned
 
 ROOT = Path(__file__).parents[1]
 NAMES = {

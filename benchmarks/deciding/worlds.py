@@ -21,10 +21,10 @@ from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import AT_ONCE, Fixed, LogNormal
 from provisioner.simulator.jobs import SimJob
 from provisioner.simulator.overlay import PoolHabits
-from provisioner.simulator.owner_load import trace_file
 from provisioner.simulator.owner_series import OwnerSeries
 from provisioner.simulator.site import Facility, GpuPool
 from provisioner.simulator.traces import Cut, read_trace
+from tests.simulator.owner_jobs import trace_file
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86400.0

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from provisioner.model import Policy
 from provisioner.simulator.draws import Uniform
-from provisioner.simulator.facilities import cloud, small
 from provisioner.simulator.jobs import Wants
 from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.replay import Replay, run
 from provisioner.simulator.report.plots import stacked_hours
-from provisioner.simulator.workload import Shape, day
 from provisioner.simulator.worldplan import WorldPlan
+from tests.simulator.facilities import cloud, small
+from tests.simulator.workload import Shape, day
 
 JOBS = 150
 SEEDS = (1, 2, 3)

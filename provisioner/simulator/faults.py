@@ -132,22 +132,3 @@ def rough_wire(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple
     ]
     chosen = (*rng.sample(acts, 3), rng.choice(looks))
     return tuple(replace(spell, chance=rng.uniform(0.3, 1.0) * chance) for spell in chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """The controller is killed at its ``boundary``-th await boundary (from 1) and started again ``down_s`` later.
-
-    A boundary lies before and after each call of store, sites and overlay. ``acts_only`` counts only calls that change
-    something.
-    """
-
-    boundary: int
-    down_s: float = 5.0
-    acts_only: bool = False
-
-
-def crashes(seed: int, count: int, *, furthest: int, acts_only: bool = True) -> tuple[Crash, ...]:
-    """``count`` crashes, one for each life of the controller but the last, each at a random boundary."""
-    rng = keyed(seed, "crashes")
-    return tuple(Crash(rng.randint(1, furthest), rng.uniform(0.5, 60.0), acts_only) for _ in range(count))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from provisioner.controller.controller import Controller, Decided
-from provisioner.model import DroneId, Policy
+from provisioner.interfaces import Overlay, Site
+from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Policy, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import validate_plan
-from provisioner.simulator.faults import Blow, Crash, Spell
+from provisioner.simulator.faults import Blow, Spell
 from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.killing import Chronicle, Fuse, MortalOverlay, MortalSite, MortalStore
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.results import Decisions, Sample
@@ -48,8 +50,6 @@ class Scenario:
     pool: PoolHabits = field(default_factory=PoolHabits)
     spells: tuple[Spell, ...] = ()
     blows: tuple[Blow, ...] = ()
-    crashes: tuple[Crash, ...] = ()
-    """How each life of the controller ends but the last."""
     least_s: float = 0.0
     """It goes on for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
@@ -77,12 +77,6 @@ class Outcome:
     steps: int
     ticks: int
     ended_s: float
-    lives: tuple[str, ...]
-    """How each life of the controller ended: a boundary's name, or ``stopped``."""
-    boundaries: int
-    """Await boundaries that the last life crossed."""
-    act_boundaries: int
-    """Those of them around calls that change something."""
     jobs: int
     jobs_done: int
     jobs_left: int
@@ -110,33 +104,95 @@ class Outcome:
     """Every promise that was broken, a line each; the first to read after a failure."""
 
 
-def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) -> Outcome:
-    """Run the service in the scenario's world until all is over: jobs done, no drone alive, none on record.
-
-    ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
-    it may not use threads. Unless given, the record is kept in memory.
-    """
-    kept = MemoryStore("sim", keep_s=math.inf, snapshots=0)
-    with _quiet():
-        return run_virtual(_Stage(scenario, open_store or (lambda: kept)).play(), start_epoch=START_EPOCH)
+def simulate(scenario: Scenario) -> Outcome:
+    """Run the controller in the scenario's world until all is over: jobs done, no drone alive, none on record."""
+    with quiet():
+        return run_virtual(Simulation(scenario).run(), start_epoch=START_EPOCH)
 
 
-class _Stage:
-    """One performance."""
+class RunRecord:
+    """What the controller committed in one run: ticks, births, refused plans, and a digest of every step."""
 
-    def __init__(self, scenario: Scenario, open_store: Callable[[], Store]) -> None:
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.births: Counter[DroneId] = Counter()
+        self.refused_plans: list[str] = []
+        self.steps = 0
+        self.live: Mapping[DroneId, Drone] = {}
+        """On record and not ended, by the newest commit."""
+        self._digest = hashlib.sha256()
+
+    def committed(self, plan: Plan, live: Mapping[DroneId, Drone]) -> None:
+        """Enter a plan."""
+        self.ticks += 1
+        for start in plan.starts:
+            self.births[start.drone.id] += 1
+            self._write(plan.at, start.drone, None, start.reason.kind)
+        for drain in plan.drains:
+            self._write(plan.at, drain.drone, drain.was, drain.reason.kind)
+        for stop in plan.stops:
+            self._write(plan.at, stop.drone, stop.was, stop.reason.kind)
+        for orphan in plan.orphans:
+            self._digest.update(f"{plan.at!r} {orphan.site} {orphan.drone_id}\n".encode())
+        self.moved(plan.moves, live)
+
+    def moved(self, moves: Sequence[StateChange], live: Mapping[DroneId, Drone]) -> None:
+        """Enter changes of state."""
+        for move in moves:
+            if move.drone.state is not move.was:
+                self._write(move.drone.since, move.drone, move.was, move.reason.kind)
+        self.live = live
+
+    def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        """Enter an event, if it tells of a refused plan."""
+        if name == "plan.rejected":
+            self.refused_plans.append(f"{at:.1f}: {fields}")
+
+    def _write(self, at: float, drone: Drone, was: DroneState | None, why: str) -> None:
+        self.steps += 1
+        self._digest.update(f"{at!r} {drone.id} {drone.type} {was} {drone.state} {why}\n".encode())
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class RecordedStore(MemoryStore):
+    """A store in memory that enters in a :class:`RunRecord` what is committed to it."""
+
+    def __init__(self, run: RunRecord) -> None:
+        super().__init__("sim", keep_s=math.inf, snapshots=0)
+        self._run = run
+
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        await super().record(plan, snapshot)
+        self._run.committed(plan, self.drones)
+
+    async def settle(
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
+        await super().settle(tick, moves, breakers, set_to=set_to)
+        self._run.moved(moves, self.drones)
+
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        self._run.event(at, name, fields)
+        await super().event(at, name, fields)
+
+
+class Simulation:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.open_store = open_store
-        self.chronicle = Chronicle()
-        self.lives: list[str] = []
-        self.fuse = Fuse(None)
+        self.record = RunRecord()
         self.collapse = ""
+        """The error that ended the controller."""
         self.decided: list[Decided] = []
-        """Of each life of the controller."""
+        """Of each controller that ran."""
         self.samples: list[Sample] = []
         self.still_s: float | None = None
 
-    async def play(self) -> Outcome:
+    async def run(self) -> Outcome:
         scenario = self.scenario
         world = World(
             scenario.facilities,
@@ -151,48 +207,40 @@ class _Stage:
         world.begin()
         over = asyncio.create_task(self._over(world), name="over")
         sampling = asyncio.create_task(self._sample(world), name="samples")
-        for crash in scenario.crashes:
-            if not await self._live(world, over, crash):
-                break
-            await asyncio.wait({over}, timeout=crash.down_s)
-        if not over.done() and not self.collapse:
-            await self._live(world, over, None)
+        await self.control(world, over)
         over.cancel()
         sampling.cancel()
         world.close()
         return self._outcome(world)
 
-    async def _live(self, world: World, over: asyncio.Task[None], crash: Crash | None) -> bool:
-        """One life of the controller; whether it ended by the crash."""
-        fuse = self.fuse = Fuse(crash)
+    async def control(self, world: World, over: asyncio.Task[None]) -> None:
+        """Run the controller until ``over`` is done."""
         stop = asyncio.Event()
-        life = asyncio.create_task(self._serve(world, fuse, stop), name=f"controller {len(self.lives) + 1}")
-        killed = asyncio.create_task(fuse.blown.wait(), name="killed")
-        await asyncio.wait({life, killed, over}, return_when=asyncio.FIRST_COMPLETED)
-        if fuse.blown.is_set():
-            self.lives.append(fuse.blew_at)
-            fuse.clear_away()
-            life.cancel()
-            await asyncio.wait({life})
-            return True
+        service = self.serve(world, stop, RecordedStore(self.record), world.overlay, world.sites)
+        life = asyncio.create_task(service, name="controller")
+        await asyncio.wait({life, over}, return_when=asyncio.FIRST_COMPLETED)
+        await self.end(life, stop)
+
+    async def end(self, life: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Stop a controller and wait for it."""
         stop.set()
-        killed.cancel()
         await asyncio.wait({life})
         if life.exception() is not None:
             self.collapse = _innermost(life.exception())
-        self.lives.append("collapsed" if self.collapse else "stopped")
-        return False
 
-    async def _serve(self, world: World, fuse: Fuse, stop: asyncio.Event) -> None:
+    async def serve(
+        self, world: World, stop: asyncio.Event, store: Store, overlay: Overlay, sites: Mapping[str, Site]
+    ) -> None:
+        """Run one controller until ``stop`` is set."""
         scenario = self.scenario
-        async with MortalStore(self.open_store(), fuse, self.chronicle) as mortal:
+        async with store:
             controller = Controller(
                 name="sim",
                 policy=scenario.full_policy,
                 types=world.types,
-                overlay=MortalOverlay(world.overlay, fuse),
-                sites={name: MortalSite(site, fuse) for name, site in world.sites.items()},
-                store=mortal,
+                overlay=overlay,
+                sites=sites,
+                store=store,
                 clock=VirtualClock(),
                 interval_s=scenario.interval_s,
                 active_interval_s=scenario.active_interval_s,
@@ -217,7 +265,7 @@ class _Stage:
         ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
         while loop.time() < scenario.limit_s:
             await asyncio.sleep(CHECK_S)
-            settled = world.jobs_done and not self.chronicle.live and not world.bodies
+            settled = world.jobs_done and not self.record.live and not world.bodies
             if settled and loop.time() >= scenario.least_s:
                 return
             if world.overlay.running or world.overlay.starts != starts:
@@ -232,24 +280,21 @@ class _Stage:
         return [end_s for end_s in ends if end_s < self.scenario.limit_s]
 
     def _outcome(self, world: World) -> Outcome:
-        live, recorded = world.live_ids, set(self.chronicle.live)
+        live, recorded = world.live_ids, set(self.record.live)
         outcome = Outcome(
             seed=self.scenario.seed,
-            digest=self.chronicle.digest,
-            steps=self.chronicle.steps,
-            ticks=self.chronicle.ticks,
+            digest=self.record.digest,
+            steps=self.record.steps,
+            ticks=self.record.ticks,
             ended_s=asyncio.get_running_loop().time(),
-            lives=tuple(self.lives),
-            boundaries=self.fuse.crossed,
-            act_boundaries=self.fuse.acts_crossed,
             jobs=len(world.overlay.tickets),
             jobs_done=world.overlay.done,
             jobs_left=world.jobs_left,
             still_s=self.still_s,
             orphans=tuple(sorted(live - recorded)),
             ghosts=tuple(sorted(recorded - live)),
-            drones=len(self.chronicle.births),
-            refused_plans=tuple(self.chronicle.refused_plans),
+            drones=len(self.record.births),
+            refused_plans=tuple(self.record.refused_plans),
             started=world.tally.started,
             withdrawn=world.tally.withdrawn,
             preempted=world.tally.attempts_lost,
@@ -276,7 +321,7 @@ class _Stage:
         yield from outcome.tally.overfull
         for drone_id in outcome.tally.doubles:
             yield f"two drones lived under the id {drone_id}"
-        for drone_id, births in self.chronicle.births.items():
+        for drone_id, births in self.record.births.items():
             if births > 1:
                 yield f"{drone_id} was recorded as new {births} times"
         if world.jobs_astray():
@@ -299,7 +344,7 @@ def _innermost(error: BaseException | None) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The service's log lines go nowhere: a simulated day has thousands of them."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import Plan, Snapshot
-from provisioner.simulator.faults import Crash
-from provisioner.simulator.scenario import simulate
 from provisioner.store.memory import MemoryStore
 from provisioner.store.sql import SqlStore
+from tests.simulator.crashing import Crash, simulate
 from tests.simulator.witness import watched
 from tests.simulator.worlds import calm, rough
 
@@ -57,7 +56,7 @@ def test_crashes_and_a_bad_wire_by_the_thousand(part: int) -> None:
             failed[seed] = outcome.lives, seen.violations
     assert not failed, f"seeds {sorted(failed)}; first: {failed[min(failed)]}"
     if len(seeds) >= 100:  # enough to have met everything: else it proves less than it says
-        acts = {"store.record", "store.settle", "site.start", "overlay.drain", "overlay.admission"}
+        acts = {"store.record", "store.settle", "site.start", "overlay.drain", "overlay.bootstrap"}
         assert {f"{side} {act}" for side in ("before", "after") for act in acts} <= set(died_at)
         assert {"order-lost", "order-hangs", "reply-lost", "reply-hangs", "late", "twice", "down"} <= set(troubles)
 

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 
-from provisioner.simulator.scenario import simulate
+from tests.simulator.crashing import simulate
 from tests.simulator.worlds import calm, rough
 
 ELSEWHERE = """
-from provisioner.simulator.scenario import simulate
+from tests.simulator.crashing import simulate
 from tests.simulator.worlds import rough
 outcome = simulate(rough(11))
 print(outcome.digest, outcome.steps)

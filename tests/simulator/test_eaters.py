@@ -12,9 +12,9 @@ from provisioner.planner import decide
 from provisioner.reasons import BlackHoleDrone
 from provisioner.simulator.body import Fate, Habits, Verdict
 from provisioner.simulator.draws import Fixed
-from provisioner.simulator.facilities import small
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.scenario import Outcome, Scenario, simulate
+from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 
 HABITS = Habits(boot=Fixed(20.0), check=Fixed(5.0), release=Fixed(2.0), eats_jobs=0.3)

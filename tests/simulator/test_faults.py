@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from provisioner.model import EndKind
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed, Uniform
-from provisioner.simulator.facilities import small
 from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.simulator.scenario import Outcome, Scenario, simulate
 from provisioner.simulator.site import GpuPool
-from provisioner.simulator.workload import IMPOSSIBLE, burst
+from tests.simulator.facilities import small
 from tests.simulator.witness import watched
+from tests.simulator.workload import IMPOSSIBLE, burst
 from tests.simulator.worlds import BRISK, SHORT, calm
 
 LATER = burst(6, SHORT, at_s=300.0, seed=1)

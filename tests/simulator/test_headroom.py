@@ -7,9 +7,9 @@ from dataclasses import replace
 from provisioner.model import Headroom
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed
-from provisioner.simulator.facilities import small
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
+from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 
 BEGINS_H = START_EPOCH % 86400 / 3600

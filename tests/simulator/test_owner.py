@@ -20,18 +20,20 @@ import pytest
 from provisioner.model import DroneId, EndKind, OwnerLoad, Policy, StartOrder, StopOrder
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed
-from provisioner.simulator.facilities import drone_type, topas
-from provisioner.simulator.faults import Blow, BlowKind, crashes, rough_wire
+from provisioner.simulator.faults import Blow, BlowKind, rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.loop import run_virtual
 from provisioner.simulator.nodes import Amount, Machine
-from provisioner.simulator.owned import SPAN_S, TICK_S, Chooser, load_of, owned, waits_alone
 from provisioner.simulator.owner import Owner, OwnerJob, Victim
-from provisioner.simulator.owner_load import Load, made_load, owner_jobs, read_loads, trace_file
-from provisioner.simulator.scenario import Outcome, simulate
+from provisioner.simulator.owner_load import Load, read_loads
+from provisioner.simulator.scenario import Outcome
 from provisioner.simulator.site import Facility, GpuPool
 from provisioner.simulator.tally import Tally
 from provisioner.simulator.world import World
+from tests.simulator.crashing import crashes, simulate
+from tests.simulator.facilities import drone_type, topas
+from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of
+from tests.simulator.owner_world import SPAN_S, TICK_S, Chooser, load_of, owned, waits_alone
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -341,9 +343,9 @@ def test_a_part_of_a_trace_is_played_faster_and_for_another_cluster(tmp_path: Pa
     loads = read_loads(path)
     assert loads["b"] == Load("b", 4, ((0.0, 4),))
     assert loads["a"] == Load("a", 8, ((0.0, 2), (600.0, 12), (1200.0, 6)))
-    assert loads["a"].window(300.0, 800.0, faster=2.0).steps == ((0.0, 2), (150.0, 12))
+    assert window_of(loads["a"], 300.0, 800.0, faster=2.0).steps == ((0.0, 2), (150.0, 12))
     assert loads["a"].scaled(16).steps == ((0.0, 4), (600.0, 16), (1200.0, 12))
-    assert loads["a"].rise == 10
+    assert rise_of(loads["a"]) == 10
 
 
 # ----------------------------------------------------------------------------------------- the service, by many seeds

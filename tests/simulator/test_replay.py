@@ -9,7 +9,6 @@ import pytest
 from provisioner.model import Policy
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed, LogNormal, Uniform
-from provisioner.simulator.facilities import small
 from provisioner.simulator.faults import Blow, BlowKind
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.overlay import PoolHabits
@@ -18,6 +17,7 @@ from provisioner.simulator.replay import STILL_S, Replay, run
 from provisioner.simulator.results import Result
 from provisioner.simulator.site import Facility
 from provisioner.simulator.worldplan import WorldPlan
+from tests.simulator.facilities import small
 
 DAY_S = 86400.0
 JOB = SimJob(100.0, 600.0)

@@ -13,7 +13,6 @@ from provisioner.planner import decide
 from provisioner.sharing import KIT_SMALL, share_milli
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed, keyed
-from provisioner.simulator.facilities import drone_type
 from provisioner.simulator.faults import Blow, BlowKind
 from provisioner.simulator.jobs import Bucket, SimJob, Wants
 from provisioner.simulator.loop import run_virtual
@@ -22,6 +21,7 @@ from provisioner.simulator.scenario import Outcome, Scenario, simulate
 from provisioner.simulator.seat import Seat
 from provisioner.simulator.site import Facility, GpuPool
 from provisioner.simulator.world import World
+from tests.simulator.facilities import drone_type
 
 AT_ONCE = PoolHabits(negotiation_s=0.0, latency=Fixed(0.0))
 STEADY = Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))

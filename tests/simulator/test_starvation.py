@@ -14,12 +14,12 @@ from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed
-from provisioner.simulator.facilities import drone_type
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.nodes import NOTHING, Amount
 from provisioner.simulator.owner import Owner, OwnerJob
 from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
 from provisioner.simulator.site import Facility, GpuPool
+from tests.simulator.facilities import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104
 MEMORY_MIB = 1 << 20

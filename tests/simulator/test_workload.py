@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provisioner.simulator.draws import Fixed
 from provisioner.simulator.jobs import Wants
-from provisioner.simulator.workload import LARGE, PLAIN, SMALL, Shape, burst, day, poisson_mix
+from tests.simulator.workload import LARGE, PLAIN, SMALL, Shape, burst, day, poisson_mix
 
 
 def test_a_day_has_its_jobs_in_order_and_within_the_day() -> None:

@@ -25,7 +25,6 @@ from provisioner.model import (
 )
 from provisioner.simulator.body import Fate, Habits
 from provisioner.simulator.draws import Fixed, Uniform
-from provisioner.simulator.facilities import small
 from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.loop import run_virtual
@@ -33,6 +32,7 @@ from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.owner import Victim
 from provisioner.simulator.site import Facility, GpuPool
 from provisioner.simulator.world import World
+from tests.simulator.facilities import small
 
 T = TypeVar("T")
 STEADY = Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))

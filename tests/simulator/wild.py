@@ -12,13 +12,14 @@ from random import Random
 from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Fixed, LogNormal, Uniform, keyed
-from provisioner.simulator.facilities import drone_type
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, crashes, rough_wire
+from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.owner import Owner, OwnerJob, Victim
-from provisioner.simulator.scenario import START_EPOCH, Scenario
+from provisioner.simulator.scenario import START_EPOCH
 from provisioner.simulator.site import Facility, GpuPool
-from provisioner.simulator.workload import Shape, burst, poisson_mix
+from tests.simulator.crashing import CrashScenario, crashes
+from tests.simulator.facilities import drone_type
+from tests.simulator.workload import Shape, burst, poisson_mix
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
@@ -26,7 +27,7 @@ NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
 """Headroom is kept until then: it would keep drones for ever."""
 
 
-def wild(seed: int) -> Scenario:
+def wild(seed: int) -> CrashScenario:
     """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types that are slow and
     dear, jobs of many sizes from several groups, drones kept warm."""
     rng, base = keyed(seed, "wilder"), plain(seed)
@@ -40,11 +41,11 @@ def wild(seed: int) -> Scenario:
     )
 
 
-def plain(seed: int) -> Scenario:
+def plain(seed: int) -> CrashScenario:
     """One to three sites; lies are shorter than ``missing``, so that no cap may be broken because of them."""
     rng = keyed(seed, "wild")
     facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
-    return Scenario(
+    return CrashScenario(
         facilities=facilities,
         jobs=_jobs(seed, rng),
         seed=seed,

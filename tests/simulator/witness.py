@@ -16,8 +16,9 @@ from enum import StrEnum
 from provisioner.model import DrainMode, Drone, DroneId, EndKind, Eviction, Plan, RemoteEnd, Snapshot
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
 from provisioner.simulator.body import Fate, Verdict
-from provisioner.simulator.scenario import Outcome, Scenario, simulate
+from provisioner.simulator.scenario import Scenario
 from provisioner.store.memory import MemoryStore
+from tests.simulator.crashing import CrashOutcome, simulate
 
 INSISTS = "state-timeout: stopping"
 """Asked again, on the ground of the order before."""
@@ -165,7 +166,7 @@ class Witness(MemoryStore):
 class Watched:
     """A run and what its witness has to say."""
 
-    outcome: Outcome
+    outcome: CrashOutcome
     courses: Counter[Course]
     warm: int
     causes: Counter[str]
@@ -219,7 +220,7 @@ def _oscillation(seen: Watched) -> Iterator[str]:
         yield f"{seen.ours} starts that met no fault, {seen.most} can be explained: {dict(seen.courses)}"
 
 
-def _oversights(witness: Witness, outcome: Outcome) -> Iterator[str]:
+def _oversights(witness: Witness, outcome: CrashOutcome) -> Iterator[str]:
     if len(witness.cuts) != outcome.preempted:
         yield f"{outcome.preempted} jobs were cut short, {len(witness.cuts)} told of"
 

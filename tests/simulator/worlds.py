@@ -7,21 +7,22 @@ from dataclasses import replace
 from provisioner.model import Policy
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Draw, Fixed, Uniform, keyed
-from provisioner.simulator.facilities import cloud, hpc, institute, small
-from provisioner.simulator.faults import crashes, rough_wire
+from provisioner.simulator.faults import rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.scenario import Scenario
-from provisioner.simulator.workload import Shape, burst, day
+from tests.simulator.crashing import CrashScenario, crashes
+from tests.simulator.facilities import cloud, hpc, institute, small
+from tests.simulator.workload import Shape, burst, day
 
 SHORT = Shape(Wants(), Uniform(20.0, 90.0))
 BRISK = Policy(idle_timeout_s=60.0, slot_max_age_s=120.0)
 """As an operator would set it for jobs of a minute."""
 
 
-def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4) -> Scenario:
+def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4) -> CrashScenario:
     """One site, twelve short jobs, nothing goes wrong."""
-    return Scenario(
+    return CrashScenario(
         facilities=(small(gpus=gpus, max_drones=gpus),),
         jobs=burst(12, SHORT, seed=seed) if jobs is None else jobs,
         seed=seed,
@@ -31,7 +32,7 @@ def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4
     )
 
 
-def rough(seed: int) -> Scenario:
+def rough(seed: int) -> CrashScenario:
     """Two small sites, twelve jobs, a bad wire, three crashes; everything else by seed."""
     rng = keyed(seed, "rough")
     queue: Draw = rng.choice([Fixed(0.0), Uniform(0.0, 30.0)])
@@ -40,7 +41,7 @@ def rough(seed: int) -> Scenario:
     hut = replace(
         small("hut", gpus=2, max_drones=2), remembers_s=rng.choice([0.0, 20.0, 3600.0]), queues=rng.random() < 0.5
     )
-    return Scenario(
+    return CrashScenario(
         facilities=(replace(kit, remembers_s=rng.choice([0.0, 20.0, 3600.0])), hut),
         jobs=burst(8, SHORT, seed=seed) + burst(4, SHORT, at_s=rng.uniform(50.0, 250.0), seed=seed),
         seed=seed,

@@ -9,15 +9,16 @@ from random import Random
 
 from provisioner.model import Policy
 from provisioner.simulator.draws import LogNormal, keyed
-from provisioner.simulator.facilities import topas
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.loop import run_virtual
 from provisioner.simulator.overlay import PoolHabits
 from provisioner.simulator.owner import Owner, Victim
-from provisioner.simulator.owner_load import Load, made_load, owner_jobs
-from provisioner.simulator.scenario import Scenario
+from provisioner.simulator.owner_load import Load
 from provisioner.simulator.tally import OwnerWait
 from provisioner.simulator.world import World
+from tests.simulator.crashing import CrashScenario
+from tests.simulator.facilities import topas
+from tests.simulator.owner_jobs import made_load, owner_jobs, part_of
 
 SPAN_S = 3600.0
 """How long the owner's jobs come."""
@@ -45,10 +46,10 @@ def load_of(seed: int, loads: Mapping[str, Load] | None = None) -> Load:
     gpus, rng = GPUS_PER_NODE * nodes_of(seed), keyed(seed, "owned load")
     if loads is None:
         return made_load(seed, gpus=gpus, span_s=SPAN_S)
-    return loads[rng.choice(sorted(loads))].part(rng, span_s=SPAN_S).scaled(gpus)
+    return part_of(loads[rng.choice(sorted(loads))], rng, span_s=SPAN_S).scaled(gpus)
 
 
-def owned(seed: int, load: Load, chooser: Chooser, *, site_waits: bool = True) -> Scenario:
+def owned(seed: int, load: Load, chooser: Chooser, *, site_waits: bool = True) -> CrashScenario:
     """The world of a seed. ``load`` is the owner's, over :data:`SPAN_S`, for a cluster of ``8 * nodes_of(seed)`` GPUs.
 
     Grants, pace of the site and the overlay's jobs are drawn; nothing but what ``chooser`` says depends on it.
@@ -67,7 +68,7 @@ def owned(seed: int, load: Load, chooser: Chooser, *, site_waits: bool = True) -
     )
     owner_gpu_s = sum(job.gpus * min(job.duration_s, max(0.0, SPAN_S - job.submit_s)) for job in jobs)
     left_gpu_s = max(0.2, 1.0 - owner_gpu_s / (SPAN_S * nodes * GPUS_PER_NODE)) * SPAN_S * nodes * GPUS_PER_NODE
-    return Scenario(
+    return CrashScenario(
         facilities=(topas(owner, nodes=nodes, grace_s=grace_s, tells_claims=chooser is Chooser.PLANNER),),
         jobs=_work(rng, 0.8 * left_gpu_s),
         seed=seed,
@@ -79,7 +80,7 @@ def owned(seed: int, load: Load, chooser: Chooser, *, site_waits: bool = True) -
     )
 
 
-def waits_alone(scenario: Scenario) -> list[OwnerWait]:
+def waits_alone(scenario: CrashScenario) -> list[OwnerWait]:
     """What the owner's jobs wait in the same world if there never is a drone: his own cluster's doing."""
 
     async def play() -> list[OwnerWait]:
