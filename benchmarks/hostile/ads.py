@@ -6,8 +6,8 @@ from random import Random
 
 import classad2
 
-from adapters.htcondor.overlay.classes import Waits, group, job_class
-from adapters.htcondor.overlay.slots import sightings
+from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
+from adapters.htcondor.overlay.slots import slots_view
 from provisioner.model import DroneId, JobClass, Slot
 
 _NUMBERS = (
@@ -90,7 +90,7 @@ def classes(rng: Random) -> tuple[JobClass, ...]:
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _REQUESTS if rng.random() < 0.5]
         made = group(classad2.ClassAd(f"[{';'.join(lines)}]"), "schedd", "AccountingGroup")
         if made is not None:
-            found.append(job_class(made.key, [made], rng.randint(0, 2), Waits(1769999000.0, 1769999000.0)))
+            found.append(job_class(made.key, [made], rng.randint(0, 2), QueueWait(1769999000.0, 1769999000.0)))
     return tuple(found)
 
 
@@ -108,4 +108,4 @@ def slots(rng: Random, drones: list[DroneId], controller: str) -> tuple[Slot, ..
         ]
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _SLOTS if rng.random() < 0.6]
         ads.append(classad2.ClassAd(f"[{';'.join(lines)}]"))
-    return sightings(ads, controller, lambda at: at).slots
+    return slots_view(ads, controller, lambda at: at).slots

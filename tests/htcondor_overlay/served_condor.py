@@ -7,7 +7,7 @@ from typing import Any
 
 import htcondor2
 
-from adapters.htcondor.overlay.pool import Pool
+from adapters.htcondor.overlay.pool import PoolPoller
 
 
 class Raw:
@@ -22,7 +22,7 @@ class Raw:
         return sum(int(ad["JobCount"]) for ad in ads)
 
 
-class Weighed(Pool):
+class Weighed(PoolPoller):
     """The adapter's own pool, which also says how much memory its process has ever used."""
 
     def peak_kib(self) -> int:

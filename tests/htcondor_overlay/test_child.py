@@ -190,10 +190,10 @@ async def test_closing_ends_it() -> None:
 
 PARENT = f"""
 import asyncio
-from provisioner.worker_process import Child
+from provisioner.worker_process import WorkerProcess
 
 async def main():
-    child = Child("{SERVED}")
+    child = WorkerProcess("{SERVED}")
     print(await child.call("pid", deadline_s=30.0), flush=True)
     await child.call("hang_with_the_lock", deadline_s=600.0)
 

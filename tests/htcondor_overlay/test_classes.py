@@ -9,31 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.htcondor.overlay.classes import (
+from adapters.htcondor.overlay.job_classes import (
     GPU_JOBS,
     JOBS,
     NO_WAITS,
-    Group,
-    Waits,
-    doubts,
+    JobGroup,
+    QueueWait,
     group,
     group_attributes,
     job_class,
     merged,
     referenced,
+    share_warnings,
 )
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import job
 
 
-def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> Group:
+def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> JobGroup:
     found = group(ad, schedd, "AcctGroup")
     assert found is not None
     return found
 
 
 def classes(*ads: classad2.ClassAd) -> list[JobClass]:
-    return [job_class(key, parts, 0, Waits(50.0, 60.0)) for key, parts in merged(grouped(ad) for ad in ads).items()]
+    return [job_class(key, parts, 0, QueueWait(50.0, 60.0)) for key, parts in merged(grouped(ad) for ad in ads).items()]
 
 
 def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
@@ -149,7 +149,7 @@ def test_whose_jobs_they_are_and_of_which_group() -> None:
 def test_jobs_may_say_how_they_use_a_gpu() -> None:
     (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
     assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
-    assert doubts("c", job(GpuDuty="0.12", GpuWidth="1")) == []
+    assert share_warnings("c", job(GpuDuty="0.12", GpuWidth="1")) == []
     (silent,) = classes(job())
     assert (silent.duty_milli, silent.width_milli) == (0, 0)
 
@@ -159,7 +159,7 @@ def test_what_they_say_wrongly_is_left_out_and_told(broken: str) -> None:
     ad = job(GpuDuty=broken, GpuWidth="0.5")
     (found,) = classes(ad)
     assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
-    (line,) = doubts("c1", ad)
+    (line,) = share_warnings("c1", ad)
     assert line.startswith("job class c1: GpuDuty = ") and "write a share from 0 to 1" in line
 
 
@@ -209,15 +209,17 @@ def test_an_operators_constraint_is_grouped_by() -> None:
 
 def test_the_age_of_a_job_is_told_by_our_clock() -> None:
     ad = classad2.ClassAd({"QDate": 1000, "ServerTime": 5100})
-    assert Waits.of(ad, 100.0) == Waits(-4000.0, -4000.0), "the schedd is 5000 s ahead of us: its 1000 is our -4000"
-    assert Waits.of(ad, 5099.5) == Waits(1000.0, 1000.0), "rounding is no skew"
+    assert QueueWait.of(ad, 100.0) == QueueWait(-4000.0, -4000.0), (
+        "the schedd is 5000 s ahead of us: its 1000 is our -4000"
+    )
+    assert QueueWait.of(ad, 5099.5) == QueueWait(1000.0, 1000.0), "rounding is no skew"
 
 
 def test_a_job_that_was_evicted_began_anew_to_wait_but_the_others_did_not() -> None:
     evicted = classad2.ClassAd({"QDate": 1000, "EnteredCurrentStatus": 4000, "ServerTime": 5000})
     other = classad2.ClassAd({"QDate": 2000, "EnteredCurrentStatus": 2000, "ServerTime": 5000})
-    assert Waits.of(evicted, 5000.0) == Waits(1000.0, 4000.0)
-    assert Waits.of(evicted, 5000.0).earlier(Waits.of(other, 5000.0)) == Waits(1000.0, 2000.0)
+    assert QueueWait.of(evicted, 5000.0) == QueueWait(1000.0, 4000.0)
+    assert QueueWait.of(evicted, 5000.0).earlier(QueueWait.of(other, 5000.0)) == QueueWait(1000.0, 2000.0)
 
 
 TEXTS = st.one_of(

@@ -8,8 +8,8 @@ from typing import Any
 import htcondor2
 import pytest
 
-from adapters.shared.htcondor import collectors as module
-from adapters.shared.htcondor.collectors import Collectors
+from adapters.htcondor import daemons as module
+from adapters.htcondor.daemons import Collectors
 
 
 class Remote:

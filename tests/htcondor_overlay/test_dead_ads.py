@@ -12,9 +12,9 @@ import classad2
 import htcondor2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import dead_ads
-from adapters.htcondor.overlay.dead_ads import DeadAds, silent
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.overlay.dead_ads import DeadAdRemover, silent
 from provisioner.interfaces import AuthError
 
 
@@ -82,11 +82,11 @@ class Collector:
         return [str(each["Name"]) for ads in self.ads.values() for each in ads]
 
 
-def removing(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> DeadAds:
-    monkeypatch.setattr(dead_ads, "Reasons", lambda: SimpleNamespace(told=lambda _: nullcontext()))
+def removing(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> DeadAdRemover:
+    monkeypatch.setattr(dead_ads, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
     monkeypatch.setattr(dead_ads, "Collectors", lambda _: collector)
-    monkeypatch.setattr(dead_ads, "READ_BACK_S", 0.1)
-    return DeadAds("pool:9618")
+    monkeypatch.setattr(dead_ads, "INVALIDATE_TIMEOUT_S", 0.1)
+    return DeadAdRemover("pool:9618")
 
 
 def test_slots_and_masters_of_the_dead_go_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import classad2
 import pytest
 
-from adapters.htcondor.overlay.groups import doubts, groups
+from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warnings
 from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group, JobClass
 
@@ -40,7 +40,7 @@ ATLAS = JobClass("a", 1000, 2, 128, waiting=2, running=1, group="physics.atlas")
 
 
 def of(name: str, *classes: JobClass, weight: SlotWeight = SlotWeight.CPUS) -> Group:
-    return next(group for group in groups(ADS, classes, weight) if group.name == name)
+    return next(group for group in accounting_groups(ADS, classes, weight) if group.name == name)
 
 
 def ad(**changes: object) -> classad2.ClassAd:
@@ -52,9 +52,14 @@ def ad(**changes: object) -> classad2.ClassAd:
 
 def test_the_root_and_the_users_are_no_groups() -> None:
     assert len(ADS) == 6
-    assert [g.name for g in groups(ADS, [], SlotWeight.CPUS)] == ["group_dyn", "guests", "physics", "physics.atlas"]
-    assert groups([ADS[0], ADS[5]], [ATLAS], SlotWeight.CPUS) == ()
-    assert groups([], [ATLAS], SlotWeight.CPUS) == ()
+    assert [g.name for g in accounting_groups(ADS, [], SlotWeight.CPUS)] == [
+        "group_dyn",
+        "guests",
+        "physics",
+        "physics.atlas",
+    ]
+    assert accounting_groups([ADS[0], ADS[5]], [ATLAS], SlotWeight.CPUS) == ()
+    assert accounting_groups([], [ATLAS], SlotWeight.CPUS) == ()
 
 
 def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
@@ -79,27 +84,27 @@ def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not(
 
 def test_who_accepts_surplus_may_have_more() -> None:
     assert of("guests").surplus
-    (group,) = groups([ad(SurplusPolicy="regroup")], [], SlotWeight.CPUS)
+    (group,) = accounting_groups([ad(SurplusPolicy="regroup")], [], SlotWeight.CPUS)
     assert group.surplus
 
 
 def test_a_dynamic_quota_is_no_limit_and_a_doubt_if_there_is_no_surplus() -> None:
     assert of("group_dyn", ATLAS).quota_milli is None
-    (line,) = doubts(ADS, SlotWeight.CPUS)
+    (line,) = quota_warnings(ADS, SlotWeight.CPUS)
     assert "group_dyn" in line
-    (all_of_it,) = groups([ad(ConfigQuota=1.0)], [], SlotWeight.CPUS)
+    (all_of_it,) = accounting_groups([ad(ConfigQuota=1.0)], [], SlotWeight.CPUS)
     assert all_of_it.quota_milli is None
-    (one_gpu,) = groups([ad(ConfigQuota=1.0)], [], SlotWeight.GPUS)
+    (one_gpu,) = accounting_groups([ad(ConfigQuota=1.0)], [], SlotWeight.GPUS)
     assert one_gpu.quota_milli == 1000
 
 
 def test_in_a_pool_without_slots_the_negotiator_works_out_no_quotas_and_they_hold_all_the_same() -> None:
-    (group,) = groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
+    (group,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
     assert group.quota_milli == 2000
 
 
 @pytest.mark.parametrize("broken", ["nan", "text", -5.0])
 def test_nonsense_is_a_quota_of_nothing(broken: object) -> None:
     value = classad2.ExprTree('real("NaN")') if broken == "nan" else broken
-    (group,) = groups([ad(ConfigQuota=value)], [ATLAS], SlotWeight.CPUS)
+    (group,) = accounting_groups([ad(ConfigQuota=value)], [ATLAS], SlotWeight.CPUS)
     assert group.quota_milli == 0

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.overlay import HTCondorOverlay
-from adapters.htcondor.overlay.probe import explained, no_condor, probe
-from adapters.shared.htcondor.idtoken import IdToken, NoToken, in_words, read
+from adapters.htcondor.overlay.overlay import HTCondorOverlay, explained, no_condor, probe
+from adapters.htcondor.tokens import IdToken, InvalidTokenError, describe_token, read_token
 from provisioner.config import check, load, warnings
 from provisioner.config.units import Secret
 from provisioner.interfaces import AuthError
@@ -113,8 +112,8 @@ def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
     ids=["empty", "two-parts", "no-json", "issuer", "exp-text", "exp-nan", "exp-bool", "long"],
 )
 def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
-    with pytest.raises(NoToken) as told:
-        read(text)
+    with pytest.raises(InvalidTokenError) as told:
+        read_token(text)
     assert len(str(told.value)) < 80
 
 
@@ -171,7 +170,7 @@ def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypa
     """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
     file = Secret(file=tmp_path / "token")
     known = {"collector": "127.0.0.1:1", "trust_domain": "pool.test", "token": file, "drone_token": file}
-    monkeypatch.setattr("adapters.htcondor.overlay.probe._MORE_PATH", "")
+    monkeypatch.setattr("adapters.htcondor.overlay.overlay._MORE_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     (gap,) = no_condor(HTCondorOverlay.Config(**known))
     assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
@@ -184,6 +183,6 @@ def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypa
 
 def test_a_token_in_words() -> None:
     known = IdToken("pool.test", "p@pool.test", frozenset({"READ"}), 1.7e9)
-    assert in_words(known, 1.8e9) == (
+    assert describe_token(known, 1.8e9) == (
         "token of p@pool.test, issuer pool.test, good for READ, expired 2023-11-14T22:13:20Z"
     )

@@ -10,27 +10,27 @@ from types import SimpleNamespace
 import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import pool
-from adapters.htcondor.overlay.classes import NO_WAITS, group, job_class, merged
-from adapters.htcondor.overlay.schedds import LastAnswer, Schedds
-from adapters.htcondor.overlay.work import Work
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.overlay.job_classes import NO_WAITS, group, job_class, merged
+from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddRegistry
+from adapters.htcondor.overlay.work import PoolWork
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import job
 
 
-class Judge(pool.Pool):
+class Judge(pool.PoolPoller):
     """The pool without its connections."""
 
     def __init__(self) -> None:
-        self._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
-        self._schedds = Schedds(900.0)
+        self._errors = SimpleNamespace(translated=lambda _: nullcontext())  # type: ignore[assignment]
+        self._schedds = ScheddRegistry(900.0)
 
     def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
-        queue = pool.Queue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
+        queue = pool.ScheddQueue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
         by_class = merged(groups)
-        answer = LastAnswer(0.0, tuple(groups), Work(), slack, self._refusals(queue, groups, time.time()))
+        answer = ScheddAnswer(0.0, tuple(groups), PoolWork(), slack, self._refusals(queue, groups, time.time()))
         found = pool.limits_of(by_class, {"s1": answer})
         made = [job_class(key, parts, 0, NO_WAITS) for key, parts in sorted(by_class.items())]
         return [pool.behind(each, *found[each.id]) if each.id in found else each for each in made]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import classad2
 import pytest
 
+from adapters.htcondor.classads import clauses, holds, number
 from adapters.htcondor.overlay import matching
-from adapters.htcondor.overlay.classes import as_job
-from adapters.shared.htcondor.ads import clauses, holds, number
+from adapters.htcondor.overlay.job_classes import as_job
 from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
 from provisioner.planner.matching import count_jobs_in_type
 from tests.htcondor_overlay.jobs import REQUIREMENTS, job
@@ -194,21 +194,21 @@ REFUSED = [
 
 @pytest.mark.parametrize(("ad", "kind"), FITS)
 def test_it_fits(ad: classad2.ClassAd, kind: DroneType) -> None:
-    assert matching.misfit(as_job(ad), matching.template(kind)) is None
+    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) is None
 
 
 @pytest.mark.parametrize(("ad", "kind", "expected"), REFUSED)
 def test_the_first_failing_dimension_is_told(ad: classad2.ClassAd, kind: DroneType, expected: UnmetRequirement) -> None:
-    assert matching.misfit(as_job(ad), matching.template(kind)) == expected
+    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
 
 
 def test_gpus_that_each_meet_something_else_are_told_as_too_few_for_all_of_it() -> None:
-    received = matching.Received(
+    received = matching.ReceivedSlot(
         {}, ({"Capability": "9.0", "GlobalMemoryMb": "10000"}, {"Capability": "7.0", "GlobalMemoryMb": "80000"})
     )
     slot = matching.template(PAIR, received)
     wanting = as_job(job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 40000"))
-    found = matching.misfit(wanting, slot)
+    found = matching.unmet_requirement(wanting, slot)
     assert found == UnmetRequirement(
         "requirements",
         "Capability >= 8.000000000000000E+00 && GlobalMemoryMb >= 40000",
@@ -262,9 +262,9 @@ def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
     got = matching.received(real)
     slot = matching.template(A100, got)
     assert (number(slot, "Cpus"), number(slot, "Memory"), number(slot, "GPUs")) == (4, 9000, 1)
-    assert matching.misfit(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
-    assert matching.misfit(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot) is None
-    assert matching.misfit(as_job(job(RequestCpus="8")), slot) == UnmetRequirement("cpus", "8", "4")
+    assert matching.unmet_requirement(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
+    assert matching.unmet_requirement(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot) is None
+    assert matching.unmet_requirement(as_job(job(RequestCpus="8")), slot) == UnmetRequirement("cpus", "8", "4")
     assert "Start" not in got.ad and "JobId" not in got.ad, "what the slot does just now is not of its type"
     assert matching.differences(A100, got) == (
         "drone type topas/a100: ordered Cpus 8, received 4",
@@ -281,13 +281,13 @@ def test_a_received_ad_of_nonsense_changes_nothing_it_must_not() -> None:
     real["Blob"] = "x" * 1_000_000
     got = matching.received(real)
     assert "Blob" not in got.ad and "Requirements" not in got.ad and "Cpus" not in got.ad
-    assert matching.misfit(as_job(job()), matching.template(A100, got)) is None
+    assert matching.unmet_requirement(as_job(job()), matching.template(A100, got)) is None
 
 
 def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it() -> None:
     slot = matching.template(replace(A100, ad={"HasCVMFS": "&&& oops"}))
-    assert matching.misfit(as_job(job()), slot) is None
-    found = matching.misfit(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
+    assert matching.unmet_requirement(as_job(job()), slot) is None
+    found = matching.unmet_requirement(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
     assert found is not None and found.dimension == "requirements"
 
 
@@ -313,7 +313,7 @@ PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'
 
 
 def judged(drone_config: str, **attributes: str) -> UnmetRequirement | None:
-    return matching.misfit(as_job(job(**attributes)), matching.template(A100, None, drone_config))
+    return matching.unmet_requirement(as_job(job(**attributes)), matching.template(A100, None, drone_config))
 
 
 def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_vain() -> None:
@@ -336,5 +336,7 @@ def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str)
 
 def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
     kind = replace(A100, ad={"Licence": "0"})
-    found = matching.misfit(as_job(job()), matching.template(kind, None, "START = $(START) && MY.Licence == 1"))
+    found = matching.unmet_requirement(
+        as_job(job()), matching.template(kind, None, "START = $(START) && MY.Licence == 1")
+    )
     assert found is not None and found.dimension == "start"

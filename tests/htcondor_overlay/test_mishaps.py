@@ -6,9 +6,9 @@ import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 
-from adapters.htcondor.overlay import mishaps, work
-from adapters.htcondor.overlay.mishaps import Witnesses, cause_of_end
-from adapters.htcondor.overlay.slots import sightings
+from adapters.htcondor.overlay import work
+from adapters.htcondor.overlay.slots import slots_view
+from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end
 from provisioner.model import DroneId, JobFailure
 from tests.htcondor_overlay.test_slots import ad as slot_ad
 
@@ -101,19 +101,19 @@ def test_only_holds_that_count_are_asked_for() -> None:
 
 def test_a_slot_tells_whose_claims_it_has() -> None:
     children = slot_ad(ChildRemoteOwner='{"ann@uid.test", "bob@uid.test", undefined, 7, "@"}')
-    assert sightings([children], "kit", lambda at: at).users == {A_1: {"ann", "bob"}}
+    assert slots_view([children], "kit", lambda at: at).users == {A_1: {"ann", "bob"}}
     static = slot_ad(SlotType='"Static"', RemoteOwner='"eve@uid.test"')
-    assert sightings([static], "kit", lambda at: at).users == {A_1: {"eve"}}
-    assert sightings([slot_ad()], "kit", lambda at: at).users == {A_1: frozenset()}
+    assert slots_view([static], "kit", lambda at: at).users == {A_1: {"eve"}}
+    assert slots_view([slot_ad()], "kit", lambda at: at).users == {A_1: frozenset()}
 
 
-def believed(witnesses: Witnesses, *mishaps: JobFailure) -> tuple[JobFailure, ...]:
+def believed(witnesses: ClaimWitnesses, *mishaps: JobFailure) -> tuple[JobFailure, ...]:
     return witnesses.believed(mishaps, 1200.0)
 
 
 def test_a_forged_last_host_is_not_believed() -> None:
     """A user holds own jobs and writes a drone in which none of theirs ever was into them."""
-    witnesses = Witnesses()
+    witnesses = ClaimWitnesses()
     witnesses.note({A_1: frozenset({"bob"}), DroneId("kit-a-2"): frozenset({"ann"})}, 1000.0)
     assert believed(witnesses, ANNS) == ()
     witnesses.note({A_1: frozenset({"ann"})}, 1020.0)
@@ -126,7 +126,7 @@ def test_a_forged_last_host_is_not_believed() -> None:
 
 
 def test_a_job_that_fails_again_and_again_is_told_as_often_for_a_while() -> None:
-    witnesses = Witnesses()
+    witnesses = ClaimWitnesses()
     witnesses.note({A_1: frozenset({"ann"})}, 1000.0)
     times = [JobFailure(A_1, "7.3", at, "ann") for at in (1000.0, 1010.0, 1020.0)]
     assert [len(believed(witnesses, each)) for each in times] == [1, 2, 3]
@@ -136,7 +136,7 @@ def test_a_job_that_fails_again_and_again_is_told_as_often_for_a_while() -> None
 
 
 def test_a_job_without_an_owner_is_not_believed_and_the_newest_are_enough() -> None:
-    witnesses = Witnesses()
+    witnesses = ClaimWitnesses()
     witnesses.note({A_1: frozenset({"ann", ""})}, 1000.0)
     many = [JobFailure(A_1, f"7.{n}", 1000 + n / 100, "ann") for n in range(3000)]
     kept = believed(witnesses, JobFailure(A_1, "8.0", 1199.0, ""), *many)
@@ -146,13 +146,13 @@ def test_a_job_without_an_owner_is_not_believed_and_the_newest_are_enough() -> N
 def test_forged_slots_that_show_ever_other_users_and_ids_do_not_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mishaps, "MOST_DRONES", 10)
-    witnesses = Witnesses()
+    monkeypatch.setattr(work, "_MAX_WITNESSED_DRONES", 10)
+    witnesses = ClaimWitnesses()
     witnesses.note({A_1: frozenset({"ann"})}, 1000.0)
     for poll in range(20):
         users = frozenset(f"u{poll}-{n}" for n in range(1000))
         witnesses.note({DroneId(f"kit-a-{2 + poll}"): users, DroneId("kit-a-2"): users}, 1010.0 + poll)
-    assert sum(map(len, witnesses._seen.values())) <= 10 * mishaps.MOST_USERS
+    assert sum(map(len, witnesses._seen.values())) <= 10 * work.MAX_WITNESSED_USERS
     assert believed(witnesses, ANNS) == (ANNS,), "the first is still known"
     witnesses.note({A_1: frozenset({"ann"})}, 3000.0)
     assert list(witnesses._seen) == [A_1], "they are forgotten"

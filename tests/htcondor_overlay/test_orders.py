@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.drain import Drainer
-from adapters.htcondor.overlay.orders import Orders, read_every_s
+from adapters.htcondor.overlay.drain import Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.overlay import HTCondorOverlay, client_directory
 from provisioner.model import DrainMode, DroneId, DroneType, Fault, FaultKind, OrderOutcome, StartOrder
 from tests.htcondor_overlay.test_overlay_parts import GOOD, ONE, TWO, a_tool, args, options
@@ -20,7 +19,7 @@ DENIED = Fault(FaultKind.DENIED, "order ad: not allowed", 0.0)
 BOTH: Mapping[DroneId, str | None] = {**GOOD, TWO: "slot1@kit-2@node8.example.org"}
 
 
-class Board(Orders):
+class Board(DrainOrders):
     """Order ads without a collector."""
 
     def __init__(self, readers: Mapping[DroneId, bool], fault: Fault | None = None) -> None:
@@ -148,7 +147,7 @@ async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
 async def test_the_same_order_keeps_its_number_and_another_gets_a_new_one(tmp_path: Path) -> None:
     """A clock that was set back must not make a new order look like the last one."""
     directory = client_directory(options(tmp_path))
-    orders = Orders("pool.example.org:9618", "pool.example.org", directory)
+    orders = DrainOrders("pool.example.org:9618", "pool.example.org", directory)
     later = time.time_ns() // 1_000_000 + 10**9
     orders._standing[ONE] = (later, DrainMode.PEACEFUL)
     assert orders._order(ONE, DrainMode.PEACEFUL) == (later, DrainMode.PEACEFUL)

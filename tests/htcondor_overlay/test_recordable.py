@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.htcondor.overlay import matching, work
-from adapters.htcondor.overlay.classes import Waits, group, job_class
-from adapters.htcondor.overlay.slots import sightings
+from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
+from adapters.htcondor.overlay.slots import slots_view
 from adapters.shared.printing import printable
 from provisioner import serialization
 from provisioner.model import DroneType, OverlayView
@@ -20,7 +20,7 @@ from tests.htcondor_overlay.jobs import BASE, job
 from tests.htcondor_overlay.test_slots import REAL, ad
 from tests.htcondor_overlay.test_work import run
 
-MOST = 2**63 - 1
+HISTORY_LIMIT = 2**63 - 1
 EXTREMES = (
     'real("NaN")',
     'real("INF")',
@@ -28,8 +28,8 @@ EXTREMES = (
     "1e308",
     "-1e308",
     "1e400",
-    str(MOST),
-    str(-MOST),
+    str(HISTORY_LIMIT),
+    str(-HISTORY_LIMIT),
     "9223372036854775808",
     "99999999999999999999999",
     "0.1 + 1e-320",
@@ -63,7 +63,7 @@ def assert_recordable(view: OverlayView) -> None:
             case bool() | None:
                 pass
             case int():
-                assert abs(leaf) <= MOST, leaf
+                assert abs(leaf) <= HISTORY_LIMIT, leaf
             case float():
                 assert math.isfinite(leaf), leaf
             case str():
@@ -75,7 +75,7 @@ def assert_recordable(view: OverlayView) -> None:
 
 
 def view_of_slot(attributes: dict[str, str], skew_s: float = -7) -> OverlayView:
-    found = sightings([ad(**attributes), ad(**attributes)], "kit", lambda theirs: theirs - skew_s)
+    found = slots_view([ad(**attributes), ad(**attributes)], "kit", lambda theirs: theirs - skew_s)
     return OverlayView(taken_at=1.0, slots=found.slots, notices=found.notices)
 
 
@@ -84,8 +84,8 @@ def view_of_class(attributes: dict[str, str]) -> OverlayView:
     found = group(made, "s1", "AcctGroup")
     if found is None:
         return OverlayView(taken_at=1.0)
-    waits = Waits.of(made, 1000.0)
-    refused = matching.misfit(made, matching.template(A100))
+    waits = QueueWait.of(made, 1000.0)
+    refused = matching.unmet_requirement(made, matching.template(A100))
     each = job_class(found.key, [found, found], 3, waits)
     return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.wanted, refused.offered) if refused else ())
 
@@ -97,8 +97,8 @@ def test_each_attribute_of_a_slot(name: str) -> None:
 
 
 def test_ten_thousand_slots_under_one_id() -> None:
-    huge = ad(GPUs=str(10**12), Cpus=str(10**12), NumDynamicSlots=str(MOST))
-    found = sightings([huge] * 10_000, "kit", lambda theirs: theirs)
+    huge = ad(GPUs=str(10**12), Cpus=str(10**12), NumDynamicSlots=str(HISTORY_LIMIT))
+    found = slots_view([huge] * 10_000, "kit", lambda theirs: theirs)
     assert_recordable(OverlayView(taken_at=1.0, slots=found.slots, notices=found.notices))
 
 
@@ -108,25 +108,25 @@ def test_each_attribute_of_a_job(name: str) -> None:
         assert_recordable(view_of_class({name: text}))
 
 
-@pytest.mark.parametrize("bound", ["1e308", str(MOST), 'real("NaN")', "-1e308"])
+@pytest.mark.parametrize("bound", ["1e308", str(HISTORY_LIMIT), 'real("NaN")', "-1e308"])
 @pytest.mark.parametrize("name", ["GlobalMemoryMb", "Capability", "MaxSupportedVersion"])
 def test_each_bound_on_a_gpu(name: str, bound: str) -> None:
     assert_recordable(view_of_class({"RequireGPUs": f"{name} >= {bound}"}))
 
 
 def view_of_work(attributes: dict[str, str]) -> OverlayView:
-    slots = sightings([ad()], "kit", lambda theirs: theirs).slots
+    slots = slots_view([ad()], "kit", lambda theirs: theirs).slots
     found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7, {})
     return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
 
 
-@pytest.mark.parametrize("name", work.PROJECTION)
+@pytest.mark.parametrize("name", work.WORK_PROJECTION)
 def test_each_attribute_of_a_run(name: str) -> None:
     for text in EXTREMES:
         assert_recordable(view_of_work({name: text}))
 
 
-@given(st.dictionaries(st.sampled_from(work.PROJECTION), st.sampled_from(EXTREMES)))
+@given(st.dictionaries(st.sampled_from(work.WORK_PROJECTION), st.sampled_from(EXTREMES)))
 def test_runs_that_are_strange_in_every_way(attributes: dict[str, str]) -> None:
     assert_recordable(view_of_work(attributes))
 

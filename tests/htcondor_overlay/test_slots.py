@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.htcondor.overlay.slots import DRONE_ID, Sightings, sightings
+from adapters.htcondor.overlay.slots import DRONE_ID, SlotsView, slots_view
 from provisioner.model import JobClass, Sharing, Slot, SlotState
 from provisioner.planner.matching import count_jobs_in_slot
 from tests.planner.scenes import A100
@@ -52,8 +52,8 @@ def ad(**attributes: str) -> classad2.ClassAd:
     return made
 
 
-def seen(*ads: classad2.ClassAd) -> Sightings:
-    return sightings(ads, "kit", lambda theirs: theirs)
+def seen(*ads: classad2.ClassAd) -> SlotsView:
+    return slots_view(ads, "kit", lambda theirs: theirs)
 
 
 def only(**attributes: str) -> Slot:
@@ -78,7 +78,7 @@ def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from
 
 def test_times_are_turned_to_our_clock_whatever_clock_the_drone_has() -> None:
     strange = ad(MyCurrentTime="500000", NumDynamicSlotsTime="499940")
-    (slot,) = sightings([strange], "kit", lambda theirs: theirs - 100).slots
+    (slot,) = slots_view([strange], "kit", lambda theirs: theirs - 100).slots
     assert (slot.heard_at, slot.idle_since) == (901.0, 841.0)
 
 

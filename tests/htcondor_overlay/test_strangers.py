@@ -14,9 +14,9 @@ from typing import Any
 import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import pool, schedds
-from adapters.htcondor.overlay.work import Run, Work
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.overlay.work import JobRun, PoolWork
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DroneId, Eviction, OverlayView, Slot, SlotState
 from tests.htcondor_overlay.jobs import job
@@ -42,7 +42,7 @@ class Fake:
         return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)), **more)]
 
 
-class Lab(pool.Pool):
+class Lab(pool.PoolPoller):
     """A pool whose daemons are dictionaries: schedds by name, what they raise, and the collector's own ad."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Lab(pool.Pool):
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
-    monkeypatch.setattr(pool, "Reasons", lambda: SimpleNamespace(told=lambda _: nullcontext()))
+    monkeypatch.setattr(pool, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
     monkeypatch.setattr(pool.htcondor2, "Collector", lambda _: None)
 
     def made(*names: str, **more: Any) -> Lab:
@@ -116,7 +116,7 @@ def test_a_schedd_that_denies_reading_is_left_out_with_a_notice_that_names_it(la
     assert "`schedds`" in notice
     assert lab.waiting() == 2
     assert view.unheard == (), "its jobs never counted, so nothing is missing"
-    assert lab.look_with_users([A100])[2] == ("stranger",), "nobody waits for its history"
+    assert lab.poll_with_users([A100])[2] == ("stranger",), "nobody waits for its history"
     lab.names.remove("stranger")
     assert lab.seen().notices == (), "once it has gone it is forgotten"
 
@@ -134,7 +134,7 @@ def test_once_it_answers_its_jobs_count(lab: Lab) -> None:
     assert lab.waiting() == 2
     lab.errors.clear()
     assert lab.waiting() == 2, "not asked again at once"
-    later(lab, schedds.AGAIN_S)
+    later(lab, schedds.SILENT_RETRY_S)
     assert lab.waiting() == 7
 
 
@@ -222,8 +222,8 @@ def test_a_schedd_that_is_back_counts_again(make: Callable[..., Lab]) -> None:
 
 
 def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely() -> None:
-    known = schedds.Schedds(900.0)
-    good, slow = (schedds.Queue(name, None, 0.0) for name in "ab")
+    known = schedds.ScheddRegistry(900.0)
+    good, slow = (schedds.ScheddQueue(name, None, 0.0) for name in "ab")
     asked = []
     for _ in range(80):
         due = known.due([good, slow], time.time())
@@ -285,12 +285,12 @@ def test_the_age_of_a_kept_answer_survives_the_process(make: Callable[..., Lab],
 
 
 def test_work_of_a_silent_schedd_is_told_while_its_drone_is_busy() -> None:
-    run = Run(DroneId("kit-1"), 1000, 50.0)
+    run = JobRun(DroneId("kit-1"), 1000, 50.0)
     ended = replace(run, drone_id=DroneId("kit-2"))
     evictions = tuple(Eviction(DroneId("kit-3"), f"{n}.0", at, 1000, 1.0) for n, at in enumerate((1000.0, 50.0)))
-    answer = schedds.LastAnswer(1000.0, (), Work((run, ended), evictions))
+    answer = schedds.ScheddAnswer(1000.0, (), PoolWork((run, ended), evictions))
     slots = [replace(slot("kit-1"), state=SlotState.BUSY, jobs=1), slot("kit-2")]
-    assert answer.work_now(slots, 1000.0) == Work((run,), evictions[:1])
+    assert answer.work_now(slots, 1000.0) == PoolWork((run,), evictions[:1])
 
 
 def test_each_is_asked_in_a_process_of_its_own() -> None:

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from adapters.htcondor.overlay.overlay import HTCondorOverlay, drone_identities
 from adapters.htcondor.overlay.settings import HTCondorConfig
-from adapters.htcondor.overlay.slots import ours, sightings
-from adapters.htcondor.overlay.tokens import Signer
+from adapters.htcondor.overlay.slots import ours, slots_view
+from adapters.htcondor.tokens import TokenSigner
 from provisioner.config.units import SecretUnreadable
 from provisioner.interfaces import AuthError
 from provisioner.model import DroneId, DroneType, StartOrder
@@ -94,7 +94,7 @@ async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) 
 def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "POOL").touch()
     with pytest.raises(SecretUnreadable, match="is empty"):
-        Signer(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
+        TokenSigner(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
 
 
 def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
@@ -114,12 +114,12 @@ def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:
         for sender in (f"drone-{ONE}", "drone-kit-a1b2-2", "drone")
     )
     for sent, slots in ((own, 1), (forged, 0), (static, 1)):
-        found = sightings([sent], "kit", lambda theirs: theirs, identities)
+        found = slots_view([sent], "kit", lambda theirs: theirs, identities)
         assert len(found.slots) == slots, found
         assert bool(found.notices) is not bool(slots)
     assert (
         "drone kit-a1b2-2 sent it, not kit-a1b2-1"
-        in sightings([forged], "kit", lambda theirs: theirs, identities).notices[0]
+        in slots_view([forged], "kit", lambda theirs: theirs, identities).notices[0]
     )
 
 

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad, number
 from adapters.htcondor.overlay import matching, pool
-from adapters.htcondor.overlay.classes import NO_WAITS, Group, Waits, group, job_class, representative
-from adapters.htcondor.overlay.schedds import Schedds
-from adapters.shared.htcondor.ads import Ad, number
+from adapters.htcondor.overlay.job_classes import NO_WAITS, JobGroup, QueueWait, group, job_class, representative
+from adapters.htcondor.overlay.schedds import ScheddRegistry
 from provisioner.model import DroneType, JobClass, UnmetRequirement
 from tests.htcondor_overlay.jobs import job
 from tests.htcondor_overlay.test_matching import A100
 
 
-class Judge(pool.Pool):
+class Judge(pool.PoolPoller):
     """The pool without its connections."""
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Judge(pool.Pool):
         self._waits, self._passing = {}, {}
         self._drone_config = ""
 
-    def judged(self, one: Group, types: list[DroneType], until: float) -> JobClass:
+    def judged(self, one: JobGroup, types: list[DroneType], until: float) -> JobClass:
         self._forget({one.key: [one]}, types)
         return self._judged(job_class(one.key, [one], 0, NO_WAITS), [one], types, until)
 
 
-def a_group() -> Group:
+def a_group() -> JobGroup:
     found = group(job(Requirements="TARGET.HasCVMFS"), "s1", "AcctGroup")
     assert found is not None
     return found
@@ -41,13 +41,13 @@ def a_group() -> Group:
 def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, one = Judge(), a_group()
     made: list[UnmetRequirement | None] = []
-    real = matching.misfit
+    real = matching.unmet_requirement
 
     def counted(own: Ad, slot: Ad) -> UnmetRequirement | None:
         made.append(real(own, slot))
         return made[-1]
 
-    monkeypatch.setattr(matching, "misfit", counted)
+    monkeypatch.setattr(matching, "unmet_requirement", counted)
     later = time.monotonic() + 60
     refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told")}
     assert judge.judged(one, [A100], later).refuses == refused
@@ -107,12 +107,12 @@ class Schedd:
 
 def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
     judge, schedd = Judge(), Schedd()
-    judge._reasons = SimpleNamespace(told=lambda _: nullcontext())  # type: ignore[assignment]
-    judge._schedds = Schedds(900.0)
-    queue = pool.Queue("s1", schedd, 0.0)  # type: ignore[arg-type]
+    judge._errors = SimpleNamespace(translated=lambda _: nullcontext())  # type: ignore[assignment]
+    judge._schedds = ScheddRegistry(900.0)
+    queue = pool.ScheddQueue("s1", schedd, 0.0)  # type: ignore[arg-type]
     now = time.time()
 
-    def poll(number: int) -> dict[str, Waits]:
+    def poll(number: int) -> dict[str, QueueWait]:
         ads = [job(Cluster=str(n), JobIds=f'"{n}.0 {1000 * number + n}.0"') for n in range(1, 151)]
         groups = [group(ad, "s1", "AcctGroup") for ad in ads]
         by_class = {str(n): [each] for n, each in enumerate(groups, 1) if each is not None}

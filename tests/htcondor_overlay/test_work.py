@@ -54,7 +54,7 @@ def run(**attributes: str) -> classad2.ClassAd:
     return ad({**AGAIN, **attributes})
 
 
-def seen(*jobs: dict[str, str], now: float = 1200.0, **device_milli: int) -> work.Work:
+def seen(*jobs: dict[str, str], now: float = 1200.0, **device_milli: int) -> work.PoolWork:
     """What jobs tell; ``a_1=250``: drone A_1 gives out quarters."""
     known = {{"a_1": A_1, "a_2": A_2}[name]: milli for name, milli in device_milli.items()}
     return work.work([ad(each) for each in jobs], "kit", now, lambda theirs: theirs, known)

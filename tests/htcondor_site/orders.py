@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.htcondor.site.submission import Batch, batches
+from adapters.htcondor.site.submission import SubmitDescription, batches
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
 CONTROLLER = "main"
@@ -34,5 +34,5 @@ def config(**more: object) -> HTCondorSiteConfig:
     )
 
 
-def submitted(*orders: StartOrder, **more: object) -> list[Batch]:
+def submitted(*orders: StartOrder, **more: object) -> list[SubmitDescription]:
     return list(batches(orders, config(**more), CONTROLLER))

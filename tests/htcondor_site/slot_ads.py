@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import classad2
 
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.classads import Ad
 
 NOW = 1_795_262_424
 A100 = ("A100-SXM4-40GB", 40326, 8.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from adapters.htcondor.site.matching import Amount
-from adapters.htcondor.site.owner_queue import Queue
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.classads import Ad
+from adapters.htcondor.site.nodes import SlotResources
+from adapters.htcondor.site.owner_queue import OwnerQueue
 
 
 class SlowSide:
@@ -21,7 +21,7 @@ class SlowSide:
         time.sleep(3600)
         return 1
 
-    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> Queue:
+    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> OwnerQueue:
         if schedd == "silent":
             time.sleep(3600)
-        return Queue(running=((schedd, Amount()),))
+        return OwnerQueue(running=((schedd, SlotResources()),))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.htcondor.site.audit import gaps
-from adapters.htcondor.site.matching import hosts
-from adapters.shared.htcondor.ads import Ad, expression
+from adapters.htcondor.classads import Ad, expression
+from adapters.htcondor.site.blocking import gaps
+from adapters.htcondor.site.nodes import machines_of
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, SitePolicy
 from tests.htcondor_site.slot_ads import V100, pslot
@@ -29,12 +29,12 @@ def configured(policy: SitePolicy = POLICY, **slot: object) -> Ad:
 
 
 def found(ad: Ad, policy: SitePolicy = POLICY, *types: DroneType) -> list[tuple[str, str]]:
-    return [(gap.dimension, gap.message) for gap in gaps(hosts([ad], 0), policy, types)]
+    return [(gap.dimension, gap.message) for gap in gaps(machines_of([ad], 0), policy, types)]
 
 
 def test_what_is_printed_leaves_no_gap_whoever_runs_there_now() -> None:
-    assert gaps(hosts([configured()], 0), POLICY, [DRONE]) == ()
-    assert gaps(hosts([configured(free=(0, 0, 0))], 0), POLICY, [DRONE]) == ()
+    assert gaps(machines_of([configured()], 0), POLICY, [DRONE]) == ()
+    assert gaps(machines_of([configured(free=(0, 0, 0))], 0), POLICY, [DRONE]) == ()
 
 
 def test_an_open_node_is_told_dimension_by_dimension_with_what_is_and_what_is_wanted() -> None:
@@ -137,13 +137,13 @@ def test_nodes_without_drones_owe_them_no_priority() -> None:
 
 def test_a_pattern_that_names_no_node_is_a_slip() -> None:
     policy = SitePolicy(site="topas", blocking=(Reserve(nodes=("topas-a100-*", "topaz-*"), cpus=8, memory_mib=20480),))
-    assert gaps(hosts([configured(policy)], 0), policy) == (
+    assert gaps(machines_of([configured(policy)], 0), policy) == (
         AuditFinding("topaz-*", "nodes", f"no node has such a name (there are: {A}); correct `blocking.nodes`"),
     )
 
 
 def test_a_site_that_knows_drones_by_a_mark_is_asked_with_the_marks_that_they_really_have() -> None:
     ad = with_(configured(), "Rank", "ifThenElse(TARGET.IsBackfill =?= true, 0, 10)")
-    [unmarked] = gaps(hosts([ad], 0), POLICY, [DRONE])
+    [unmarked] = gaps(machines_of([ad], 0), POLICY, [DRONE])
     assert unmarked.dimension == "preemption"
-    assert gaps(hosts([ad], 0), POLICY, [DRONE], drone={"IsBackfill": True}) == ()
+    assert gaps(machines_of([ad], 0), POLICY, [DRONE], drone={"IsBackfill": True}) == ()

@@ -7,28 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.site import bindings
-from adapters.htcondor.site.bindings import BindingsCluster
-from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site import client
+from adapters.htcondor.site.client import BindingsClient
+from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.interfaces import UnavailableError
+from provisioner.model import DroneId
 from tests.htcondor_site.orders import config
 
-BATCH = Submission("", ("drone_id",), (("main-ab12-1",),), {"begin.sh": b""})
+BATCH = SubmitDescription("", (DroneId("main-ab12-1"),), {"begin.sh": b""})
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsCluster:
-    monkeypatch.setattr(bindings, "_SIDE", "tests.htcondor_site.slow_side:SlowSide")
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsClient:
+    monkeypatch.setattr(client, "BINDINGS_WORKER", "tests.htcondor_site.slow_side:SlowSide")
     monkeypatch.setenv("T", "a.b.c")
-    return BindingsCluster(config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas")
+    return BindingsClient(config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas")
 
 
-async def asked(cluster: BindingsCluster) -> int:
+async def asked(cluster: BindingsClient) -> int:
     [ad] = await cluster.jobs("true", ())
     return int(ad["Pid"])
 
 
-async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(cluster: BindingsCluster) -> None:
+async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(cluster: BindingsClient) -> None:
     async with cluster:
         looks = await asked(cluster)
         slow = [

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.htcondor.classads import Ad, as_number, evaluated, expression
 from adapters.htcondor.site.blocking import OWNER_RANK, pattern, render
-from adapters.shared.htcondor.ads import Ad, as_number, evaluated, expression
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 from tests.htcondor_site.slot_ads import job, pslot
 

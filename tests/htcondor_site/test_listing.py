@@ -5,7 +5,7 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor.site.listing import leaves_until, listing, ours
+from adapters.htcondor.site.listing import leaves_until, list_drones, our_jobs
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 from provisioner.planner.breakers import BACKOFF_POLICIES
 from tests.htcondor_site.orders import CONTROLLER
@@ -46,7 +46,7 @@ def ad(serial: int = 1, **values: object) -> classad2.ClassAd:
 
 
 def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDrone:
-    found = listing([ad(**values)], CONTROLLER, noticed, NOW)  # type: ignore[arg-type]
+    found = list_drones([ad(**values)], CONTROLLER, noticed, NOW)  # type: ignore[arg-type]
     assert not found.notices
     return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
 
@@ -227,21 +227,21 @@ def test_the_schedds_times_are_told_by_our_clock() -> None:
 
 def test_of_two_jobs_of_one_drone_the_living_counts() -> None:
     aborted = ad(1, ClusterId=6, JobStatus=3, LastJobStatus=5, RemoveReason="provisioner: its files never came")
-    found = listing([ad(1, **RUNS), aborted], CONTROLLER, None, NOW)
+    found = list_drones([ad(1, **RUNS), aborted], CONTROLLER, None, NOW)
     assert [each.remote_id for each in found.drones.values()] == ["7.1"]
     assert not found.notices
-    twice = listing([ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)], CONTROLLER, None, NOW)
+    twice = list_drones([ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)], CONTROLLER, None, NOW)
     assert [each.remote_id for each in twice.drones.values()] == ["7.1"]
     assert "twice" in twice.notices[0]
 
 
 def test_files_are_in_use_while_a_job_has_not_ended() -> None:
     ads = [ad(1, **RUNS), ad(2, JobStatus=1, DroneInputs="d2"), ad(3, JobStatus=4, ExitCode=0, DroneInputs="d3")]
-    assert listing(ads, CONTROLLER, None, NOW).inputs == {"d1", "d2"}
+    assert list_drones(ads, CONTROLLER, None, NOW).inputs == {"d1", "d2"}
 
 
 def test_a_stranger_with_our_tag_is_told_and_left_alone() -> None:
-    found = listing(
+    found = list_drones(
         [ad(1, DroneId="other-ab12-1", JobStatus=2), ad(2, DroneId=None, JobStatus=2)], CONTROLLER, None, NOW
     )
     assert found.drones == {}
@@ -249,7 +249,7 @@ def test_a_stranger_with_our_tag_is_told_and_left_alone() -> None:
 
 
 def test_the_tag_is_quoted() -> None:
-    asked = classad2.ExprTree(ours("main", 'a"b'))
+    asked = classad2.ExprTree(our_jobs("main", 'a"b'))
     assert asked.eval(classad2.ClassAd({"ProvisionerController": "main", "DroneSite": 'a"b'})) is True
     assert asked.eval(classad2.ClassAd({"ProvisionerController": "main-two", "DroneSite": 'a"b'})) is False
     assert asked.eval(classad2.ClassAd({"DroneSite": 'a"b'})) is classad2.Value.Undefined
@@ -259,7 +259,7 @@ def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
     """By the schedd's clock: what another controller is just sending is let alone."""
     spooling = {"JobStatus": 5, "HoldReasonCode": 16, "ServerTime": NOW + 500}
     ads = [ad(1, **spooling, EnteredCurrentStatus=NOW + 440), ad(2, **spooling, EnteredCurrentStatus=NOW + 439)]
-    found = listing(ads, CONTROLLER, None, NOW, files_limit_s=60.0)
+    found = list_drones(ads, CONTROLLER, None, NOW, files_limit_s=60.0)
     waits, ended = (found.drones[DroneId(f"{CONTROLLER}-ab12-{n}")] for n in (1, 2))
     assert (waits.state, waits.end) == (RemoteState.PENDING, None)
     assert ended.end is not None
@@ -268,4 +268,4 @@ def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
 
 
 def test_whose_jobs_ours_are_is_known_from_their_ads() -> None:
-    assert listing([ad(1, User="grid@site.test"), ad(2)], CONTROLLER, None, NOW).users == {"grid@site.test"}
+    assert list_drones([ad(1, User="grid@site.test"), ad(2)], CONTROLLER, None, NOW).users == {"grid@site.test"}

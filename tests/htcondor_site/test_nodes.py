@@ -5,9 +5,8 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor.site.matching import Amount, hosts
-from adapters.htcondor.site.nodes import nodes, notices
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.classads import Ad
+from adapters.htcondor.site.nodes import SlotResources, machines_of, nodes, notices
 from provisioner.model import DroneType
 from tests.htcondor_site.slot_ads import A100, NOW, V100, V100S, dynamic, pslot
 
@@ -24,14 +23,14 @@ CPU_TYPE = kind("cpu", gpu_milli=0)
 
 
 def types_of(ad: Ad, *types: DroneType, **requirements: str) -> tuple[str, ...]:
-    [node] = nodes(hosts([ad], 0), types, requirements)
+    [node] = nodes(machines_of([ad], 0), types, requirements)
     return node.types
 
 
 def test_a_node_is_all_of_its_slots_and_what_is_left_of_them() -> None:
     machine = "topas-a100-1.etp.test"
     ads = [pslot(machine, free=(6, 176, 1007616)), dynamic(machine, 1), dynamic(machine, 2)]
-    [node] = nodes(hosts(ads, 0), [A100_TYPE, V100S_TYPE, CPU_TYPE], {})
+    [node] = nodes(machines_of(ads, 0), [A100_TYPE, V100S_TYPE, CPU_TYPE], {})
     assert (node.name, node.types) == (machine, ("a100", "cpu"))
     assert (node.gpu_milli, node.cpus, node.memory_mib, node.disk_mib) == (8000, 192, 1048576, 4_000_000)
     assert (node.free_gpu_milli, node.free_cpus, node.free_memory_mib) == (6000, 176, 1007616)
@@ -44,7 +43,7 @@ def test_static_slots_are_free_when_nobody_claims_them() -> None:
         ad["State"] = state
         return ad
 
-    [node] = nodes(hosts([static(1, "Claimed"), static(2, "Unclaimed"), static(3, "Owner")], 0), [CPU_TYPE], {})
+    [node] = nodes(machines_of([static(1, "Claimed"), static(2, "Unclaimed"), static(3, "Owner")], 0), [CPU_TYPE], {})
     assert (node.gpu_milli, node.cpus, node.memory_mib) == (3000, 24, 3 * 32768)
     assert (node.free_gpu_milli, node.free_cpus, node.free_memory_mib) == (1000, 8, 32768)
     assert types_of(static(1, "Claimed"), kind("wide", cpus=16)) == ()  # no drone spans two slots
@@ -54,14 +53,14 @@ def test_static_slots_are_free_when_nobody_claims_them() -> None:
     "sign", ['State = "Drained"', 'State = "Owner"', "Offline = true", "Draining = true", 'Activity = "Retiring"']
 )
 def test_a_node_that_takes_no_jobs_has_its_size_and_no_room(sign: str) -> None:
-    [node] = nodes(hosts([pslot(more=sign)], 0), [A100_TYPE], {})
+    [node] = nodes(machines_of([pslot(more=sign)], 0), [A100_TYPE], {})
     assert (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 0, 0)
 
 
 def test_a_slot_is_alive_by_when_it_was_heard_not_by_being_listed() -> None:
     old = pslot("gone.etp.test", more=f"LastHeardFrom = {NOW - 1000}")
     again = pslot("here.etp.test", free=(1, 8, 4096), more=f"LastHeardFrom = {NOW - 50}")
-    found = hosts([again, old, pslot("here.etp.test")], NOW - 900)
+    found = machines_of([again, old, pslot("here.etp.test")], NOW - 900)
     assert [(host.name, host.free.gpus) for host in found] == [("here.etp.test", 8)]
 
 
@@ -121,8 +120,8 @@ def test_the_admins_requirements_are_read_as_htcondor_reads_them() -> None:
 
 
 def test_a_share_of_a_gpu_is_not_to_be_had() -> None:
-    [host] = hosts([pslot(gpus=1)], 0)
-    assert host.all == Amount(gpus=1, cpus=192, memory_mib=1048576, disk_mib=4_000_000)
+    [host] = machines_of([pslot(gpus=1)], 0)
+    assert host.all == SlotResources(gpus=1, cpus=192, memory_mib=1048576, disk_mib=4_000_000)
     assert types_of(pslot(gpus=1), kind("share", gpu_milli=250), kind("whole")) == ("whole",)
 
 

@@ -5,21 +5,27 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor.site.listing import listing
-from adapters.htcondor.site.matching import Amount, Host, hosts
-from adapters.htcondor.site.nodes import nodes
-from adapters.htcondor.site.occupancy import carved, corrections, slots_of, without_matched
-from adapters.htcondor.site.owner_queue import grouped
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.classads import Ad
+from adapters.htcondor.site.listing import list_drones
+from adapters.htcondor.site.nodes import (
+    Machine,
+    SlotResources,
+    carved,
+    corrections,
+    machines_of,
+    nodes,
+)
+from adapters.htcondor.site.owner import dynamic_slots, without_matched
+from adapters.htcondor.site.owner_queue import group_jobs
 from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from tests.htcondor_site.slot_ads import NOW, pslot
 
 NODE = "topas-a100-1.etp.test"
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 0)
-SHAPES = {"a100": Amount(1, 8, 20480, 0)}
+SHAPES = {"a100": SlotResources(1, 8, 20480, 0)}
 
 
-def children(*slots: tuple[int, str, str, str], gpus: int = 8, entered_s_ago: int = 60) -> tuple[Host, ...]:
+def children(*slots: tuple[int, str, str, str], gpus: int = 8, entered_s_ago: int = 60) -> tuple[Machine, ...]:
     """The node with slots carved from it: number, state, activity, user; one GPU, 8 CPUs, 20 GiB each."""
     names = ",".join(f'"slot1_{n}@{NODE}"' for n, *_ in slots)
     more = f"NumDynamicSlots = {len(slots)}\nChildName = {{ {names} }}\n"
@@ -29,7 +35,7 @@ def children(*slots: tuple[int, str, str, str], gpus: int = 8, entered_s_ago: in
     for name, amount in amounts.items():
         more += f"Child{name} = {{ {','.join([str(amount)] * len(slots))} }}\n"
     left = (gpus - len(slots), 192 - 8 * len(slots), 1048576 - 20480 * len(slots))
-    return hosts([pslot(free=left, more=more)], NOW - 900)
+    return machines_of([pslot(free=left, more=more)], NOW - 900)
 
 
 def drone(number: int, state: RemoteState = RemoteState.RUNNING, ended_at: float = 0.0) -> RemoteDrone:
@@ -38,7 +44,9 @@ def drone(number: int, state: RemoteState = RemoteState.RUNNING, ended_at: float
     return RemoteDrone(DroneId(f"kit-{number}"), state, f"{number}.0", "a100", end=end, node=NODE, slot=slot)
 
 
-def free_gpus(site: tuple[Host, ...], *drones: RemoteDrone, owners: tuple[tuple[str, Amount], ...] = ()) -> int:
+def free_gpus(
+    site: tuple[Machine, ...], *drones: RemoteDrone, owners: tuple[tuple[str, SlotResources], ...] = ()
+) -> int:
     [node] = nodes(site, [A100], {}, corrections(site, drones, SHAPES, owners, {"grid@site"}, NOW))
     return node.free_gpu_milli // 1000
 
@@ -76,7 +84,7 @@ def test_the_slot_of_an_ended_drone_is_free_if_it_is_our_users_and_not_for_long(
 
 
 def test_an_owners_job_that_has_just_begun_holds_what_it_was_given() -> None:
-    assert free_gpus(children(), owners=((f"slot1_4@{NODE}", Amount(3, 24, 61440)),)) == 5
+    assert free_gpus(children(), owners=((f"slot1_4@{NODE}", SlotResources(3, 24, 61440)),)) == 5
 
 
 def test_more_is_never_free_than_nothing() -> None:
@@ -85,7 +93,7 @@ def test_more_is_never_free_than_nothing() -> None:
 
 
 def test_a_node_that_does_not_name_its_slots_is_taken_at_its_word() -> None:
-    site = hosts([pslot(free=(5, 100, 500_000), more="NumDynamicSlots = 3")], NOW - 900)
+    site = machines_of([pslot(free=(5, 100, 500_000), more="NumDynamicSlots = 3")], NOW - 900)
     assert site[0].carved is None and carved(site) == {}
     assert free_gpus(site, drone(1)) == 5
 
@@ -98,8 +106,8 @@ def test_a_removed_job_whose_slot_is_gone_is_gone_whatever_its_lease_says() -> N
     )
     there = carved(children((1, "Preempting", "Vacating", "grid@site")))
     gone = carved(children())
-    assert listing([ad], "kit", None, NOW, there).drones[DroneId("kit-1")].state is RemoteState.RUNNING
-    assert listing([ad], "kit", None, NOW, gone).drones[DroneId("kit-1")].state is RemoteState.ENDED
+    assert list_drones([ad], "kit", None, NOW, there).drones[DroneId("kit-1")].state is RemoteState.RUNNING
+    assert list_drones([ad], "kit", None, NOW, gone).drones[DroneId("kit-1")].state is RemoteState.ENDED
 
 
 def job(number: int, user: str = "student@etp", gpus: int = 1) -> Ad:
@@ -118,13 +126,13 @@ def test_an_owners_job_that_has_its_slot_already_claims_no_more_room() -> None:
 
 
 def test_of_a_queue_that_is_silent_those_jobs_are_left_out_that_have_begun_since() -> None:
-    before = slots_of(children((1, "Claimed", "Busy", "student@etp")))
+    before = dynamic_slots(children((1, "Claimed", "Busy", "student@etp")))
     now = children(*((n, "Claimed", "Busy", user) for n, user in enumerate(("student@etp",) * 3 + ("grid@site",), 1)))
     assert waiting(now, job(1), job(2), job(3), before=before) == [3]
     assert waiting(now, job(1), job(2), job(3)) == [1, 2, 3], "a queue that answers knows it itself"
 
 
-def waiting(site: tuple[Host, ...], *jobs: Ad, before: frozenset[tuple[str, float]] | None = None) -> list[int]:
+def waiting(site: tuple[Machine, ...], *jobs: Ad, before: frozenset[tuple[str, float]] | None = None) -> list[int]:
     """Numbers of the jobs that still claim room."""
-    left = without_matched(grouped(jobs, now=NOW).groups, site, before)
+    left = without_matched(group_jobs(jobs, now=NOW).groups, site, before)
     return sorted(int(at) - NOW + 100 for group in left for at in group.submitted)

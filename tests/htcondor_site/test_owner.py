@@ -9,20 +9,26 @@ import classad2
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.site.matching import Host, hosts
-from adapters.htcondor.site.owner import JobShape, OwnerSettings, Wanted, job_constraint, running, submitter_claims
+from adapters.htcondor.classads import Ad, expression, holds
+from adapters.htcondor.site.nodes import Machine, machines_of
+from adapters.htcondor.site.owner import (
+    OwnerClaims,
+    job_constraint,
+    running,
+    submitter_claims,
+)
 from adapters.htcondor.site.owner import claims as claims_of
-from adapters.htcondor.site.owner_queue import grouped
-from adapters.shared.htcondor.ads import Ad, expression, holds
+from adapters.htcondor.site.owner_queue import group_jobs
+from adapters.htcondor.site.settings import HTCondorOwnerConfig, OwnerJobShape
 from provisioner.model import OwnerDemand, OwnerLoad
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
 
 A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
-SITE = hosts([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
+SITE = machines_of([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
 
 
-def claims(waiting: Sequence[Ad], site: tuple[Host, ...]) -> Wanted:
-    return claims_of(grouped(waiting, now=NOW).groups, site)
+def claims(waiting: Sequence[Ad], site: tuple[Machine, ...]) -> OwnerClaims:
+    return claims_of(group_jobs(waiting, now=NOW).groups, site)
 
 
 def test_alike_jobs_are_one_claim_since_the_oldest_of_them() -> None:
@@ -65,7 +71,7 @@ def test_jobs_that_no_node_could_ever_host_free_nothing_and_are_told() -> None:
 
 def test_a_job_that_start_refuses_whoever_is_there_takes_no_drone_away() -> None:
     blocks = "(MY.Cpus - TARGET.RequestCpus) >= 8 * (MY.GPUs - (TARGET.RequestGPUs ?: 0))"
-    site = hosts([pslot(A, start=blocks)], 0)
+    site = machines_of([pslot(A, start=blocks)], 0)
     greedy, just = job(1, cpus=150), job(2, cpus=136)
     assert [claim.cpus for claim in claims([greedy, just], site).claims] == [136]
 
@@ -91,7 +97,7 @@ def test_jobs_behind_a_used_up_concurrency_limit_take_no_drone_away() -> None:
 
 
 def test_what_cannot_be_judged_from_here_is_a_claim() -> None:
-    site = hosts([pslot(A, start='TARGET.Group == "etp"')], 0)
+    site = machines_of([pslot(A, start='TARGET.Group == "etp"')], 0)
     unknown = job(1, requirements="(TARGET.Weather + 1 > 5) && (TARGET.FileSystemDomain == MY.FileSystemDomain)")
     assert [claim.count for claim in claims([unknown], site).claims] == [1]
 
@@ -135,7 +141,7 @@ def test_text_of_strangers_stays_on_its_line() -> None:
     ],
 )
 def test_the_queue_is_asked_for_the_owners_jobs_and_never_for_drones(more: str, wanted: bool) -> None:
-    settings = OwnerSettings(jobs='AcctGroup == "etp" || AcctGroup =?= undefined', schedds=("submit.etp.test",))
+    settings = HTCondorOwnerConfig(jobs='AcctGroup == "etp" || AcctGroup =?= undefined', schedds=("submit.etp.test",))
     asked = job(1, more=more)
     assert holds(expression(job_constraint(settings)), asked, classad2.ClassAd()) is wanted
 
@@ -154,7 +160,7 @@ def test_the_queue_is_asked_for_the_owners_jobs_and_never_for_drones(more: str, 
 )
 def test_mistakes_in_the_owners_section_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        OwnerSettings.model_validate(wrong)
+        HTCondorOwnerConfig.model_validate(wrong)
 
 
 # -------------------------------------------------------------------------------------------------------- submitters
@@ -164,8 +170,8 @@ def test_a_queue_that_may_not_be_read_is_known_by_its_totals() -> None:
     def submitter(name: str, schedd: str, idle: int) -> classad2.ClassAd:
         return classad2.ClassAd({"Name": name, "ScheddName": schedd, "IdleJobs": idle, "LastHeardFrom": NOW})
 
-    shape = JobShape.model_validate({"gpus": 2, "cpus": 4, "memory": "16 GiB"})
-    settings = OwnerSettings(submitters=("*@etp.test",), shape=shape)
+    shape = OwnerJobShape.model_validate({"gpus": 2, "cpus": 4, "memory": "16 GiB"})
+    settings = HTCondorOwnerConfig(submitters=("*@etp.test",), shape=shape)
     ads = [
         submitter("a@etp.test", "s1", 3),
         submitter("a@etp.test", "s2", 4),
@@ -187,4 +193,4 @@ def test_what_the_owner_holds_here_and_nowhere_else() -> None:
         job(3, status=2, more='RemoteHost = "slot1_1@desk.etp.test"'),
         job(4, status=1),
     ]
-    assert running(grouped(ads).running, SITE) == OwnerLoad(jobs=2, gpu_milli=2000, cpus=9, memory_mib=8192 + 8320)
+    assert running(group_jobs(ads).running, SITE) == OwnerLoad(jobs=2, gpu_milli=2000, cpus=9, memory_mib=8192 + 8320)

@@ -9,19 +9,18 @@ from typing import cast
 
 import pytest
 
-from adapters.htcondor.site import owner_queues
-from adapters.htcondor.site.cluster import Cluster
-from adapters.htcondor.site.matching import Host, hosts
-from adapters.htcondor.site.owner import OwnerSettings, claims
-from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, grouped
-from adapters.htcondor.site.owner_queues import OwnerQueues
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.classads import Ad
+from adapters.htcondor.site import owner
+from adapters.htcondor.site.client import HTCondorClient
+from adapters.htcondor.site.nodes import Machine, machines_of
+from adapters.htcondor.site.owner import HTCondorOwnerConfig, OwnerQueuePoller, claims
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, group_jobs
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OwnerDemand
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
 
 A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
-SITE = hosts([pslot(A, gpu=A100), pslot(V, gpu=V100S)], 0)
+SITE = machines_of([pslot(A, gpu=A100), pslot(V, gpu=V100S)], 0)
 
 
 class Schedds:
@@ -34,31 +33,33 @@ class Schedds:
         self.asked: list[str] = []
         self.now = 0.0
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> Queue:
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
         self.asked.append(schedd)
         if schedd in self.silent:
             await asyncio.sleep(3600)
         if schedd in self.down:
             raise UnavailableError("it is down")
-        asked = {name.lower() for name in (*JOB_PROJECTION, *names)}
+        asked = {name.lower() for name in (*OWNER_JOB_PROJECTION, *names)}
         ads = [pickle.loads(pickle.dumps(ad)) for ad in self.queues[schedd]]
         for ad in ads:
             for name in [name for name in ad if name.lower() not in asked]:
                 del ad[name]
-        return cast(Queue, pickle.loads(pickle.dumps(grouped(ads, names, NOW))))
+        return cast(OwnerQueue, pickle.loads(pickle.dumps(group_jobs(ads, names, NOW))))
 
-    def as_owners(self) -> OwnerQueues:
-        return OwnerQueues(cast(Cluster, self), OwnerSettings(schedds=tuple(self.queues)), lambda: self.now)
+    def as_owners(self) -> OwnerQueuePoller:
+        return OwnerQueuePoller(
+            cast(HTCondorClient, self), HTCondorOwnerConfig(schedds=tuple(self.queues)), lambda: self.now
+        )
 
 
-async def seen(queues: OwnerQueues, site: tuple[Host, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
-    told, notices = await queues.poll(site)
+async def seen(queues: OwnerQueuePoller, site: tuple[Machine, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
+    told, notices = await queues.query(site)
     return [claim for one in told for claim in claims(one.queue.groups, site).claims], list(notices)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_queues, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(owner, "OWNER_QUEUE_TIMEOUT_S", 0.05)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -116,7 +117,7 @@ async def test_a_stopped_look_stops_the_questions() -> None:
 
 async def test_what_start_looks_at_is_asked_for() -> None:
     start = 'TARGET.Project == "etp" && Allowed'
-    site = hosts([pslot(A, start=start, more="Allowed = TARGET.Paid"), pslot(V, gpus=1)], 0)
+    site = machines_of([pslot(A, start=start, more="Allowed = TARGET.Paid"), pslot(V, gpus=1)], 0)
     schedds = Schedds(s1=[job(1, gpus=8, more='Project = "etp"\nPaid = true'), job(2, gpus=8, more='Project = "cms"')])
     [claim], _ = await seen(schedds.as_owners(), site)
     assert (claim.count, claim.nodes) == (1, (A,)), "the other job would make drones leave in vain"
@@ -135,14 +136,14 @@ async def test_what_a_jobs_requirements_look_at_is_asked_for_until_all_is_known(
 
 
 async def test_jobs_that_start_tells_apart_are_two_claims() -> None:
-    site = hosts([pslot(A, start="TARGET.Long isnt true"), pslot(V)], 0)
+    site = machines_of([pslot(A, start="TARGET.Long isnt true"), pslot(V)], 0)
     schedds = Schedds(s1=[job(1, at=NOW - 9, more="Long = true"), job(2, at=NOW - 8), job(3, at=NOW - 7)])
     found, _ = await seen(schedds.as_owners(), site)
     assert [(claim.count, claim.nodes) for claim in found] == [(1, (V,)), (2, ())]
 
 
 def test_a_long_queue_comes_as_a_few_groups() -> None:
-    queue = grouped([job(n, cpus=1 + n % 3, at=NOW - n) for n in range(300)], now=NOW)
+    queue = group_jobs([job(n, cpus=1 + n % 3, at=NOW - n) for n in range(300)], now=NOW)
     assert [len(group.submitted) for group in queue.groups] == [100, 100, 100]
     assert queue.groups[0].submitted[0] == NOW - 299
     assert queue.groups[0].submitted[-1] == NOW - 2
@@ -150,7 +151,7 @@ def test_a_long_queue_comes_as_a_few_groups() -> None:
 
 def test_shapes_without_end_are_cut_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("adapters.htcondor.site.owner_queue.MOST_GROUPS", 5)
-    queue = grouped([job(n, memory_mib=1000 + n, at=NOW - n) for n in range(8)], now=NOW)
+    queue = group_jobs([job(n, memory_mib=1000 + n, at=NOW - n) for n in range(8)], now=NOW)
     assert [group.ids for group in queue.groups] == [(f"{n}.0",) for n in (7, 6, 5, 4, 3)]
     assert claims(queue.groups, SITE, queue.left_out).notices == (
         "owner: 3 further shapes of waiting jobs are not looked at",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.htcondor.site.roll_call import RollCall
+from adapters.htcondor.site.site import NodeRegistry
 from provisioner.interfaces import UnavailableError
 
 
@@ -21,11 +21,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def roll_call(clock: Clock) -> RollCall:
-    return RollCall("c.test:9618", 900.0, clock)
+def roll_call(clock: Clock) -> NodeRegistry:
+    return NodeRegistry("c.test:9618", 900.0, clock)
 
 
-def test_nodes_that_were_there_a_while_ago_do_not_all_vanish(roll_call: RollCall, clock: Clock) -> None:
+def test_nodes_that_were_there_a_while_ago_do_not_all_vanish(roll_call: NodeRegistry, clock: Clock) -> None:
     assert roll_call.notices(["a", "b"]) == ()
     clock.now += 900
     for _ in range(2):
@@ -35,11 +35,11 @@ def test_nodes_that_were_there_a_while_ago_do_not_all_vanish(roll_call: RollCall
     assert roll_call.notices([]) == ("collector c.test:9618 lists no slots: nothing can start here",)
 
 
-def test_a_site_that_never_listed_any_is_told_of(roll_call: RollCall) -> None:
+def test_a_site_that_never_listed_any_is_told_of(roll_call: NodeRegistry) -> None:
     assert len(roll_call.notices([])) == 1
 
 
-def test_when_more_than_half_are_missed_a_person_is_told(roll_call: RollCall, clock: Clock) -> None:
+def test_when_more_than_half_are_missed_a_person_is_told(roll_call: NodeRegistry, clock: Clock) -> None:
     assert roll_call.notices("abcd") == ()
     assert roll_call.notices("ab") == ()
     assert roll_call.notices("a") == ("collector c.test:9618 lists 1 nodes (just started?); 3 are missed",)

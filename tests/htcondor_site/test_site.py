@@ -11,12 +11,12 @@ from typing import Self
 import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite
 from adapters.htcondor.site import site as site_module
-from adapters.htcondor.site.cluster import Submission
-from adapters.htcondor.site.matching import CONSTRAINT
-from adapters.htcondor.site.owner_queue import Queue
-from adapters.shared.htcondor.ads import Ad
+from adapters.htcondor.site.nodes import MACHINE_SLOTS
+from adapters.htcondor.site.owner_queue import OwnerQueue
+from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests.waiting import eventually
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, RemoteState
@@ -45,15 +45,15 @@ class FakeCluster:
         return self.queue
 
     async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return self.nodes if constraint == CONSTRAINT else []
+        return self.nodes if constraint == MACHINE_SLOTS else []
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> Queue:
-        return Queue()
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+        return OwnerQueue()
 
     async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
         return []
 
-    async def submit(self, batch: Submission) -> int:
+    async def submit(self, batch: SubmitDescription) -> int:
         self.done.append("submit")
         return 1
 
@@ -68,7 +68,7 @@ class FakeCluster:
                 self.done.append("collected no more")
         return {}
 
-    async def tidy(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
+    async def clean_up(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
         self.done.append("tidy")
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
@@ -78,7 +78,7 @@ class FakeCluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     fake = FakeCluster()
-    monkeypatch.setattr(site_module, "cluster_of", lambda *_: fake)
+    monkeypatch.setattr(site_module, "client_for", lambda *_: fake)
     return fake
 
 

@@ -9,7 +9,7 @@ import classad2
 import htcondor2  # noqa: F401 - for regexp
 import pytest
 
-from adapters.htcondor.site.submission import Unfit, batches, checked, device_pattern
+from adapters.htcondor.site.submission import UnsubmittableError, batches, check_order, device_pattern
 from provisioner.model import DroneId, StartOrder
 from tests.htcondor_site.orders import A100, CPU, DRONE, config, order, submitted
 
@@ -18,8 +18,6 @@ from tests.htcondor_site.orders import A100, CPU, DRONE, config, order, submitte
 
 def test_drones_of_a_type_go_in_one_submit_with_their_ids_as_rows() -> None:
     [batch] = submitted(*(order(n) for n in range(300)))
-    assert batch.submission.columns == ("drone_id",)
-    assert batch.submission.rows == tuple((f"main-ab12-{n}",) for n in range(300))
     assert batch.drone_ids == tuple(f"main-ab12-{n}" for n in range(300))
 
 
@@ -33,7 +31,7 @@ def test_what_differs_in_more_than_the_id_goes_apart() -> None:
         ("main-ab12-3",),
         ("main-ab12-4",),
     ]
-    assert len({batch.submission.digest for batch in found}) == 2  # of files there are two kinds
+    assert len({batch.digest for batch in found}) == 2  # of files there are two kinds
 
 
 def test_no_submit_is_larger_than_wanted() -> None:
@@ -58,22 +56,22 @@ def test_no_submit_is_larger_than_wanted() -> None:
     ],
 )
 def test_what_cannot_be_said_in_a_submit_description_is_refused(bad: StartOrder) -> None:
-    with pytest.raises(Unfit):
-        checked(bad, "main")
+    with pytest.raises(UnsubmittableError):
+        check_order(bad, "main")
 
 
 def test_a_good_order_is_not_refused() -> None:
-    checked(order(1), "main")
-    checked(order(2, CPU), "main")
+    check_order(order(1), "main")
+    check_order(order(2, CPU), "main")
 
 
 def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
     [batch] = submitted(order(1))
-    assert batch.submission.files["token"] == b"secret"
-    assert batch.submission.files["drone.sh"] == DRONE.script
-    assert "secret" not in batch.submission.description
+    assert batch.files["token"] == b"secret"
+    assert batch.files["drone.sh"] == DRONE.script
+    assert "secret" not in batch.description
     assert "secret" not in repr(batch)
-    taken = re.search(r"^transfer_input_files = (.*)$", batch.submission.description, re.MULTILINE)
+    taken = re.search(r"^transfer_input_files = (.*)$", batch.description, re.MULTILINE)
     assert taken is not None
     assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"  # a directory goes as a whole
 
@@ -105,7 +103,7 @@ def test_a_model_is_told_from_its_cousins(model: str, device: str, fits: bool) -
 @pytest.mark.parametrize(("deadline", "limit_s"), [("10s", 120), ("45s", 180)])
 def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_died(deadline: str, limit_s: int) -> None:
     [batch] = submitted(order(1), submit_deadline=deadline)
-    [line] = [each for each in batch.submission.description.splitlines() if each.startswith("periodic_remove = ")]
+    [line] = [each for each in batch.description.splitlines() if each.startswith("periodic_remove = ")]
     policy = classad2.ExprTree(line.partition(" = ")[2])
     now = int(classad2.ExprTree("time()").eval())
     spooling = {"JobStatus": 5, "HoldReasonCode": 16}

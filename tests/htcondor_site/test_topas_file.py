@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.site.audit import gaps
-from adapters.htcondor.site.blocking import render
-from adapters.htcondor.site.matching import Host, hosts
-from adapters.htcondor.site.nodes import nodes
-from adapters.shared.htcondor.ads import Ad, expression, holds
+from adapters.htcondor.classads import Ad, expression, holds
+from adapters.htcondor.site.blocking import gaps, render
+from adapters.htcondor.site.nodes import Machine, machines_of, nodes
 from provisioner.config import SiteSpec, load
 from tests.htcondor_site.slot_ads import A100, V100S, job, pslot
 from tests.htcondor_site.test_blocking import loaded
@@ -31,7 +29,7 @@ def topas(tmp_path: Path) -> SiteSpec:
     return site
 
 
-def hardware(topas: SiteSpec) -> tuple[Host, ...]:
+def hardware(topas: SiteSpec) -> tuple[Machine, ...]:
     """The real nodes, running what is printed for them."""
     ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
     ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]
@@ -40,7 +38,7 @@ def hardware(topas: SiteSpec) -> tuple[Host, ...]:
     for ad in ads:
         for name in ("START", "RANK", "MAXJOBRETIREMENTTIME", "MACHINEMAXVACATETIME"):
             ad[name] = expression(conf[name])
-    return hosts(ads, 0)
+    return machines_of(ads, 0)
 
 
 def demanded(topas: SiteSpec) -> dict[str, str]:
@@ -66,7 +64,7 @@ def test_every_gpu_of_every_node_gets_its_drone(topas: SiteSpec) -> None:
     """One after the other onto each node, with as much CPU work before them as START takes."""
     kinds = {kind.name: kind for kind in topas.types}
     for host in hardware(topas):
-        ad, kind = host.places[0].ad, kinds[host.name.split("-")[1]]
+        ad, kind = host.slots[0].ad, kinds[host.name.split("-")[1]]
         while takes(ad, 0, 1, 1024):
             take(ad, 0, 1, 1024)
         started = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from adapters.htcondor.site.condor_side import CondorSide
+from adapters.htcondor.site.bindings_worker import BindingsWorker
 
 
-class ForgetfulSide(CondorSide):
-    def submit(self, description: str, columns: Sequence[str], rows: Sequence[Sequence[str]], spool: bool) -> int:
-        super().submit(description, columns, rows, spool)
+class ForgetfulSide(BindingsWorker):
+    def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
+        super().submit(description, drone_ids, spool)
         os._exit(1)

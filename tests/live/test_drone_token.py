@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.htcondor.overlay.tokens import Signer
+from adapters.htcondor.tokens import TokenSigner
 from provisioner.drone import script
 from tests.labs.htcondor import (
     ADS_OF_ONES_OWN,
@@ -87,7 +87,7 @@ ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Callable[[str], Pool]) -> None:
     pool = new_pool(OWN_TOKENS)
     drone_id = own("token-3")
-    token = Signer(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
+    token = TokenSigner(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
     drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token)
     try:
         until(lambda: _listed(pool, drone), 60, what="the drone takes jobs")
@@ -121,7 +121,7 @@ def test_a_slot_ad_forged_with_another_drones_token_sets_no_clock(
         pool.run("condor_advertise", "-tcp", "UPDATE_STARTD_AD", str(ad), identity=thief)
         return _listed(pool, drone)
 
-    token = Signer(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
+    token = TokenSigner(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
     env = {"DRONE_IDENTITY": f"drone-{drone_id}@{pool.domain}", "DRONE_CHECK_S": "5"}
     drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token, env=env)
     clock = drone.dir / "condor/clock"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.tokens import Signer
+from adapters.htcondor.tokens import TokenSigner
 from provisioner.model import BreakerState
 from provisioner.store.sql import SqlReader
 from tests.labs.controller import BIG, LabController, LabSite
@@ -128,7 +128,7 @@ class Hostile:
             self.stolen = bool(tokens)
             self.token = tokens[0] if tokens else ""
             if not self.token:  # it found none: it is given the one of its drone
-                self.token = Signer(self.pool.key, "POOL", self.pool.domain).token(
+                self.token = TokenSigner(self.pool.key, "POOL", self.pool.domain).token(
                     f"drone-{drone_id}", time.time(), 3600.0
                 )
             client = self.pool.dir / "clients" / "thief"

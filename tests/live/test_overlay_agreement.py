@@ -11,9 +11,9 @@ from dataclasses import replace
 import classad2
 import pytest
 
+from adapters.htcondor.classads import holds
 from adapters.htcondor.overlay import matching
 from adapters.htcondor.overlay.pool import numbers_fit
-from adapters.shared.htcondor.ads import holds
 from provisioner import drone
 from provisioner.model import DroneId, DroneType, JobClass, SlotState
 from tests.htcondor_overlay.live import A100, overlay_on

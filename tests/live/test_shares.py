@@ -17,8 +17,8 @@ from pathlib import Path
 import classad2
 import pytest
 
+from adapters.htcondor.classads import holds
 from adapters.htcondor.overlay import matching
-from adapters.shared.htcondor.ads import holds
 from provisioner.drone import script
 from provisioner.model import Sharing
 from tests.htcondor_overlay.live import A100

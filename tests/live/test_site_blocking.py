@@ -15,14 +15,20 @@ from pathlib import Path
 import classad2
 import pytest
 
-from adapters.htcondor.site import matching, owner
-from adapters.htcondor.site.audit import gaps
-from adapters.htcondor.site.blocking import render
-from adapters.htcondor.site.matching import Host, hosts
-from adapters.htcondor.site.nodes import NOTICE_CONSTRAINT, NOTICE_PROJECTION, nodes, notices
-from adapters.htcondor.site.owner import OwnerSettings
-from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, further, grouped, wanted_by
-from adapters.shared.htcondor.ads import Ad, whole
+from adapters.htcondor.classads import Ad, whole
+from adapters.htcondor.site import owner
+from adapters.htcondor.site.blocking import gaps, render
+from adapters.htcondor.site.nodes import (
+    MACHINE_SLOTS,
+    NOTICE_CONSTRAINT,
+    NOTICE_PROJECTION,
+    Machine,
+    machines_of,
+    nodes,
+    notices,
+)
+from adapters.htcondor.site.owner import HTCondorOwnerConfig
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, further, group_jobs, wanted_by
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
 from tests.labs.htcondor import Condor, Pool, lab_directory, until
 
@@ -102,8 +108,8 @@ def clear(pool: Pool) -> None:
     until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
 
 
-def machines(pool: Pool) -> tuple[Host, ...]:
-    return hosts(parsed(pool.run("condor_status", "-long", "-constraint", matching.CONSTRAINT)), 0)
+def machines(pool: Pool) -> tuple[Machine, ...]:
+    return machines_of(parsed(pool.run("condor_status", "-long", "-constraint", MACHINE_SLOTS)), 0)
 
 
 def parsed(text: str) -> list[Ad]:
@@ -284,7 +290,7 @@ def test_the_nodes_are_what_the_startds_have(empty: Pool) -> None:
 
 
 def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) -> None:
-    settings = OwnerSettings(jobs='Owner == "admin"', schedds=("any",))
+    settings = HTCondorOwnerConfig(jobs='Owner == "admin"', schedds=("any",))
     full = empty.submit(sleepers(16, gpus=1, cpus=1))
     until(lambda: running(empty, full) == 16, 120, what="every GPU is taken")
     wide = empty.submit(sleepers(1, gpus=6, cpus=8, memory_mib=204800, more="gpus_minimum_capability = 8.0"), "admin")
@@ -314,13 +320,13 @@ def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) ->
     assert load == OwnerLoad(jobs=4, gpu_milli=9000, cpus=162, memory_mib=204800 + 3 * 1024)
 
 
-def queue(pool: Pool, settings: OwnerSettings, known: tuple[Host, ...]) -> Queue:
+def queue(pool: Pool, settings: HTCondorOwnerConfig, known: tuple[Machine, ...]) -> OwnerQueue:
     """Asked until all is known that the jobs' expressions look at."""
     names = wanted_by(known)
     while True:
-        wanted = ",".join((*JOB_PROJECTION, *names))
+        wanted = ",".join((*OWNER_JOB_PROJECTION, *names))
         asked = ("-constraint", owner.job_constraint(settings), "-attributes", wanted)
-        found = grouped(parsed(pool.run("condor_q", "-allusers", "-long", *asked)), names)
+        found = group_jobs(parsed(pool.run("condor_q", "-allusers", "-long", *asked)), names)
         if not (more := further(found, names)):
             return found
         names |= more

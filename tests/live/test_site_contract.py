@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.site import HTCondorSite, bindings
+from adapters.htcondor.site import HTCondorSite, client
 from provisioner.adapter_tests import NotSupported, SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
 from tests.labs.htcondor import OWN, Condor, Pool, processes_with, until
@@ -59,11 +59,11 @@ class FarmWorld(ShellDrones):
     @asynccontextmanager
     async def lost_replies(self) -> AsyncIterator[None]:
         """The process that submits dies once the schedd has taken the jobs."""
-        before, bindings._SIDE = bindings._SIDE, "tests.labs.lossy_bindings:ForgetfulSide"
+        before, client.BINDINGS_WORKER = client.BINDINGS_WORKER, "tests.labs.lossy_bindings:ForgetfulSide"
         try:
             yield
         finally:
-            bindings._SIDE = before
+            client.BINDINGS_WORKER = before
 
     def pages(self) -> AbstractAsyncContextManager[None]:
         raise NotSupported("a schedd answers a query as one stream of ads")

@@ -10,7 +10,7 @@ import classad2
 import htcondor2  # noqa: F401 - for versionGE and countMatches
 import pytest
 
-from adapters.htcondor.site.submission import Batch
+from adapters.htcondor.site.submission import SubmitDescription
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 from tests.labs.htcondor import Condor, account, lab_directory
 
@@ -28,19 +28,19 @@ def job(condor: Condor) -> Iterator[Job]:
     """The job ad of a row of a batch; nothing is submitted."""
     with lab_directory("dry") as root:
 
-        def ad_of(batch: Batch, row: int = 0) -> classad2.ClassAd:
+        def ad_of(batch: SubmitDescription, row: int = 0) -> classad2.ClassAd:
             inputs, outputs = root / "inputs", root / "outputs"
-            for name, content in batch.submission.files.items():
+            for name, content in batch.files.items():
                 file = inputs / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
             for drone_id in batch.drone_ids:
                 (outputs / drone_id).mkdir(parents=True, exist_ok=True)
             (root / "config").write_text(f"RELEASE_DIR = {condor.prefix}/usr\nLOCAL_DIR = {root}\nLOG = {root}\n")
-            rows = "\n".join(",".join(each) for each in batch.submission.rows)
-            queue = f"queue {','.join(batch.submission.columns)} from (\n{rows}\n)\n"
+            rows = "\n".join(batch.drone_ids)
+            queue = f"queue drone_id from (\n{rows}\n)\n"
             macros = f"inputs = {inputs}\noutputs = {outputs}\n"
-            (root / "drones.sub").write_text(macros + batch.submission.description + queue)
+            (root / "drones.sub").write_text(macros + batch.description + queue)
             account().give(root)
             done = subprocess.run(
                 ["condor_submit", "-dry-run", str(root / "ads"), str(root / "drones.sub")],
@@ -74,7 +74,7 @@ def test_the_job_carries_our_ids_and_asks_for_the_shape(job: Job) -> None:
     ad = job(batch, 1)
     assert ad["DroneId"] == "main-ab12-2"
     assert (ad["ProvisionerController"], ad["DroneSite"], ad["DroneType"]) == ("main", "topas", "a100")
-    assert ad["DroneInputs"] == batch.submission.digest
+    assert ad["DroneInputs"] == batch.digest
     assert (ad["RequestCpus"], ad["RequestMemory"], ad["RequestGPUs"]) == (8, 20480, 1)
     assert ad["RequestDisk"] == 50000 * 1024  # KiB
     assert (ad["JobLeaseDuration"], ad["JobMaxVacateTime"], ad["JobNotification"]) == (60, 30, 0)

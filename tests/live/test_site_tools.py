@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from adapters.htcondor.classads import number
 from adapters.htcondor.site import HTCondorSite
-from adapters.htcondor.site.cluster import Submission
+from adapters.htcondor.site.client import CondorToolsClient
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.htcondor.site.tools import ToolsCluster
-from adapters.shared.htcondor.ads import number
+from adapters.htcondor.site.submission import SubmitDescription, of_drones
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.model import DroneId
 from tests.labs.htcondor import OWN, Condor, Pool, own, until
 from tests.labs.shared_gpu_site import A100, HERE, HUGE, clear, farm_of, site_config
 from tests.live.test_site_contract import FarmWorld
@@ -39,13 +40,13 @@ My.DroneId = "$(drone_id)"
 """
 
 
-def three(name: str, description: str = DESCRIPTION) -> Submission:
-    rows = tuple((own(f"{name}-{n}"),) for n in range(3))
-    return Submission(description, ("drone_id",), rows, {"begin.sh": STAY, "token": b"\0secret"})
+def three(name: str, description: str = DESCRIPTION) -> SubmitDescription:
+    drone_ids = tuple(DroneId(own(f"{name}-{n}")) for n in range(3))
+    return SubmitDescription(description, drone_ids, {"begin.sh": STAY, "token": b"\0secret"})
 
 
-def of(batch: Submission) -> str:
-    return f'stringListMember(DroneId, "{",".join(row[0] for row in batch.rows)}", ",")'
+def of(batch: SubmitDescription) -> str:
+    return of_drones(batch.drone_ids)
 
 
 def config(pool: Pool, work: Path, identity: str = "alice", **more: object) -> HTCondorSiteConfig:
@@ -73,23 +74,23 @@ def work(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def cluster(settings: HTCondorSiteConfig) -> AsyncIterator[ToolsCluster]:
-    async with ToolsCluster(settings, "site") as entered:
+async def cluster(settings: HTCondorSiteConfig) -> AsyncIterator[CondorToolsClient]:
+    async with CondorToolsClient(settings, "site") as entered:
         yield entered
 
 
-async def statuses(tools: ToolsCluster, batch: Submission) -> Sequence[object]:
+async def statuses(tools: CondorToolsClient, batch: SubmitDescription) -> Sequence[object]:
     return [ad.eval("JobStatus") for ad in await tools.jobs(of(batch), ["DroneId", "JobStatus"])]
 
 
-async def story(tools: ToolsCluster, batch: Submission) -> None:
+async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     """Submit three, see them, remove them, see that they are gone; then nothing is an answer too."""
     assert list(await tools.jobs(of(batch), ["DroneId"])) == []
     submitted = await tools.submit(batch)
     ads = await tools.jobs(of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
-    assert sorted(ad["DroneId"] for ad in ads) == [row[0] for row in batch.rows]
+    assert sorted(ad["DroneId"] for ad in ads) == list(batch.drone_ids)
     assert {ad["ClusterId"] for ad in ads} == {submitted}
-    assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == [row[0] for row in batch.rows]
+    assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(batch.drone_ids)
     assert all("TARGET" in str(ad.lookup("Requirements")) for ad in ads), "expressions come as they are"
     assert await waiting(tools) >= 3
     ids = [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads]
@@ -100,7 +101,7 @@ async def story(tools: ToolsCluster, batch: Submission) -> None:
     assert list(await tools.slots("true", ["Name"])) == [], "a pool without nodes"
 
 
-async def waiting(tools: ToolsCluster) -> float:
+async def waiting(tools: CondorToolsClient) -> float:
     """Idle jobs of all users, as the collector has them once the schedd has told it."""
     idle = 0.0
     for _ in range(100):
@@ -110,7 +111,7 @@ async def waiting(tools: ToolsCluster) -> float:
     return idle
 
 
-async def gone(tools: ToolsCluster, batch: Submission) -> bool:
+async def gone(tools: CondorToolsClient, batch: SubmitDescription) -> bool:
     for _ in range(100):
         if not await tools.jobs(of(batch), ["DroneId"]):
             return True
@@ -147,9 +148,9 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
         async with cluster(settings) as tools:
             batch = three("ssh")
             await story(tools, batch)
-            await tools.tidy((), ())
+            await tools.clean_up((), ())
             left = sorted(p.name for p in (server.home / "provisioner/site/outputs").iterdir())
-            assert left == sorted(row[0] for row in batch.rows), "young ones stay"
+            assert left == sorted(batch.drone_ids), "young ones stay"
             server.stop()
             with pytest.raises(UnavailableError):
                 await tools.jobs("true", ["DroneId"])

@@ -14,12 +14,11 @@ from collections.abc import Mapping
 import classad2
 import htcondor2
 
-from adapters.shared.htcondor.ads import text
-from adapters.shared.htcondor.blame import Reasons
-from adapters.shared.htcondor.collectors import Collectors
+from adapters.htcondor.classads import text
+from adapters.htcondor.daemons import BindingsErrors, Collectors
 from provisioner.interfaces import AuthError
 
-READ_BACK_S = 5.0
+INVALIDATE_TIMEOUT_S = 5.0
 """Longest wait until the collector no longer lists the ads."""
 _SLACK_S = 1.0
 """The collector keeps whole seconds."""
@@ -36,12 +35,12 @@ def silent(drone_id: str, for_s: float) -> str:
     return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _SLACK_S))})"
 
 
-class DeadAds:
+class DeadAdRemover:
     """Ads of drones that ended. Drone ids were checked before."""
 
     def __init__(self, collector: str) -> None:
         self._address = collector
-        self._reasons = Reasons()
+        self._errors = BindingsErrors()
         self._collector = Collectors(collector)
 
     def remove(self, ended_at: Mapping[str, float]) -> None:
@@ -50,14 +49,14 @@ class DeadAds:
         An ad that was sent after that time stays: its drone lives. AuthError if the collector keeps a slot.
         """
         try:
-            with self._reasons.told(f"collector {self._address}"):
+            with self._errors.translated(f"collector {self._address}"):
                 for of, command, _ in _KINDS:
                     query = classad2.ClassAd({"MyType": "Query", "TargetType": of})
                     query["Requirements"] = classad2.ExprTree(_silent_since(ended_at))
                     self._collector.advertise([query], command, True)
         except AuthError as error:
             raise AuthError(f"{_ADVICE}: {error}", error.kind) from None
-        limit = time.monotonic() + READ_BACK_S
+        limit = time.monotonic() + INVALIDATE_TIMEOUT_S
         while left := self._listed(ended_at):
             if time.monotonic() > limit:
                 raise AuthError(f"{_ADVICE}: collector {self._address} still lists {left}")
@@ -65,7 +64,7 @@ class DeadAds:
 
     def _listed(self, ended_at: Mapping[str, float]) -> str:
         """Return the name of one of the ads that should be gone; empty if there is none."""
-        with self._reasons.told(f"collector {self._address}"):
+        with self._errors.translated(f"collector {self._address}"):
             for _, _, kind in _KINDS:
                 for ad in self._collector.query(kind, constraint=_silent_since(ended_at), projection=["Name"]):
                     return text(ad, "Name", 200) or "an ad without a name"

@@ -12,14 +12,22 @@ import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from adapters.htcondor.overlay.orders import Orders
-from adapters.shared.printing import printable
-from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
+import classad2
+import htcondor2
 
-AT_ONCE = 8
-DIRECT_S = 5.0
+from adapters.htcondor.classads import text, value
+from adapters.htcondor.client_directory import ClientDirectory
+from adapters.htcondor.daemons import BindingsErrors, Collectors
+from adapters.htcondor.overlay.slots import OUR_SLOTS
+from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError, AuthError
+from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
+from provisioner.worker_process import WorkerProcess
+
+DRAINS_AT_ONCE = 8
+TOOL_TIMEOUT_S = 5.0
 """Longest time for the tool where an order ad can take its place."""
-TRY_AGAIN_S = 600.0
+TOOL_RETRY_S = 600.0
 """After the tool could not reach a drone that reads order ads, such drones get order ads alone for this long."""
 _FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
     DrainMode.PEACEFUL: ("-graceful", "-exit-on-completion"),
@@ -45,9 +53,9 @@ def slot_name(name: str, drone_id: DroneId) -> bool:
 class Drainer:
     """Drains of drones whose slot names are known."""
 
-    def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: Orders | None = None) -> None:
+    def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: DrainOrders | None = None) -> None:
         self._tool, self._env, self._deadline_s, self._orders = tool, dict(env), deadline_s, orders
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(DRAINS_AT_ONCE)
         self._unreachable_until = 0.0
         self._by_tool: set[DroneId] = set()
         """Drained by the tool: only the tool can take that back."""
@@ -100,7 +108,7 @@ class Drainer:
             return _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
         may_fail = reads and drone_id not in self._by_tool
-        deadline_s = min(DIRECT_S, self._deadline_s) if may_fail else self._deadline_s
+        deadline_s = min(TOOL_TIMEOUT_S, self._deadline_s) if may_fail else self._deadline_s
         async with self._room:
             if may_fail and time.monotonic() < self._unreachable_until:
                 return None
@@ -117,7 +125,7 @@ class Drainer:
             except OSError as error:
                 receipt = _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, f"{tool}: {error.strerror}")
         if receipt.answer is not OrderOutcome.OK and reads:
-            self._unreachable_until = time.monotonic() + TRY_AGAIN_S
+            self._unreachable_until = time.monotonic() + TOOL_RETRY_S
         elif receipt.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
             self._by_tool.discard(drone_id)
         elif receipt.answer is OrderOutcome.OK:
@@ -176,3 +184,179 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 
 def _receipt(drone_id: DroneId, answer: OrderOutcome, kind: FaultKind, message: str) -> OrderResult:
     return OrderResult(drone_id, answer, fault=Fault(kind, message, time.time()))
+
+
+ORDER_READ_INTERVAL_S = 10.0
+"""Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
+ORDER_READS_PER_S = 10.0
+"""In a large pool drones ask less often, so that all of them together ask about this often."""
+ORDER_TIMEOUT_S = 10.0
+
+
+def read_every_s(drones: int) -> float:
+    """Return how often each of so many drones asks for its order, in seconds."""
+    return max(ORDER_READ_INTERVAL_S, drones / ORDER_READS_PER_S)
+
+
+class DrainOrders:
+    """Order ads of one controller. A drone obeys an order ad once, if the collector says that we advertised it."""
+
+    def __init__(self, collector: str, issuer: str, directory: ClientDirectory) -> None:
+        self._issuer, self._directory = issuer, directory
+        self._child = WorkerProcess(
+            "adapters.htcondor.overlay.drain:OrderAds",
+            collector,
+            # a log of its own: why something failed is read out of it
+            env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "orders.log")},
+        )
+        self._standing: dict[DroneId, tuple[int, DrainMode]] = {}
+        """Serial number and mode of the order of each drone; the same order keeps its number."""
+
+    def identities(self) -> tuple[str, ...]:
+        """Return the identities whose orders our drones obey: those of our tokens. None if no token tells any."""
+        try:
+            return self._directory.identities(self._issuer)
+        except AuthError:
+            return ()
+
+    async def readers(self, drone_ids: Collection[DroneId]) -> Mapping[DroneId, bool]:
+        """Return the drones that read order ads, each with whether it drains because of one. None where the collector
+        does not answer."""
+        try:
+            found: Mapping[DroneId, bool] = await self._child.call(
+                "readers", list(drone_ids), deadline_s=ORDER_TIMEOUT_S
+            )
+        except AdapterError:
+            return {}
+        return found
+
+    async def place(self, drone_ids: Sequence[DroneId], mode: DrainMode) -> Mapping[DroneId, Fault | None]:
+        """Advertise an order for each drone; return why it does not stand in the collector, or None if it does."""
+        orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
+        plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
+        try:
+            placed = await self._child.call("place", plain, list(self.identities()), deadline_s=ORDER_TIMEOUT_S)
+        except AdapterError as error:
+            fault = Fault(error.kind, f"order ad: {error}", time.time())
+            return dict.fromkeys(drone_ids, fault)
+        for drone_id in placed:
+            self._standing[drone_id] = orders[drone_id]
+        missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
+        return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
+
+    async def rehearse(self, name: DroneId) -> Fault | None:
+        """Return why an order would not reach a drone; None if one stood in the collector, from where it was withdrawn
+        again. ``name``: an id that no drone has."""
+        if not self.identities():
+            return Fault(FaultKind.CONFIG, f"none of our tokens is of `trust_domain` {self._issuer}", time.time())
+        refused = (await self.place([name], DrainMode.PEACEFUL))[name]
+        if name in self._standing:
+            del self._standing[name]
+            await self._withdraw([name])
+        return refused
+
+    async def forget(self, there: Collection[DroneId]) -> None:
+        """Withdraw the orders of drones that have left the pool. The collector forgets them in time anyway."""
+        gone = [drone_id for drone_id in self._standing if drone_id not in there]
+        for drone_id in gone:
+            del self._standing[drone_id]
+        if gone:
+            await self._withdraw(gone)
+
+    async def _withdraw(self, drone_ids: Sequence[DroneId]) -> None:
+        with contextlib.suppress(AdapterError):
+            await self._child.call("withdraw", list(drone_ids), deadline_s=ORDER_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """End the child. Orders that stand are left to the drones."""
+        await self._child.close()
+
+    def _order(self, drone_id: DroneId, mode: DrainMode) -> tuple[int, DrainMode]:
+        standing = self._standing.get(drone_id)
+        if standing is not None and standing[1] is mode:
+            return standing
+        # of a drone's last order only that it is another one counts, so a clock that was set back does no harm
+        serial = time.time_ns() // 1_000_000
+        return (max(serial, standing[0] + 1) if standing else serial), mode
+
+
+ORDER_LIFETIME_S = 900
+"""An order that its drone has not read by then is forgotten by the collector; the planner asks again."""
+_ORDER_READ_BACK_S = 3.0
+"""The collector may answer a query before it has taken in the ads that were sent just before."""
+
+
+class OrderAds:
+    """Orders as ads in the collector: advertised, read back, withdrawn. Drone ids were checked before."""
+
+    def __init__(self, collector: str) -> None:
+        self._address = collector
+        self._errors = BindingsErrors()
+        self._collector = Collectors(collector)
+
+    def readers(self, drone_ids: Collection[str]) -> Mapping[str, bool]:
+        """Return those of the drones that read order ads, each with whether it drains because of one."""
+        with self._errors.translated(f"collector {self._address}"):
+            ads = self._collector.query(
+                htcondor2.AdType.Startd,
+                constraint=f"{OUR_SLOTS} && DroneOrder isnt undefined",
+                projection=["DroneId", "DroneDraining"],
+            )
+        wanted = set(drone_ids)
+        return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
+
+    def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
+        """Advertise an order (serial number, mode) for each drone; return those that stand in the collector under one
+        of our ``identities``. AuthError if none does."""
+        ads = [
+            classad2.ClassAd(
+                {
+                    "MyType": "Generic",
+                    "Name": drone_id,
+                    "DroneOrderFor": drone_id,
+                    "DroneOrder": serial,
+                    "DroneOrderMode": mode,
+                    "ClassAdLifetime": ORDER_LIFETIME_S,
+                }
+            )
+            for drone_id, (serial, mode) in orders.items()
+        ]
+        whom = f"collector {self._address}"
+        with self._errors.translated(whom):
+            self._collector.advertise(ads, "UPDATE_AD_GENERIC", True)
+        limit = time.monotonic() + _ORDER_READ_BACK_S
+        while True:
+            found = self._standing(orders)
+            ours = [drone_id for drone_id in orders if found.get(drone_id) in identities]
+            if len(ours) == len(orders) or time.monotonic() > limit:
+                break
+            time.sleep(0.1)
+        if ours:
+            return ours
+        others = sorted(set(found.values()))
+        if others:
+            seen, expected = printable(", ".join(others), 120), ", ".join(identities)
+            raise AuthError(f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity")
+        raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
+
+    def withdraw(self, drone_ids: Collection[str]) -> None:
+        """Have the collector drop the orders of drones that are gone."""
+        wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
+        query = classad2.ClassAd({"MyType": "Query", "TargetType": "Generic"})
+        query["Requirements"] = classad2.ExprTree(wanted)
+        with self._errors.translated(f"collector {self._address}"):
+            self._collector.advertise([query], "INVALIDATE_ADS_GENERIC", True)
+
+    def _standing(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
+        """The identity under which each of these orders stands in the collector."""
+        with self._errors.translated(f"collector {self._address}"):
+            ads = self._collector.query(
+                htcondor2.AdType.Generic,
+                constraint="DroneOrderFor isnt undefined",
+                projection=["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"],
+            )
+        return {
+            drone_id: text(ad, "AuthenticatedIdentity", 200)
+            for ad in ads
+            if (drone_id := text(ad, "DroneOrderFor", 63)) in orders and value(ad, "DroneOrder") == orders[drone_id][0]
+        }

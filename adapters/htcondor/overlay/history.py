@@ -12,53 +12,31 @@ from dataclasses import dataclass, field
 
 import htcondor2
 
-from adapters.htcondor.overlay.classes import bounds, request, walltime
-from adapters.htcondor.overlay.mishaps import cause_of_end
-from adapters.htcondor.overlay.schedds import Queue, ahead
-from adapters.htcondor.overlay.work import TOLD_S, drone_named
-from adapters.shared.htcondor import clock
-from adapters.shared.htcondor.ads import Ad, moment, number, text, whole
-from adapters.shared.htcondor.blame import Reasons
-from adapters.shared.htcondor.collectors import Collectors
+from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, whole
+from adapters.htcondor.client_directory import ClientDirectory
+from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
+from adapters.htcondor.overlay.job_classes import bounds, request, walltime
+from adapters.htcondor.overlay.schedds import ScheddQueue, ahead
+from adapters.htcondor.overlay.settings import HTCondorConfig
+from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
 from adapters.shared.printing import printable
-from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import CompletedJob, JobFailure
+from provisioner.worker_process import WorkerProcess
 
-MOST = 5000
+HISTORY_LIMIT = 5000
 """Jobs asked for in one question to one schedd."""
 _LATE_S = 300.0
 """A job may enter the history so long after its end."""
 
-PROJECTION = [
-    "ClusterId",
-    "ProcId",
-    "CompletionDate",
-    "QDate",
-    "JobCurrentStartDate",
-    "JobCurrentStartExecutingDate",
-    "LastRemoteHost",
-    "Owner",
-    "RequestGPUs",
-    "GpuMilli",
-    "RequestCpus",
-    "RequestMemory",
-    "RequestDisk",
-    "RequireGPUs",
-    "Requirements",
-    "GPUsMinMemory",
-    "GPUsMinCapability",
-    "GPUsMaxCapability",
-    "GPUsMinRuntime",
-    "AllowedJobDuration",
-    "AllowedExecuteDuration",
-    "MaxWallTimeMins",
-    "ExitBySignal",
-    "ExitCode",
-    "MemoryUsage",
-    "ResidentSetSize",
-    "ImageSize",
-    "DiskUsage",
-]
+PROJECTION = attribute_names(
+    """
+    ClusterId ProcId CompletionDate QDate JobCurrentStartDate JobCurrentStartExecutingDate LastRemoteHost Owner
+    RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
+    GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
+    ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
+    """
+)
 """The last four are what requests that were left to the schedd refer to."""
 
 _RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
@@ -67,7 +45,7 @@ _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HistoryView:
     """What all schedds told. ``completions`` is None if none of them told anything."""
 
     completions: tuple[CompletedJob, ...] | None
@@ -77,7 +55,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ScheddHistory:
     """What is known of one schedd's jobs that were done."""
 
     read_at: float = 0.0
@@ -88,7 +66,7 @@ class _Known:
     failed: dict[str, JobFailure] = field(default_factory=dict)
 
 
-class Histories:
+class HistoryReader:
     """Serves ``told``. Remembers what it has read: each question is about the time since the one before."""
 
     def __init__(
@@ -96,19 +74,19 @@ class Histories:
     ) -> None:
         self._address, self._controller, self._schedds = collector, controller, tuple(schedds)
         self._constraint, self._owner_attribute = constraint, owner_attribute
-        self._reasons = Reasons()
+        self._errors = BindingsErrors()
         self._collector = Collectors(collector)
         self._skew_s = 0
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _ScheddHistory] = {}
 
-    def told(self, gpus_only: bool, silent: Collection[str] = ()) -> Told:
+    def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
         """Jobs done in the last :data:`TOLD_S`. A schedd that does not tell is told of, and the others' jobs count.
         ``silent``: schedds that would keep us waiting."""
         now, notices, answered = time.time(), list[str](), False
         for queue in self._queues():
             if printable(queue.name, 80) in silent:
                 continue
-            known = self._known.setdefault(queue.name, _Known())
+            known = self._known.setdefault(queue.name, _ScheddHistory())
             try:
                 cut = self._read(queue, known, now, gpus_only)
             except (UnavailableError, AuthError) as error:
@@ -117,21 +95,21 @@ class Histories:
             answered = True
             if cut:
                 name = printable(queue.name, 80)
-                notices.append(f"schedd {name}: of the jobs that are done only the newest {MOST} are told")
+                notices.append(f"schedd {name}: of the jobs that are done only the newest {HISTORY_LIMIT} are told")
         for known in self._known.values():
-            known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - TOLD_S}
+            known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - EVICTION_REPORTED_S}
             known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
         found = [each for known in self._known.values() for each in known.jobs.values()]
         found.sort(key=lambda each: (each.ended_at, each.job_id))
         mishaps = tuple(each for known in self._known.values() for each in known.failed.values())
-        return Told(tuple(found) if answered else None, tuple(notices), mishaps if answered else ())
+        return HistoryView(tuple(found) if answered else None, tuple(notices), mishaps if answered else ())
 
-    def _queues(self) -> list[Queue]:
-        with self._reasons.told(f"collector {self._address}"):
-            self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
+    def _queues(self) -> list[ScheddQueue]:
+        with self._errors.translated(f"collector {self._address}"):
+            self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
             ads = {text(ad, "Name", 600): ad for ad in self._collector.query(htcondor2.AdType.Schedd)}
         return [
-            Queue(name, htcondor2.Schedd(ad), ahead(ad))
+            ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad))
             for name, ad in sorted(ads.items())
             if number(ad, "LastHeardFrom") is not None and (not self._schedds or name in self._schedds)
         ]
@@ -139,16 +117,18 @@ class Histories:
     def _collector_says(self, constraint: str) -> bool:
         return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
 
-    def _read(self, queue: Queue, known: _Known, now: float, gpus_only: bool) -> bool:
+    def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add what was done since the last question. Whether there was more than is asked for."""
         ahead_s = self._skew_s + queue.ahead_s
         there_now = now + ahead_s
-        long_ago = there_now - TOLD_S
+        long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(self._constraint, long_ago, gpus_only)
         projection = sorted({*PROJECTION, self._owner_attribute})
-        with self._reasons.told(f"schedd {printable(queue.name, 80)}"):
-            left = queue.schedd.history(wanted, projection, MOST, stop(known.newest, max(known.read_at, long_ago)))
-            stays = queue.schedd.query(wanted, projection=projection, limit=MOST)
+        with self._errors.translated(f"schedd {printable(queue.name, 80)}"):
+            left = queue.schedd.history(
+                wanted, projection, HISTORY_LIMIT, stop(known.newest, max(known.read_at, long_ago))
+            )
+            stays = queue.schedd.query(wanted, projection=projection, limit=HISTORY_LIMIT)
         if left:
             known.newest = f"{whole(left[0], 'ClusterId')}.{whole(left[0], 'ProcId')}"
         known.read_at = there_now
@@ -156,7 +136,7 @@ class Histories:
             known.jobs.setdefault(done.job_id, done)
             if cause and done.drone_id is not None:
                 known.failed[done.job_id] = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
-        return max(len(left), len(stays)) >= MOST
+        return max(len(left), len(stays)) >= HISTORY_LIMIT
 
     def _completions(
         self, ads: Iterable[Ad], schedd: str, to_our_clock: Callable[[float], float]
@@ -206,3 +186,45 @@ def completion(
         walltime_s=walltime(ad),
         drone_id=drone_named(ad, "LastRemoteHost", controller),
     )
+
+
+HISTORY_INTERVAL_S = 60.0
+HISTORY_RETRY_S = 300.0
+"""A history that took too long is not asked for at once again."""
+HISTORY_TIMEOUT_S = 10.0
+
+
+class HistoryPoller:
+    """Asks through a child of its own, whose death costs the looks nothing."""
+
+    def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
+        self._child = WorkerProcess(
+            "adapters.htcondor.overlay.history:HistoryReader",
+            config.collector,
+            controller,
+            config.schedds,
+            config.constraint,
+            config.owner_attribute,
+            # a log of its own: why something failed is read out of it
+            env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")},
+        )
+        self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
+        self._again_at = 0.0
+        self._told = HistoryView(None)
+
+    async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
+        """Return the last answer, renewed if it is a minute old. Raise nothing: a failure is a notice. ``silent``:
+        schedds that are not asked."""
+        if time.monotonic() < self._again_at:
+            return self._told
+        try:
+            told = await self._child.call("completed", gpus_only, tuple(silent), deadline_s=self._deadline_s)
+            assert isinstance(told, HistoryView)
+            self._told, pause_s = told, HISTORY_INTERVAL_S
+        except AdapterError as error:
+            self._told, pause_s = HistoryView(None, (f"jobs that are done are not told: {error}",)), HISTORY_RETRY_S
+        self._again_at = time.monotonic() + pause_s
+        return self._told
+
+    async def close(self) -> None:
+        await self._child.close()

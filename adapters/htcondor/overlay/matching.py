@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.shared.htcondor.ads import (
+from adapters.htcondor.classads import (
     Ad,
     as_number,
+    attribute_names,
     clauses,
     evaluated,
     expression,
@@ -28,19 +29,10 @@ from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
-ORDER = (
-    "gpus",
-    "vram",
-    "capability",
-    "driver",
-    "gpu-model",
-    "cpus",
-    "memory",
-    "disk",
-    "arch",
-    "walltime",
-    "requirements",
-    "start",
+ORDER = attribute_names(
+    """
+    gpus vram capability driver gpu-model cpus memory disk arch walltime requirements start
+    """
 )
 """Dimensions in the order in which a misfit is told: the GPU first."""
 
@@ -80,7 +72,7 @@ _COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedSlot:
     """What a slot of a drone type really advertised, as expressions; allocation left out."""
 
     ad: Mapping[str, str]
@@ -133,7 +125,7 @@ def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
     return built_in if unknown else text
 
 
-def template(kind: DroneType, received: Received | None = None, drone_config: str = "") -> Ad:
+def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config: str = "") -> Ad:
     """The ad of an empty drone of this type: its partitionable slot."""
     devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU) * kind.shares, _MOST_GPUS)
     ad = classad2.ClassAd(
@@ -220,7 +212,7 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------------------------------------------- the judgement
 
 
-def misfit(job: Ad, slot: Ad) -> UnmetRequirement | None:
+def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """The first dimension in which a job ad does not fit a slot ad; None if the two match."""
     if _match(job, slot):
         return None
@@ -374,7 +366,7 @@ _ALLOCATION = re.compile(
 _LONGEST_LEARNT = 2000
 
 
-def received(slot: Ad) -> Received:
+def received(slot: Ad) -> ReceivedSlot:
     """What a real partitionable slot ad teaches about its drone type: hardware and software, not what it does now."""
     learnt: dict[str, str] = {}
     for name in slot:
@@ -392,10 +384,10 @@ def received(slot: Ad) -> Received:
             gpus.append({key: source(nested, key) for key in nested if len(source(nested, key)) <= _LONGEST_LEARNT})
         elif name.lower().startswith("gpus_") and isinstance(nested, str | int | float):
             learnt[name] = source(slot, name)[:_LONGEST_LEARNT]
-    return Received(learnt, tuple(gpus))
+    return ReceivedSlot(learnt, tuple(gpus))
 
 
-def differences(kind: DroneType, got: Received) -> tuple[str, ...]:
+def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
     """What arrived less than ordered, a line each."""
     ordered, arrived = template(kind), template(kind, got)
     told = []

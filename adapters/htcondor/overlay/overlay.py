@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
-from adapters.htcondor.overlay.completions import Completions
-from adapters.htcondor.overlay.drain import Drainer
-from adapters.htcondor.overlay.mishaps import Witnesses
-from adapters.htcondor.overlay.orders import Orders, read_every_s
-from adapters.htcondor.overlay.probe import explained, no_condor, no_orders, probe
-from adapters.htcondor.overlay.schedds import ANSWER_S, asked
+from adapters.htcondor.client_directory import ClientDirectory
+from adapters.htcondor.overlay.drain import Drainer, DrainOrders, read_every_s
+from adapters.htcondor.overlay.history import HistoryPoller
+from adapters.htcondor.overlay.schedds import SCHEDD_ANSWER_TIMEOUT_S, asked
 from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
-from adapters.htcondor.overlay.tokens import Signer, user_of
-from adapters.shared.htcondor.client_directory import ClientDirectory
+from adapters.htcondor.overlay.work import ClaimWitnesses
+from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token, user_of
+from adapters.shared.printing import printable
 from provisioner import drone
 from provisioner.config.units import SecretUnreadable
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, UnavailableError
@@ -73,7 +76,7 @@ class DroneToken:
         config = self.config
         if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
             assert config.drone_signing_key is not None  # validated
-            signer = Signer(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+            signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
             return signer.token(user_of(config.drone_user, self.drone_id), time.time(), self.lifetime_s)
         assert config.drone_token is not None  # validated
         return config.drone_token.read()
@@ -88,13 +91,13 @@ class HTCondorOverlay:
         self._config, self._controller = config, controller
         self._directory: ClientDirectory | None = None
         self._pool: WorkerProcess | None = None
-        self._completions: Completions | None = None
-        self._orders: Orders | None = None
+        self._completions: HistoryPoller | None = None
+        self._orders: DrainOrders | None = None
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
         self._silent: tuple[str, ...] = ()
         """Schedds that did not answer at the newest look, those that never have as well."""
-        self._witnesses = Witnesses()
+        self._witnesses = ClaimWitnesses()
         self._admitted: dict[DroneId, float] = {}
         """Drones that no look has shown yet, and when they were admitted (monotonic)."""
         self._readers = 0
@@ -104,7 +107,7 @@ class HTCondorOverlay:
         config = self._config
         self._directory = client_directory(config)
         self._pool = WorkerProcess(
-            "adapters.htcondor.overlay.pool:Pool",
+            "adapters.htcondor.overlay.pool:PoolPoller",
             config.collector,
             self._controller,
             config.schedds,
@@ -116,11 +119,11 @@ class HTCondorOverlay:
             config.drone_config,
             drone_identities(config),
             str(self._directory.path / "schedds"),
-            min(ANSWER_S, config.deadline / 2),
+            min(SCHEDD_ANSWER_TIMEOUT_S, config.deadline / 2),
             env=self._directory.env,
         )
-        self._completions = Completions(config, self._controller, self._directory)
-        self._orders = Orders(config.collector, config.trust_domain, self._directory)
+        self._completions = HistoryPoller(config, self._controller, self._directory)
+        self._orders = DrainOrders(config.collector, config.trust_domain, self._directory)
         self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline, self._orders)
         return self
 
@@ -148,7 +151,7 @@ class HTCondorOverlay:
             told_of = group.create_task(self._completions.newest(gpus_only, self._silent))
             try:
                 kinds, deadline_s = tuple(types), self._config.deadline
-                answer = await self._pool.call("look_with_users", kinds, deadline_s=deadline_s)
+                answer = await self._pool.call("poll_with_users", kinds, deadline_s=deadline_s)
                 looked, users, self._silent = answer
                 self._witnesses.note(users, time.time())
             except AdapterError as error:
@@ -209,7 +212,9 @@ class HTCondorOverlay:
             return []
         token = DroneToken(self._config, next(iter(ended_at)), _REMOVAL_TOKEN_S)
         directory = ClientDirectory("the drones", self._config.collector, token, None, self._config.client_config)
-        child = WorkerProcess("adapters.htcondor.overlay.dead_ads:DeadAds", self._config.collector, env=directory.env)
+        child = WorkerProcess(
+            "adapters.htcondor.overlay.dead_ads:DeadAdRemover", self._config.collector, env=directory.env
+        )
         try:
             await asyncio.to_thread(directory.refresh)
             await child.call("remove", dict(ended_at), deadline_s=_REMOVAL_S)
@@ -248,3 +253,101 @@ class HTCondorOverlay:
         if self._config.drone_config:
             files["extra.conf"] = self._config.drone_config.encode()
         return Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
+
+
+PING_TIMEOUT_S = 20.0
+_MORE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFinding]:
+    """Return what would keep drains from working. ``env``: that of our client's tools. Changes nothing.
+
+    Either way of draining is enough: the tool with ADMINISTRATOR, or order ads with DAEMON at the collector.
+    """
+    tool = shutil.which(config.drain_tool, path=env.get("PATH"))
+    ping = Path(tool).with_name("condor_ping") if tool is not None else None
+    scopes = _scopes(config)
+    why: list[str] = []
+    for wanted, setting in (("ADMINISTRATOR", "ALLOW_ADMINISTRATOR"), ("DAEMON", "COLLECTOR.ALLOW_DAEMON")):
+        if wanted == "ADMINISTRATOR" and tool is None:
+            why.append(f"`{config.drain_tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`")
+            continue
+        if scopes is not None and wanted not in scopes:
+            why.append(f"our token is not good for {wanted}")
+            continue
+        code, said = await _run([str(ping), "-type", "collector", wanted], env) if ping and ping.exists() else (0, "")
+        if code == 0:
+            return []
+        why.append(f"no {wanted} at the collector ({said}): add the token's identity to `{setting}`, `condor_reconfig`")
+    return [AuditFinding("", "drain", f"drains would be refused: {'; '.join(why)}")]
+
+
+def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
+    """Return the scopes that the controller's token is limited to; None for all, and where no single token tells."""
+    try:
+        return read_token(config.token.read()).scopes if config.token is not None else None
+    except (SecretUnreadable, InvalidTokenError):
+        return None
+
+
+def no_orders(refused: Fault) -> AuditFinding:
+    """Return what it means that the collector does not take our order ads, where the drain tool may be used."""
+    message = "drones that cannot reach this host would not drain: the collector does not take our order ads. Add the "
+    repair = "token's identity to `COLLECTOR.ALLOW_DAEMON`, `condor_reconfig`; a limited token needs `-authz DAEMON`"
+    return AuditFinding("", "drain", f"{message}{repair} ({refused.message})")
+
+
+def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
+    """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
+    prefix = Path(config.condor_prefix)
+    if config.condor_prefix:
+        if any((prefix / below / "condor_master").exists() for below in ("usr/sbin", "sbin")):
+            return []
+        return [
+            AuditFinding(
+                "",
+                "htcondor",
+                f"no condor_master below {prefix}: drones on this host could not start. Correct `condor_prefix`",
+            )
+        ]
+    if shutil.which("condor_master", path=f"{os.environ.get('PATH', '')}:{_MORE_PATH}"):
+        return []
+    return [
+        AuditFinding(
+            "",
+            "htcondor",
+            "condor_master is neither on PATH nor in /usr/sbin: drones on this host could not "
+            "start. Install HTCondor, or set `condor_prefix` to the directory above its `usr/sbin`",
+        )
+    ]
+
+
+async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=dict(env),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(PING_TIMEOUT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return 1, f"no answer within {PING_TIMEOUT_S:g} s"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return process.returncode or 0, printable(" ".join(said[-600:].decode(errors="replace").split()), 300)
+
+
+def explained(error: AuthError, config: HTCondorConfig) -> AuthError:
+    """Return an error of authentication with what our own token tells of it: HTCondor says the same of an expired
+    token, of another pool's and of garbage."""
+    if "authenticat" not in str(error).lower() or config.token is None:
+        return error
+    why = explain_token(config.token, config.trust_domain, time.time())
+    return AuthError(f"{why}. The pool says: {error}", error.kind) if why else error

@@ -13,33 +13,40 @@ from pathlib import Path
 import classad2
 import htcondor2
 
-from adapters.htcondor.overlay import groups as accounting
+from adapters.htcondor.classads import LIMITS_PROJECTION, Ad, Refusal, moment, number, refusals, source, text, used_up
+from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
 from adapters.htcondor.overlay import matching, work
-from adapters.htcondor.overlay.classes import (
+from adapters.htcondor.overlay.job_classes import (
+    ACCOUNTING_PROJECTION,
     GPU_JOBS,
     IDLE,
     JOBS,
     NO_WAITS,
-    Group,
-    Waits,
+    JobGroup,
+    QueueWait,
+    accounting_groups,
     as_job,
-    doubts,
     group,
     group_attributes,
     job_class,
     merged,
     passes,
+    quota_warnings,
     referenced,
     representative,
+    share_warnings,
 )
-from adapters.htcondor.overlay.schedds import ANSWER_S, LastAnswer, Queue, Schedds, ahead, noted, slack
+from adapters.htcondor.overlay.schedds import (
+    SCHEDD_ANSWER_TIMEOUT_S,
+    ScheddAnswer,
+    ScheddQueue,
+    ScheddRegistry,
+    ahead,
+    noted,
+    slack,
+)
 from adapters.htcondor.overlay.settings import SlotWeight
-from adapters.htcondor.overlay.slots import PROJECTION, Sightings, forged, ours, sightings
-from adapters.shared.htcondor import clock
-from adapters.shared.htcondor.ads import Ad, moment, number, source, text
-from adapters.shared.htcondor.blame import Reasons
-from adapters.shared.htcondor.collectors import Collectors
-from adapters.shared.htcondor.limits import LIMITS_PROJECTION, Refusal, refusals, used_up
+from adapters.htcondor.overlay.slots import PROJECTION, SlotsView, forged, ours, slots_view
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
@@ -66,7 +73,7 @@ _AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cycle:
+class NegotiationCycle:
     """The last negotiation cycle, by the collector's clock; zeros if none is known."""
 
     began_at: float
@@ -75,7 +82,7 @@ class Cycle:
     """What the negotiator said of users and groups at its end."""
 
 
-class Pool:
+class PoolPoller:
     """Serves ``poll``. Remembers what does not change from look to look: verdicts, received slots, jobs' waits."""
 
     def __init__(
@@ -91,7 +98,7 @@ class Pool:
         drone_config: str = "",
         drone_identities: str = "",
         memory: str = "",
-        answer_s: float = ANSWER_S,
+        answer_s: float = SCHEDD_ANSWER_TIMEOUT_S,
     ) -> None:
         """``memory``: directory for what must outlive this process, which ends with a look that somebody keeps waiting.
         ``answer_s``: longest wait for a schedd's answer to a trivial question."""
@@ -103,19 +110,19 @@ class Pool:
         self._constraint = constraint
         self._attributes = group_attributes(owner_attribute, referenced(constraint))
         self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
-        self._reasons = Reasons()
+        self._errors = BindingsErrors()
         self._collector = Collectors(collector)
         self._skew_s = 0
-        self._schedds = Schedds(collector_memory_s, Path(memory) if memory else None)
+        self._schedds = ScheddRegistry(collector_memory_s, Path(memory) if memory else None)
         self._answer_s = answer_s
-        self._waits: dict[tuple[str, str], Waits] = {}
+        self._waits: dict[tuple[str, str], QueueWait] = {}
         """By schedd and job id."""
         self._verdicts: dict[tuple[str, TypeKey], UnmetRequirement | None] = {}
         self._passing: dict[tuple[str, TypeKey], float] = {}
         """Verdicts that depend on the time, and when they were made (monotonic)."""
         self._types: dict[TypeKey, DroneType] = {}
         self._templates: dict[TypeKey, Ad] = {}
-        self._received: dict[TypeKey, tuple[float, matching.Received]] = {}
+        self._received: dict[TypeKey, tuple[float, matching.ReceivedSlot]] = {}
         self._devices: dict[DroneId, tuple[float, int]] = {}
         self._collector_started: dict[str, float] = {}
         """By address, of each collector that we have asked."""
@@ -129,7 +136,7 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------- the one call
 
-    def look_with_users(
+    def poll_with_users(
         self, types: Sequence[DroneType]
     ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]], tuple[str, ...]]:
         """Look, and return as well whose claims the slots show, and the schedds that do not answer."""
@@ -139,15 +146,17 @@ class Pool:
         """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
         taken_at = time.time()
         with self._asked("collector", self._address):
-            self._skew_s = clock.skew(self._collector_says, time.time, self._skew_s)
+            self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
             slots_of_drones = ours(self._drone_identities)
-            ads = self._collector.query(htcondor2.AdType.Startd, constraint=slots_of_drones, projection=PROJECTION)
-            seen = sightings(ads, self._controller, self._to_our_clock, self._drone_identities)
+            ads = self._collector.query(
+                htcondor2.AdType.Startd, constraint=slots_of_drones, projection=list(PROJECTION)
+            )
+            seen = slots_view(ads, self._controller, self._to_our_clock, self._drone_identities)
             self._users = seen.users
             listed = self._listed()
             cycle = self._cycle()
             notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
-            notices += accounting.doubts(cycle.accounting, self._slot_weight)
+            notices += quota_warnings(cycle.accounting, self._slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
         device_milli = self._devices_of(seen, taken_at)
         # jobs that want no GPU are demand only where something could be started for them
@@ -180,7 +189,7 @@ class Pool:
             notices=(*silent, *notices, *restarted),
             remarks=(*seen.remarks, *_doubts(by_class)),
             evictions=at_work.evictions,
-            groups=accounting.groups(cycle.accounting, classes, self._slot_weight),
+            groups=accounting_groups(cycle.accounting, classes, self._slot_weight),
             mishaps=at_work.mishaps,
             unheard=self._schedds.unheard(self._wanted_schedds),
         )
@@ -189,7 +198,7 @@ class Pool:
     def _asked(self, whom: str, name: str) -> Iterator[None]:
         """Note who is asked; what the bindings raise becomes an error that names them."""
         shown = f"{whom} {printable(name, 80)}"
-        with noted(self._schedds, whom, name), self._reasons.told(shown):
+        with noted(self._schedds, whom, name), self._errors.translated(shown):
             yield
 
     # ---------------------------------------------------------------------------------------------- collector's side
@@ -227,7 +236,7 @@ class Pool:
             if number(ad, "LastHeardFrom") is not None
         }
 
-    def _queues(self, ads: Mapping[str, Ad], now: float) -> list[Queue]:
+    def _queues(self, ads: Mapping[str, Ad], now: float) -> list[ScheddQueue]:
         """Return the schedds whose jobs count and that answer a trivial question. UnavailableError if there is none.
 
         The others are left out, and their last answers kept for a while. Anybody can have a schedd listed: one that
@@ -244,7 +253,7 @@ class Pool:
         for name in known.silent.keys() - {*wanted} if wanted else ():
             known.forget(name)
         queues = [
-            Queue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
+            ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
             for name, ad in sorted(ads.items())
             if not wanted or name in wanted
         ]
@@ -261,14 +270,14 @@ class Pool:
         return queues
 
     def _answering(
-        self, queues: Sequence[Queue], now: float, constraint: str, device_milli: Mapping[DroneId, int]
-    ) -> list[Queue]:
+        self, queues: Sequence[ScheddQueue], now: float, constraint: str, device_milli: Mapping[DroneId, int]
+    ) -> list[ScheddQueue]:
         """Take the answers of these schedds; return those that gave one. Raises their errors if none did."""
         for queue in queues:
             try:
                 at_work = self._at_work(queue, now, device_milli)
                 groups = tuple(self._groups(queue, constraint))
-                found = LastAnswer(now, groups, at_work, queue.slack, self._refusals(queue, groups, now))
+                found = ScheddAnswer(now, groups, at_work, queue.slack, self._refusals(queue, groups, now))
             except AdapterError as error:
                 self._schedds.failed(queue.name, error, now)
             else:
@@ -279,7 +288,7 @@ class Pool:
             raise self._schedds.error()
         return answered
 
-    def _cycle(self) -> Cycle:
+    def _cycle(self) -> NegotiationCycle:
         """When the negotiator last went round.
 
         Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
@@ -289,14 +298,14 @@ class Pool:
             htcondor2.AdType.Negotiator,
             projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
         )
-        told_of = self._collector.query(htcondor2.AdType.Accounting, projection=list(accounting.PROJECTION))
+        told_of = self._collector.query(htcondor2.AdType.Accounting, projection=list(ACCOUNTING_PROJECTION))
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
         ends = [moment(ad, "LastHeardFrom") for ad in told_of]
         told = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and told:
             ends = [time.time() + self._skew_s - self._negotiation_period_s]
         ended_at = max([*ends, *told], default=0.0)
-        return Cycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, told_of)
+        return NegotiationCycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, told_of)
 
     def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
         """A collector that has just started knows only the startds that have called since: the others keep the slot,
@@ -325,7 +334,7 @@ class Pool:
         told = [f"the collector has started anew: {len(kept)} slots are as they were before"] if kept else []
         return self._last_slots, told
 
-    def _learn(self, seen: Sightings, types: Sequence[DroneType], now: float) -> list[str]:
+    def _learn(self, seen: SlotsView, types: Sequence[DroneType], now: float) -> list[str]:
         """One whole slot ad of each drone type, now and then: what really arrived replaces the template."""
         wanted = {kind.key: kind for kind in types}
         for _, key, name in seen.types:
@@ -340,29 +349,31 @@ class Pool:
                 self._received[key] = (now, got)
         return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
 
-    def _devices_of(self, seen: Sightings, now: float) -> Mapping[DroneId, int]:
+    def _devices_of(self, seen: SlotsView, now: float) -> Mapping[DroneId, int]:
         """What a GPU that a drone gives to a job is of a real one. Of drones that have left too, while evictions of
         their jobs are told."""
         self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
-        self._devices = {each: known for each, known in self._devices.items() if now - known[0] <= work.TOLD_S}
+        self._devices = {
+            each: known for each, known in self._devices.items() if now - known[0] <= work.EVICTION_REPORTED_S
+        }
         return {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
 
     # ------------------------------------------------------------------------------------------------ schedds' side
 
-    def _at_work(self, queue: Queue, now: float, device_milli: Mapping[DroneId, int]) -> work.Work:
+    def _at_work(self, queue: ScheddQueue, now: float, device_milli: Mapping[DroneId, int]) -> work.PoolWork:
         ahead_s = self._skew_s + queue.ahead_s
-        since = now + ahead_s - work.TOLD_S
+        since = now + ahead_s - work.EVICTION_REPORTED_S
         with self._asked("schedd", queue.name):
-            ads = queue.schedd.query(work.constraint(self._controller, since), projection=work.PROJECTION)
+            ads = queue.schedd.query(work.constraint(self._controller, since), projection=list(work.WORK_PROJECTION))
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
-    def _groups(self, queue: Queue, constraint: str) -> Iterator[Group]:
+    def _groups(self, queue: ScheddQueue, constraint: str) -> Iterator[JobGroup]:
         for ad in self._grouped(queue, constraint, self._attributes):
             found = group(ad, queue.name, self._owner_attribute)
             if found is not None:
                 yield found
 
-    def _grouped(self, queue: Queue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
+    def _grouped(self, queue: ScheddQueue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
         with self._asked("schedd", queue.name):
             found: list[Ad] = queue.schedd.query(
                 constraint, projection=list(attributes), opts=htcondor2.QueryOpt.GroupBy
@@ -370,7 +381,11 @@ class Pool:
             return found
 
     def _fresh(
-        self, queues: Sequence[Queue], cycle: Cycle, by_class: dict[str, list[Group]], constraint: str
+        self,
+        queues: Sequence[ScheddQueue],
+        cycle: NegotiationCycle,
+        by_class: dict[str, list[JobGroup]],
+        constraint: str,
     ) -> dict[str, int]:
         """Idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
@@ -393,7 +408,7 @@ class Pool:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
-    def _refusals(self, queue: Queue, groups: Sequence[Group], now: float) -> dict[str, Refusal]:
+    def _refusals(self, queue: ScheddQueue, groups: Sequence[JobGroup], now: float) -> dict[str, Refusal]:
         """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
         if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
             return {}
@@ -405,7 +420,9 @@ class Pool:
             )
         return refusals(refused, now)
 
-    def _waits_of(self, by_class: dict[str, list[Group]], queues: Sequence[Queue], now: float) -> dict[str, Waits]:
+    def _waits_of(
+        self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
+    ) -> dict[str, QueueWait]:
         """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
         first was submitted first, and where that one was evicted lately the last has waited longer. First ones go
         first: the last one changes with every submission."""
@@ -417,26 +434,26 @@ class Pool:
             waits = self._waiting(by_name[schedd], job_id)
             if waits is not None:
                 self._waits[schedd, job_id] = waits
-        found: dict[str, Waits] = {}
+        found: dict[str, QueueWait] = {}
         for class_id, each in idle:
             for job_id in (each.first, each.last):
-                waits = self._waits.get((each.schedd, job_id), Waits(now, now))
+                waits = self._waits.get((each.schedd, job_id), QueueWait(now, now))
                 found[class_id] = waits.earlier(found.get(class_id, waits))
         return found
 
-    def _waiting(self, queue: Queue, job_id: str) -> Waits | None:
+    def _waiting(self, queue: ScheddQueue, job_id: str) -> QueueWait | None:
         cluster, _, proc = job_id.partition(".")
         if not (cluster.isdigit() and proc.isdigit()):
             return None
         with self._asked("schedd", queue.name):
             ads = queue.schedd.query(
-                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(Waits.PROJECTION), limit=1
+                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(QueueWait.PROJECTION), limit=1
             )
-        return Waits.of(ads[0], time.time()) if ads else None
+        return QueueWait.of(ads[0], time.time()) if ads else None
 
     # ---------------------------------------------------------------------------------------------------- verdicts
 
-    def _judged(self, jobs: JobClass, groups: list[Group], types: Sequence[DroneType], until: float) -> JobClass:
+    def _judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
         """A class with the types that its requirements refuse. What could not be judged ``until`` now is refused
         for this once: the next look goes on where this one ended."""
         if jobs.invalid:
@@ -456,7 +473,7 @@ class Pool:
                     continue
                 ad = ad or as_job(representative(groups))
                 slot = self._template(kind)
-                self._verdicts[shape, kind.key] = matching.misfit(ad, slot)
+                self._verdicts[shape, kind.key] = matching.unmet_requirement(ad, slot)
                 if passes(ad) or "time()" in source(slot, "Start"):
                     self._passing[shape, kind.key] = time.monotonic()
             verdict = self._verdicts[shape, kind.key]
@@ -471,7 +488,7 @@ class Pool:
             self._templates[kind.key] = matching.template(kind, got, self._drone_config)
         return self._templates[kind.key]
 
-    def _forget(self, by_class: dict[str, list[Group]], types: Sequence[DroneType]) -> None:
+    def _forget(self, by_class: dict[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
         """Drop what concerns classes, jobs and types that are gone or have changed."""
         for kind in types:
             if self._types.get(kind.key) != kind:
@@ -505,13 +522,17 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     )
 
 
-def _doubts(by_class: dict[str, list[Group]]) -> list[str]:
+def _doubts(by_class: dict[str, list[JobGroup]]) -> list[str]:
     """A few of them: each comes from a submit file, and there may be thousands of the same."""
-    found = (line for class_id, groups in sorted(by_class.items()) for line in doubts(class_id, representative(groups)))
+    found = (
+        line
+        for class_id, groups in sorted(by_class.items())
+        for line in share_warnings(class_id, representative(groups))
+    )
     return list(islice(found, _MOST_DOUBTS))
 
 
-def limits_of(by_class: dict[str, list[Group]], answers: Mapping[str, LastAnswer]) -> dict[str, tuple[int, str]]:
+def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]) -> dict[str, tuple[int, str]]:
     """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
     schedd runs as many jobs as it may. ``answers``: by schedd."""
     idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]

@@ -19,18 +19,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from adapters.htcondor.overlay.classes import Group
-from adapters.htcondor.overlay.work import TOLD_S, Work
-from adapters.shared.htcondor import clock
-from adapters.shared.htcondor.ads import Ad, moment, number
-from adapters.shared.htcondor.limits import Refusal
+from adapters.htcondor.classads import Ad, Refusal, moment, number
+from adapters.htcondor.daemons import SAME_CLOCK_S
+from adapters.htcondor.overlay.job_classes import JobGroup
+from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import Slot
 
-ANSWER_S = 3.0
+SCHEDD_ANSWER_TIMEOUT_S = 3.0
 """Longest wait for the answer of a schedd to a trivial question."""
-AGAIN_S, HUNG_AGAIN_S = 30.0, 300.0
+SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
 """A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
 second."""
 _MOST_NOTICES = 10
@@ -38,7 +37,7 @@ _POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class ScheddQueue:
     """One schedd: where it is, and how far its clock is ahead of the collector's."""
 
     name: str
@@ -53,29 +52,29 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class LastAnswer:
+class ScheddAnswer:
     """Keep the last answer of a schedd."""
 
     taken_at: float
-    groups: tuple[Group, ...]
-    work: Work
+    groups: tuple[JobGroup, ...]
+    work: PoolWork
     slack: int | None = None
     """Number of further jobs that it might run (MAX_JOBS_RUNNING); None where it did not say."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Newest refusal of a waiting job by its concurrency limits."""
 
-    def work_now(self, slots: Sequence[Slot], now: float) -> Work:
+    def work_now(self, slots: Sequence[Slot], now: float) -> PoolWork:
         """Return its work that may still go on in ``slots``, and its recent ends."""
         busy = {slot.drone_id for slot in slots if slot.jobs}
-        return Work(
+        return PoolWork(
             tuple(run for run in self.work.runs if run.drone_id in busy),
-            tuple(each for each in self.work.evictions if each.at >= now - TOLD_S),
-            tuple(each for each in self.work.mishaps if each.at >= now - TOLD_S),
+            tuple(each for each in self.work.evictions if each.at >= now - EVICTION_REPORTED_S),
+            tuple(each for each in self.work.mishaps if each.at >= now - EVICTION_REPORTED_S),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class ScheddSilence:
     """A schedd that does not answer."""
 
     since: float
@@ -86,15 +85,15 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Schedds:
+class ScheddRegistry:
     """Keep what is known of schedds beyond the end of the child. ``directory``: private; None: nothing is kept."""
 
     memory_s: float
     directory: Path | None = None
     answered: set[str] = field(default_factory=set)
     """Schedds that have ever answered."""
-    silent: dict[str, Silence] = field(default_factory=dict)
-    last: dict[str, LastAnswer] = field(default_factory=dict)
+    silent: dict[str, ScheddSilence] = field(default_factory=dict)
+    last: dict[str, ScheddAnswer] = field(default_factory=dict)
     errors: dict[str, AdapterError] = field(default_factory=dict)
     """Newest errors of silent ones, of this process."""
     _written: dict[str, bytes] = field(default_factory=dict)
@@ -123,18 +122,18 @@ class Schedds:
             with suppress(OSError):
                 (self.directory / "asking").write_text(f"{whom} {name}" if whom else "", encoding="utf-8")
 
-    def due(self, queues: Sequence[Queue], now: float) -> list[Queue]:
+    def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
         found = [queue for queue in queues if queue.name not in self.silent]
         return [q for q in queues if q in found or now >= self._again_at(q.name)] if found else list(queues)
 
     def _again_at(self, name: str) -> float:
         silence = self.silent[name]
-        doubled = AGAIN_S * 2.0 ** min(max(0, silence.hung - 1), 10)
+        doubled = SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10)
         # a clock that was set back must not silence it for long
-        return min(silence.tried_at, time.time()) + min(doubled, HUNG_AGAIN_S)
+        return min(silence.tried_at, time.time()) + min(doubled, HUNG_RETRY_S)
 
-    def try_out(self, queues: Sequence[Queue], told: Callable[[Queue], Any], wait_s: float) -> None:
+    def try_out(self, queues: Sequence[ScheddQueue], told: Callable[[ScheddQueue], Any], wait_s: float) -> None:
         """Ask each of the schedds for nothing. ``told``: a context in which the bindings' errors become ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
@@ -157,14 +156,14 @@ class Schedds:
         known, last = self.silent.get(name), self.last.get(name)
         since = known.since if known else last.taken_at if last else now
         tries = (known.hung if known else 0) + 1 if hung else 0
-        self.silent[name], self.errors[name] = Silence(since, 0.0 if unlisted else now, str(error), tries), error
+        self.silent[name], self.errors[name] = ScheddSilence(since, 0.0 if unlisted else now, str(error), tries), error
 
     def _answers(self, name: str) -> None:
         self.silent.pop(name, None)
         self.errors.pop(name, None)
         self.answered.add(name)
 
-    def heard(self, name: str, answer: LastAnswer) -> None:
+    def heard(self, name: str, answer: ScheddAnswer) -> None:
         """Note a whole answer."""
         self._answers(name)
         self.last[name] = answer
@@ -176,7 +175,7 @@ class Schedds:
         self.answered.discard(name)
         self._remove(name)
 
-    def kept(self, now: float) -> Mapping[str, LastAnswer]:
+    def kept(self, now: float) -> Mapping[str, ScheddAnswer]:
         """Return the last answers of silent schedds, for as long as they count."""
         for name in self.silent.keys() & self.last.keys():
             if now - self.last[name].taken_at > self.memory_s:
@@ -195,7 +194,7 @@ class Schedds:
         found = [self._notice(name, each, name in named, now) for name, each in sorted(self.silent.items())]
         return found[:_MOST_NOTICES]
 
-    def _notice(self, name: str, silence: Silence, named: bool, now: float) -> str:
+    def _notice(self, name: str, silence: ScheddSilence, named: bool, now: float) -> str:
         shown, why, age = printable(name, 80), printable(silence.why, 160), _age(now - silence.since)
         if name not in self.answered and not named:
             return (
@@ -308,7 +307,7 @@ def _age(age_s: float) -> str:
 
 
 @contextmanager
-def noted(schedds: Schedds, whom: str, name: str) -> Iterator[None]:
+def noted(schedds: ScheddRegistry, whom: str, name: str) -> Iterator[None]:
     """Note for the time of the context who is asked."""
     schedds.asking(whom, name)
     try:
@@ -327,4 +326,4 @@ def ahead(ad: Ad) -> float:
     """Return by how many seconds the clock of the daemon that sent an ad is ahead of the collector's."""
     theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
     ahead = theirs - heard if theirs and heard else 0.0
-    return ahead if abs(ahead) > clock.SAME_S else 0.0
+    return ahead if abs(ahead) > SAME_CLOCK_S else 0.0

@@ -9,8 +9,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from adapters.shared.htcondor import idtoken
-from adapters.shared.htcondor.expression import Expression
+from adapters.htcondor.expression import Expression
+from adapters.htcondor.tokens import token_failures, token_warnings
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
@@ -136,13 +136,13 @@ class HTCondorConfig(BaseModel):
         """Yield tokens that cannot be used now."""
         now = time.time()
         for name, secret, _, _ in self._tokens():
-            yield from (((name,), message) for message in idtoken.failures(name, secret, now))
+            yield from (((name,), message) for message in token_failures(name, secret, now))
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what is odd in the tokens."""
         now = time.time()
         for name, secret, needs, most in self._tokens():
-            found = idtoken.doubts(name, secret, now, self.trust_domain, needs, most)
+            found = token_warnings(name, secret, now, self.trust_domain, needs, most)
             yield from (((name,), message) for message in found)
 
     def _tokens(self) -> Iterator[tuple[str, Secret, tuple[str, ...], tuple[str, ...]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.shared.htcondor.ads import Ad, as_number, expression, moment, source, text, value, whole
+from adapters.htcondor.classads import Ad, as_number, attribute_names, expression, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 from provisioner.sharing import MOST_SHARES, share_milli
@@ -19,42 +19,14 @@ _TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs
 _LONGEST = 1000
 """Characters of a text in a slot ad: a look with a hundred forged ads of a megabyte each takes too long."""
 
-PROJECTION = [
-    "Name",
-    "DroneId",
-    "SiteName",
-    "DroneType",
-    "SlotType",
-    "SlotID",
-    "State",
-    "Activity",
-    "ChildState",
-    "NumDynamicSlots",
-    "NumDynamicSlotsTime",
-    "Cpus",
-    "Memory",
-    "Disk",
-    "GPUs",
-    "LastHeardFrom",
-    "MyCurrentTime",
-    "JobStarts",
-    "EnteredCurrentState",
-    "Start",
-    "DroneReady",
-    "DroneHealthy",
-    "Draining",
-    "DroneDraining",
-    "DroneRetiresAt",
-    "DaemonStartTime",
-    "GPUs_DeviceName",
-    "GPUs_GlobalMemoryMb",
-    "GPUs_Capability",
-    "TotalSlotGPUs",
-    "DroneShares",
-    "AuthenticatedIdentity",
-    "RemoteOwner",
-    "ChildRemoteOwner",
-]
+PROJECTION = attribute_names(
+    """
+    Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
+    Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
+    Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
+    TotalSlotGPUs DroneShares AuthenticatedIdentity RemoteOwner ChildRemoteOwner
+    """
+)
 
 DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
@@ -83,7 +55,7 @@ _MOST_SLOTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class SlotObservation:
     """One slot ad that is ours: the slot, and of which drone type it says that it is."""
 
     slot: Slot
@@ -98,7 +70,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Sightings:
+class SlotsView:
     slots: tuple[Slot, ...]
     types: tuple[tuple[DroneId, TypeKey, str], ...]
     """Drone, its type and the name of its (first) slot."""
@@ -111,16 +83,16 @@ class Sightings:
     """Lines that need no operator."""
 
 
-def sightings(
+def slots_view(
     ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float], identities: str = ""
-) -> Sightings:
+) -> SlotsView:
     """One slot per drone of this controller, and a line for each ad that makes no sense.
 
     ``to_our_clock`` turns a time of the collector's clock into one of ours. ``identities``: the identity that each
     drone has, with ``{drone}`` for its id. An ad that another drone's identity has sent is left out. (One that none of
     them has sent is of a drone whose token does not have its id.)
     """
-    found: dict[DroneId, list[Sighting]] = {}
+    found: dict[DroneId, list[SlotObservation]] = {}
     notices: list[str] = []
     strangers = 0
     for ad in ads:
@@ -133,7 +105,7 @@ def sightings(
         elif sender := _other_drone(ad, drone_id, identities):
             notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: drone {sender} sent it, not {drone_id}")
         else:
-            found.setdefault(DroneId(drone_id), []).append(_sighting(ad, DroneId(drone_id), to_our_clock))
+            found.setdefault(DroneId(drone_id), []).append(_slot_observation(ad, DroneId(drone_id), to_our_clock))
     slots, types, device_milli, users = [], [], {}, {}
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
@@ -147,7 +119,7 @@ def sightings(
     if len(notices) > _MOST_NOTICES:
         notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
     remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
-    return Sightings(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
+    return SlotsView(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
 
 
 _SAME_CLOCK_S = 60.0
@@ -164,7 +136,7 @@ def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
     return found if found != drone_id and DRONE_ID.fullmatch(found) else ""
 
 
-def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> Sighting:
+def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
     heard = moment(ad, "LastHeardFrom")
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
     jobs = _claims(ad)
@@ -189,7 +161,7 @@ def _sighting(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float])
         vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
         capability=round(capability * 10) if 0 < capability < 100 else 0,
     )
-    return Sighting(
+    return SlotObservation(
         slot=slot,
         type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
         started=moment(ad, "DaemonStartTime"),
@@ -268,7 +240,7 @@ def _never_starts(ad: Ad) -> bool:
     return not asks_the_job and value(ad, "Start") is False
 
 
-def _together(seen: list[Sighting]) -> Slot:
+def _together(seen: list[SlotObservation]) -> Slot:
     """The slots of one startd as one: a drone may offer a slot per GPU."""
     first = seen[0].slot
     if len(seen) == 1:

@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import classad2
 
-from adapters.htcondor.overlay.classes import Request, request
-from adapters.htcondor.overlay.mishaps import HELD, HOLD_CODES, SHORT_S, cause_of_hold
+from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, value, whole
+from adapters.htcondor.overlay.job_classes import JobRequest, request
 from adapters.htcondor.overlay.slots import DRONE_ID
-from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 
-TOLD_S = 900.0
+EVICTION_REPORTED_S = 900.0
 """An eviction is told for this long."""
 
-PROJECTION = [
-    "ClusterId",
-    "ProcId",
-    "JobStatus",
-    "LastJobStatus",
-    "RemoteHost",
-    "LastRemoteHost",
-    "JobCurrentStartDate",
-    "JobCurrentStartExecutingDate",
-    "JobLastStartDate",
-    "LastVacateTime",
-    "JobDisconnectedDate",
-    "LastJobLeaseRenewal",
-    "LastCkptTime",
-    "TransferOutStarted",
-    "TransferOutFinished",
-    "LastHoldReasonCode",
-    "RequestGPUs",
-    "GPUsProvisioned",
-    "RequestCpus",
-    "CpusProvisioned",
-    "GpuMilli",
-    "Owner",
-    "HoldReasonCode",
-    "HoldReasonSubCode",
-    "EnteredCurrentStatus",
-    "RequestMemory",
-    "MemoryUsage",
-    "ResidentSetSize",
-    "ImageSize",
-    "DiskUsage",
-]
+WORK_PROJECTION = attribute_names(
+    """
+    ClusterId ProcId JobStatus LastJobStatus RemoteHost LastRemoteHost JobCurrentStartDate
+    JobCurrentStartExecutingDate JobLastStartDate LastVacateTime JobDisconnectedDate LastJobLeaseRenewal
+    LastCkptTime TransferOutStarted TransferOutFinished LastHoldReasonCode RequestGPUs GPUsProvisioned RequestCpus
+    CpusProvisioned GpuMilli Owner HoldReasonCode HoldReasonSubCode EnteredCurrentStatus RequestMemory MemoryUsage
+    ResidentSetSize ImageSize DiskUsage
+    """
+)
 """The last four are what requests that were left to the schedd refer to."""
 
-NOTHING_ASKED = Request()
+NOTHING_ASKED = JobRequest()
 IDLE = 1
 RUNS = frozenset({2, 6, 7})
 """JobStatus of a job in a slot: running, transferring output, suspended."""
@@ -59,8 +35,8 @@ RUNS = frozenset({2, 6, 7})
 _HOST = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
 """``slot1_1@<drone id>@<host>``."""
 _LONGEST = 300
-_IDS_TOLD = 100
-_MOST = 4096
+_MAX_JOB_IDS = 100
+_MAX_DEVICES_PER_JOB = 4096
 """GPUs or CPUs of one job: no node has more, and sums stay sensible."""
 
 
@@ -79,7 +55,7 @@ def constraint(controller: str, since: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JobRun:
     """A job that runs in a drone."""
 
     drone_id: DroneId
@@ -89,25 +65,25 @@ class Run:
     begun_at: float = 0.0
     """Its start there, by our clock."""
     owner: str = ""
-    asks: Request = NOTHING_ASKED
+    asks: JobRequest = NOTHING_ASKED
     job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    runs: tuple[Run, ...] = ()
+class PoolWork:
+    runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     mishaps: tuple[JobFailure, ...] = ()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         """Slots with the work that is at stake in them, whose it is, and since when it goes on."""
-        runs: dict[DroneId, list[Run]] = {}
+        runs: dict[DroneId, list[JobRun]] = {}
         for run in self.runs:
             runs.setdefault(run.drone_id, []).append(run)
         return tuple(_at_work(slot, runs[slot.drone_id]) if slot.drone_id in runs else slot for slot in slots)
 
 
-def _at_work(slot: Slot, runs: list[Run]) -> Slot:
+def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
     total = sum(run.gpu_milli for run in runs)
     owners = {run.owner for run in runs}
     asks = runs[0].asks if len(runs) == 1 else NOTHING_ASKED
@@ -120,16 +96,16 @@ def _at_work(slot: Slot, runs: list[Run]) -> Slot:
         job_gpu_milli=asks.gpu_milli,
         job_cpus=asks.cpus,
         job_memory_mib=asks.memory_mib,
-        job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_IDS_TOLD]),
+        job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_MAX_JOB_IDS]),
     )
 
 
-def together(parts: Iterable[Work]) -> Work:
+def together(parts: Iterable[PoolWork]) -> PoolWork:
     """The work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
     mishaps = tuple(mishap for part in each for mishap in part.mishaps)
-    return Work(tuple(run for part in each for run in part.runs), tuple(evictions), mishaps)
+    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), mishaps)
 
 
 def work(
@@ -138,10 +114,10 @@ def work(
     now: float,
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
-) -> Work:
+) -> PoolWork:
     """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock.
     ``device_milli``: what a GPU that a drone gives to a job is of a real one, as far as known."""
-    runs: list[Run] = []
+    runs: list[JobRun] = []
     evictions: list[Eviction] = []
     mishaps: list[JobFailure] = []
     for ad in ads:
@@ -153,10 +129,10 @@ def work(
                 min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
             )
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(Run(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
-    return Work(tuple(runs), tuple(evictions), tuple(mishaps))
+    return PoolWork(tuple(runs), tuple(evictions), tuple(mishaps))
 
 
 def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
@@ -166,7 +142,7 @@ def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> 
     if drone_id is not None and not cause and whole(ad, "JobStatus") == IDLE and (began := _last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
-        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_S else ""
+        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
     if drone_id is None or not cause:
         return None
     return JobFailure(drone_id, _job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
@@ -198,7 +174,7 @@ def _milli(ad: Ad, device_milli: int | None) -> int:
 
 
 def _amount(ad: Ad, given: str, asked: str) -> int:
-    return min(whole(ad, given) or whole(ad, asked), _MOST)
+    return min(whole(ad, given) or whole(ad, asked), _MAX_DEVICES_PER_JOB)
 
 
 def _began(ad: Ad) -> float:
@@ -261,3 +237,68 @@ def _cut_off(ad: Ad, start: float, left: float) -> float:
     """When a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
     lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
     return lost if start <= lost <= left and not lost < heard <= left else left
+
+
+SHORT_RUN_S = 10.0
+"""A run that ends without success within this time may have been ended by the node."""
+HOLD_CODES = (6, 12, 13)
+"""Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
+not be transferred (a scratch directory that is full, or cannot be written to)."""
+HELD = 5
+_CLAIM_REMEMBERED_S = 900.0
+_MAX_FAILURES_PER_POLL = 1000
+"""Failures told in one look, the newest."""
+_MAX_WITNESSED_DRONES = 20_000
+"""Drones whose users are remembered. More ids than that are forged."""
+MAX_WITNESSED_USERS = 200
+"""Users remembered of one drone, those of the newest claims."""
+
+
+def cause_of_hold(ad: Ad) -> str:
+    """Return what a node may have done to a job that is held; empty if it is not held, or for another reason."""
+    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
+    if whole(ad, "JobStatus") != HELD or code not in HOLD_CODES:
+        return ""
+    return f"held with code {code}" + (f", error {subcode}" if subcode else "")
+
+
+def cause_of_end(ad: Ad, run_s: float) -> str:
+    """Return the failure of a job that has left the queue after a last run of ``run_s`` seconds; empty if it was none,
+    or took too long for one of the node's."""
+    by_signal, code = value(ad, "ExitBySignal") is True, value(ad, "ExitCode")
+    failed = by_signal or (isinstance(code, int) and code != 0)
+    if run_s > SHORT_RUN_S or not failed:
+        return ""
+    return f"ended after {run_s:.0f} s " + ("by a signal" if by_signal else f"with exit code {code}")
+
+
+@dataclass(slots=True)
+class ClaimWitnesses:
+    """Users whose claims the slots of drones have shown, when each was shown last, and the failures that are believed.
+    A job's ad tells its newest failure only: the others are remembered."""
+
+    _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
+    _known: dict[JobFailure, None] = field(default_factory=dict)
+
+    def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
+        """Record the owners of the claims that the slots show now. Older claims than reported mishaps are forgotten."""
+        for drone_id, names in users.items():
+            if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
+                self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
+        for drone_id in list(self._seen):
+            kept = {user: at for user, at in self._seen[drone_id].items() if now - at <= _CLAIM_REMEMBERED_S}
+            if len(kept) > MAX_WITNESSED_USERS:
+                kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS])
+            if kept:
+                self._seen[drone_id] = kept
+            else:
+                del self._seen[drone_id]
+
+    def believed(self, mishaps: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
+        """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
+        told = (each for each in mishaps if each.owner and each.owner in self._seen.get(each.drone_id, ()))
+        since, until = now - _CLAIM_REMEMBERED_S, now + _CLAIM_REMEMBERED_S
+        found = [each for each in {**self._known, **dict.fromkeys(told)} if since <= each.at <= until]
+        newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]
+        self._known = dict.fromkeys(newest)
+        return tuple(newest)

@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from adapters.htcondor.site.hold_reasons import SPOOLING, hold_kind
-from adapters.shared.htcondor.ads import Ad, moment, number, text, value, whole
+from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
 """JobStatus."""
-OUR_WORDS = "provisioner: "
+OUR_REASON = "provisioner: "
 """Begins the reason of each removal that we ask for."""
-PROJECTION = (
-    "ClusterId",
-    "ProcId",
-    "JobStatus",
-    "LastJobStatus",
-    "ServerTime",
-    "QDate",
-    "EnteredCurrentStatus",
-    "DroneId",
-    "DroneType",
-    "DroneGraceS",
-    "DroneInputs",
-    "User",
-    "NumJobStarts",
-    "JobCurrentStartDate",
-    "JobCurrentStartExecutingDate",
-    "NumShadowExceptions",
-    "RemoteHost",
-    "LastRemoteHost",
-    "LastVacateTime",
-    "VacateReason",
-    "VacateReasonCode",
-    "LastRejMatchReason",
-    "CompletionDate",
-    "ExitCode",
-    "ExitBySignal",
-    "ExitSignal",
-    "HoldReason",
-    "HoldReasonCode",
-    "HoldReasonSubCode",
-    "LastHoldReason",
-    "LastHoldReasonCode",
-    "LastHoldReasonSubCode",
-    "RemoveReason",
+DRONE_JOB_PROJECTION = attribute_names(
+    """
+    ClusterId ProcId JobStatus LastJobStatus ServerTime QDate EnteredCurrentStatus DroneId DroneType DroneGraceS
+    DroneInputs User NumJobStarts JobCurrentStartDate JobCurrentStartExecutingDate NumShadowExceptions RemoteHost
+    LastRemoteHost LastVacateTime VacateReason VacateReasonCode LastRejMatchReason CompletionDate ExitCode
+    ExitBySignal ExitSignal HoldReason HoldReasonCode HoldReasonSubCode LastHoldReason LastHoldReasonCode
+    LastHoldReasonSubCode RemoveReason
+    """
 )
 _SAME_CLOCK_S = 2.0
 _SLACK_S = 5.0
@@ -61,7 +35,7 @@ _NODE_FAULTS = frozenset({1006, 1007, 1008, 1012})
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class DroneJobsView:
     """All of ours that the schedd lists."""
 
     drones: Mapping[DroneId, RemoteDrone]
@@ -74,19 +48,19 @@ class Listing:
     """Whose jobs they are, as slots tell it."""
 
 
-def ours(controller: str, site: str) -> str:
+def our_jobs(controller: str, site: str) -> str:
     """The constraint for all of ours, and nobody else's."""
     return f"ProvisionerController == {json.dumps(controller)} && DroneSite == {json.dumps(site)}"
 
 
-def listing(
+def list_drones(
     ads: Iterable[Ad],
     controller: str,
     noticed: Mapping[str, float] | None = None,
     now: float | None = None,
     carved: Mapping[str, frozenset[str]] | None = None,
     files_limit_s: float = math.inf,
-) -> Listing:
+) -> DroneJobsView:
     """``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
     ``carved``: by machine, the names of the slots in use there, read before the ads. ``files_limit_s``: a job that
     waits for its files for longer never gets them."""
@@ -113,7 +87,7 @@ def listing(
             notices.append(f"{drone_id} is in the queue twice, as {other.remote_id} and {drone.remote_id}")
         if other is None or _rank(drone) > _rank(other):
             drones[drone_id] = drone
-    return Listing(drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""}))
+    return DroneJobsView(drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""}))
 
 
 def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
@@ -145,11 +119,11 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
     if whole(ad, "JobStatus") != REMOVED or not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
         return 0.0
     grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
-    until = _Clock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _SLACK_S
+    until = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _SLACK_S
     return until if until > now else 0.0
 
 
-class _Clock:
+class _ScheddClock:
     """The schedd's times by our clock: a query's answer says what time it is there."""
 
     def __init__(self, ad: Ad, now: float) -> None:
@@ -164,7 +138,7 @@ def remote_drone(
     ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]] = {}
 ) -> RemoteDrone:
     """One job."""
-    clock = _Clock(ad, now)
+    clock = _ScheddClock(ad, now)
     slot = text(ad, "RemoteHost")
     state, reason, end = _judged(ad, clock, now, carved)
     host = slot or text(ad, "LastRemoteHost")
@@ -185,7 +159,7 @@ def remote_drone(
 
 
 def _judged(
-    ad: Ad, clock: _Clock, now: float, carved: Mapping[str, frozenset[str]]
+    ad: Ad, clock: _ScheddClock, now: float, carved: Mapping[str, frozenset[str]]
 ) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
         case 1 if has_started(ad):
@@ -217,11 +191,11 @@ def _judged(
 
 
 def _never_came(ad: Ad, now: float, limit_s: float) -> RemoteEnd:
-    at = _Clock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + limit_s
+    at = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + limit_s
     return RemoteEnd(EndKind.STOPPED, at, None, "its files never reached the schedd")
 
 
-def _evicted(ad: Ad, clock: _Clock) -> RemoteEnd:
+def _evicted(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     """It is idle again, and it would have been its second life."""
     vacated = moment(ad, "LastVacateTime")
     at = clock.ours(vacated or moment(ad, "EnteredCurrentStatus"))
@@ -231,7 +205,7 @@ def _evicted(ad: Ad, clock: _Clock) -> RemoteEnd:
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "evicted from its slot")
 
 
-def _completed(ad: Ad, clock: _Clock) -> RemoteEnd:
+def _completed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     at = clock.ours(moment(ad, "CompletionDate") or moment(ad, "EnteredCurrentStatus"))
     if value(ad, "ExitBySignal") is True:
         signal = whole(ad, "ExitSignal")
@@ -240,7 +214,7 @@ def _completed(ad: Ad, clock: _Clock) -> RemoteEnd:
     return RemoteEnd(EndKind.EXITED, at, None if code is None else int(code))
 
 
-def _held(ad: Ad, last: str, clock: _Clock) -> RemoteEnd:
+def _held(ad: Ad, last: str, clock: _ScheddClock) -> RemoteEnd:
     """``last``: "Last" for a hold that is over."""
     code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _REASON) or "without a reason", _REASON)
@@ -248,7 +222,7 @@ def _held(ad: Ad, last: str, clock: _Clock) -> RemoteEnd:
     return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", hold_kind(code, subcode))
 
 
-def _removed(ad: Ad, clock: _Clock) -> RemoteEnd:
+def _removed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     """Taken out of the queue: by us, by its own policy after an eviction or a hold, or by somebody else."""
     why = text(ad, "RemoveReason", _REASON)
     at = clock.ours(moment(ad, "EnteredCurrentStatus"))
@@ -257,10 +231,76 @@ def _removed(ad: Ad, clock: _Clock) -> RemoteEnd:
         return _evicted(ad, clock)
     if before == HELD and whole(ad, "LastHoldReasonCode") != SPOOLING:
         return _held(ad, "Last", clock)
-    if why.startswith(OUR_WORDS):
-        return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_WORDS))
+    if why.startswith(OUR_REASON):
+        return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_REASON))
     if before == HELD:
         return RemoteEnd(EndKind.FAULT, at, None, "its files never reached the schedd", FaultKind.UNKNOWN)
     if "SYSTEM_PERIODIC_REMOVE" in why:
         return RemoteEnd(EndKind.FAULT, at, None, why, FaultKind.CONFIG)
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "removed by somebody else")
+
+
+SPOOLING = 16
+"""Input files are being spooled: not held at all."""
+
+_KINDS = {
+    1: FaultKind.NODE,  # UserRequest: condor_hold. One such drone says nothing of the site; several, of their type
+    3: FaultKind.CONFIG,  # JobPolicy: an expression of the job's own
+    4: FaultKind.DENIED,  # CorruptedCredential
+    5: FaultKind.CONFIG,  # JobPolicyUndefined
+    6: FaultKind.NODE,  # FailedToCreateProcess
+    7: FaultKind.NODE,  # UnableToOpenOutput
+    8: FaultKind.NODE,  # UnableToOpenInput
+    9: FaultKind.NODE,  # UnableToOpenOutputStream
+    10: FaultKind.NODE,  # UnableToOpenInputStream
+    11: FaultKind.NODE,  # InvalidTransferAck
+    12: FaultKind.NODE,  # TransferOutputError
+    13: FaultKind.NODE,  # TransferInputError
+    14: FaultKind.NODE,  # IwdError
+    15: FaultKind.CONFIG,  # SubmittedOnHold
+    17: FaultKind.UNKNOWN,  # JobShadowMismatch
+    18: FaultKind.NODE,  # InvalidTransferGoAhead
+    19: FaultKind.CONFIG,  # HookPrepareJobFailure: the site's own hook refused it
+    20: FaultKind.CAPACITY,  # MissedDeferredExecutionTime
+    21: FaultKind.CONFIG,  # StartdHeldJob: the node's policy
+    22: FaultKind.NODE,  # UnableToInitUserLog
+    23: FaultKind.DENIED,  # FailedToAccessUserAccount
+    24: FaultKind.CONFIG,  # NoCompatibleShadow
+    25: FaultKind.CONFIG,  # InvalidCronSettings
+    26: FaultKind.CONFIG,  # SystemPolicy: SYSTEM_PERIODIC_HOLD
+    27: FaultKind.CONFIG,  # SystemPolicyUndefined
+    32: FaultKind.QUOTA,  # MaxTransferInputSizeExceeded
+    33: FaultKind.QUOTA,  # MaxTransferOutputSizeExceeded
+    34: FaultKind.DRONE,  # JobOutOfResources: over its memory, by what the jobs in it did
+    35: FaultKind.CONFIG,  # InvalidDockerImage
+    36: FaultKind.NODE,  # FailedToCheckpoint
+    37: FaultKind.DENIED,  # EC2UserError and other grid types
+    38: FaultKind.DOWN,  # EC2InternalError
+    39: FaultKind.QUOTA,  # EC2AdminError
+    40: FaultKind.CAPACITY,  # EC2ConnectionProblem
+    41: FaultKind.DOWN,  # EC2ServerError
+    42: FaultKind.UNKNOWN,  # EC2InstancePotentiallyLostError
+    43: FaultKind.CONFIG,  # PreScriptFailed
+    44: FaultKind.CONFIG,  # PostScriptFailed
+    45: FaultKind.NODE,  # SingularityTestFailed: the node's container runtime
+    46: FaultKind.DRONE,  # JobDurationExceeded
+    47: FaultKind.DRONE,  # JobExecuteExceeded: it did not leave at the end of its walltime
+    48: FaultKind.NODE,  # HookShadowPrepareJobFailure
+}
+_STARTD_HELD = 21
+_USED_TOO_MUCH = frozenset({101, 102, 104})
+"""Sub-codes of HTCondor's policies HOLD_IF_CPUS_EXCEEDED, _MEMORY_ and _DISK_: the jobs in the drone did that."""
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
+"""Codes whose sub-code is an ``errno``."""
+
+
+def hold_kind(code: int, subcode: int) -> FaultKind:
+    """The kind of fault behind a hold."""
+    if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
+        return FaultKind.DRONE
+    if code in _SETUP and subcode in _FULL:
+        return FaultKind.QUOTA if subcode == errno.EDQUOT else FaultKind.NODE
+    if code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
+        return FaultKind.DENIED
+    return _KINDS.get(code, FaultKind.UNKNOWN)

@@ -1,95 +1,346 @@
-"""The site's nodes: all that each has, what is free of it, which drone types it could host, which slots must go."""
+"""A node as it would be if nobody used it: its slots' ads with everything given back, to judge jobs against."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from adapters.htcondor.site.matching import Amount, Host, Place, request
-from adapters.htcondor.site.submission import device_pattern, share
-from adapters.shared.htcondor.ads import Ad, expression, holds, moment, number, text, value
-from provisioner.model import WHOLE_GPU, DroneType, Node
+import classad2
+
+from adapters.htcondor.classads import (
+    LARGEST,
+    Ad,
+    as_number,
+    attribute_names,
+    evaluated,
+    expression,
+    holds,
+    moment,
+    number,
+    source,
+    text,
+    value,
+    whole,
+)
+from adapters.htcondor.site.submission import device_pattern, share_error
+from provisioner.model import WHOLE_GPU, DroneType, Node, RemoteDrone, RemoteState
+
+MACHINE_SLOTS = 'SlotType =!= "Dynamic"'
+"""The slots that stay: a partitionable slot tells what is left in it, and what of it was there at first."""
+
+MACHINE_SLOT_PROJECTION: tuple[str, ...] = ()
+"""All attributes. Requirements of jobs and START may look at any of them, and one that was not asked for would be
+taken for one that the node has not got: a node that could host a job would be left out without a word."""
+
+_MOST_GPUS = 256
+_BUSY_STATES = frozenset({"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"})
+_CHILD = ("Name", "State", "Activity", "RemoteUser", "EnteredCurrentState", "GPUs", "Cpus", "Memory", "Disk")
+_MOST_CARVED = 4096
+_RESOURCES = ("Cpus", "Memory", "Disk", "GPUs")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotResources:
+    """Resources of a slot, a machine or a job; GPUs are whole devices, as HTCondor counts them."""
+
+    gpus: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    disk_mib: int = 0
+
+    def __add__(self, other: SlotResources) -> SlotResources:
+        return SlotResources(
+            self.gpus + other.gpus,
+            self.cpus + other.cpus,
+            self.memory_mib + other.memory_mib,
+            self.disk_mib + other.disk_mib,
+        )
+
+    def __sub__(self, other: SlotResources) -> SlotResources:
+        return self + SlotResources(-other.gpus, -other.cpus, -other.memory_mib, -other.disk_mib)
+
+    def holds(self, other: SlotResources) -> bool:
+        return (
+            self.gpus >= other.gpus
+            and self.cpus >= other.cpus
+            and self.memory_mib >= other.memory_mib
+            and self.disk_mib >= other.disk_mib
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSlot:
+    """A dynamic slot as the partitionable slot's own ad tells it."""
+
+    name: str
+    user: str
+    amount: SlotResources
+    entered_at: float
+    """When it came into its state, by the node's clock."""
+    waits_for_its_job: bool
+    """Claimed, and nothing runs in it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSlot:
+    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
+
+    ad: Ad = field(repr=False)
+    all: SlotResources
+    free: SlotResources
+    partitionable: bool
+    carved: tuple[DynamicSlot, ...] | None = None
+    """None where the ad does not tell."""
+
+    @property
+    def gpus(self) -> tuple[Ad, ...]:
+        """Properties of each GPU, or none if the ad tells them for all together only."""
+        named = (value(self.ad, name) for name in _device_names(self.ad))
+        return tuple(device for device in named if isinstance(device, classad2.ClassAd))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine of the site with its slots. Several slots of a machine are one node to the planner, but a job has to
+    fit into one of them."""
+
+    name: str
+    slots: tuple[MachineSlot, ...]
+
+    @property
+    def all(self) -> SlotResources:
+        return sum((slot.all for slot in self.slots), SlotResources())
+
+    @property
+    def free(self) -> SlotResources:
+        return sum((slot.free for slot in self.slots), SlotResources())
+
+    @property
+    def carved(self) -> tuple[DynamicSlot, ...] | None:
+        """The slots in use; None where one of the places does not tell."""
+        told = [slot.carved for slot in self.slots]
+        return None if None in told else tuple(slot for slots in told for slot in slots or ())
+
+
+def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[Machine, ...]:
+    """The machines behind slot ads (those of ``CONSTRAINT``, with ``PROJECTION``), by name.
+
+    Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it may list them for
+    a quarter of an hour more. Of two slots of one name the one that was heard last counts.
+    """
+    alive: dict[str, Ad] = {}
+    for ad in slot_ads:
+        if value(ad, "SlotType") == "Dynamic" or moment(ad, "LastHeardFrom") < oldest_heard_at:
+            continue
+        slot = text(ad, "Name")
+        if slot not in alive or moment(alive[slot], "LastHeardFrom") < moment(ad, "LastHeardFrom"):
+            alive[slot] = ad
+    machines: dict[str, list[MachineSlot]] = {}
+    for slot in sorted(alive):
+        if machine := text(alive[slot], "Machine"):
+            machines.setdefault(machine, []).append(_machine_slot(alive[slot]))
+    return tuple(Machine(name, tuple(slots)) for name, slots in sorted(machines.items()))
+
+
+def _machine_slot(ad: Ad) -> MachineSlot:
+    partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
+    emptied = _emptied(ad)
+    offered = _amount(ad) if partitionable or str(value(ad, "State")).lower() == "unclaimed" else SlotResources()
+    free = offered if _serves(ad, partitionable) else SlotResources()
+    return MachineSlot(emptied, _amount(emptied), free, partitionable, _carved(ad) if partitionable else None)
+
+
+def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
+    """Child* of the ad: lists of one length, an entry for each dynamic slot."""
+    count = whole(ad, "NumDynamicSlots")
+    columns = {name: value(ad, f"Child{name}") for name in _CHILD}
+    lists = {name: found for name, found in columns.items() if isinstance(found, list) and len(found) == count}
+    if count and not {"Name", "State"} <= lists.keys():
+        return None
+
+    def of(name: str, at: int) -> object:
+        return lists[name][at] if name in lists else None
+
+    def amount(name: str, at: int) -> int:
+        return math.ceil(min(max(as_number(of(name, at)) or 0.0, 0.0), LARGEST))
+
+    return tuple(
+        DynamicSlot(
+            name=str(of("Name", at))[:600],
+            user=str(of("RemoteUser", at) or "")[:600],
+            amount=SlotResources(
+                amount("GPUs", at), amount("Cpus", at), amount("Memory", at), amount("Disk", at) // 1024
+            ),
+            entered_at=as_number(of("EnteredCurrentState", at)) or 0.0,
+            waits_for_its_job=(str(of("State", at)).lower(), str(of("Activity", at)).lower()) == ("claimed", "idle"),
+        )
+        for at in range(min(count, _MOST_CARVED))
+    )
+
+
+def _amount(ad: Ad) -> SlotResources:
+    return SlotResources(whole(ad, "GPUs"), whole(ad, "Cpus"), whole(ad, "Memory"), whole(ad, "Disk") // 1024)
+
+
+def _serves(ad: Ad, partitionable: bool) -> bool:
+    """Whether the slot takes jobs at all now. (START need not hold without a job, and IS_OWNER may follow it.)"""
+    state = str(value(ad, "State")).lower()
+    if (
+        value(ad, "Offline") is True
+        or value(ad, "Draining") is True
+        or str(value(ad, "Activity")).lower() == "retiring"
+    ):
+        return False
+    return state == "unclaimed" if not partitionable else state not in _BUSY_STATES
+
+
+def _emptied(ad: Ad) -> Ad:
+    """A copy with all of the slot's resources back, unclaimed."""
+    empty = classad2.ClassAd()
+    empty.update(ad)
+    for name in _RESOURCES:
+        there = whole(ad, f"TotalSlot{name}") or whole(ad, name)
+        if there or name != "GPUs":
+            empty[name] = there
+    if devices := _device_names(ad):
+        empty["AvailableGPUs"] = expression("{" + ",".join(devices) + "}")
+    empty["State"], empty["Activity"] = "Unclaimed", "Idle"
+    return empty
+
+
+def _device_names(ad: Ad) -> tuple[str, ...]:
+    """``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is there as often as it is given out."""
+    prefix = "gpus_"
+    nested = {
+        name.lower(): name
+        for name in ad
+        if name.lower().startswith(prefix) and isinstance(value(ad, name), classad2.ClassAd)
+    }
+    assigned = value(ad, "AssignedGPUs")
+    ids = [each.strip() for each in assigned.split(",")] if isinstance(assigned, str) else []
+    known = [nested[at] for each in ids if (at := prefix + each.lower().replace("-", "_")) in nested]
+    return tuple((known or sorted(nested.values()))[:_MOST_GPUS])
+
+
+# ---------------------------------------------------------------------------------------------------------- judgement
+
+
+def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
+    """A job ad that asks for so much, and no more than that is known of it."""
+    ad = classad2.ClassAd(
+        {
+            "MyType": "Job",
+            "JobUniverse": 5,
+            "RequestCpus": amount.cpus,
+            "RequestMemory": amount.memory_mib,
+            "RequestDisk": amount.disk_mib * 1024,
+        }
+    )
+    if amount.gpus:
+        ad["RequestGPUs"] = amount.gpus
+    for name, each in more.items():
+        ad[name] = each
+    return ad
+
+
+def refused(source_text: str, my: Ad, target: Ad) -> bool:
+    """Whether an expression is definitely false for a pair of ads; undefined and error are not. Empty: it is not."""
+    return bool(source_text) and _falsehood(evaluated(expression(source_text), my, target))
+
+
+def _falsehood(found: object) -> bool:
+    return found is False or (not isinstance(found, bool) and as_number(found) == 0)
+
+
+def start_of(slot: MachineSlot) -> str:
+    """The slot's START; "" where it does not tell."""
+    return source(slot.ad, "Start")
+
+
+def devices_with(clause: str, job: Ad, slot: MachineSlot) -> int | None:
+    """How many GPUs of a place meet a clause of RequireGPUs; None if that cannot be said."""
+    counted = evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad)
+    found = as_number(counted)
+    return None if found is None or not math.isfinite(found) else int(found)
+
 
 NOTICE_CONSTRAINT = (
     'SlotType =!= "Partitionable" && (State == "Preempting" || Activity == "Retiring" || Activity == "Vacating"'
     " || PreemptingRank =!= undefined || PreemptingOwner =!= undefined)"
 )
 """Slots that the site is taking back: mostly none, so asking for them costs nothing."""
-NOTICE_PROJECTION = (
-    "Name",
-    "Machine",
-    "SlotType",
-    "State",
-    "Activity",
-    "PreemptingOwner",
-    "PreemptingRank",
-    "EnteredCurrentActivity",
-    "MyCurrentTime",
-    "LastHeardFrom",
+NOTICE_PROJECTION = attribute_names(
+    """
+    Name Machine SlotType State Activity PreemptingOwner PreemptingRank EnteredCurrentActivity MyCurrentTime
+    LastHeardFrom
+    """
 )
 _VRAM_TOLD = 0.9
 """A "40 GB" card tells 40326 MiB and a "32 GB" one 32510: less than what the admin writes, and never this much less."""
 
 
 def nodes(
-    hosts: Sequence[Host],
+    machines: Sequence[Machine],
     types: Iterable[DroneType],
     requirements: Mapping[str, str],
-    corrections: Mapping[str, Amount] = {},
+    corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
     """One node per machine. ``requirements``: by type name, what the site's admin demands of a slot besides.
     ``corrections``: by machine, what is to be added to what its slots say is free (:mod:`occupancy`)."""
-    free = {host.name: host.free + corrections.get(host.name, Amount()) for host in hosts}
+    free = {machine.name: machine.free + corrections.get(machine.name, SlotResources()) for machine in machines}
     kinds = [(kind, _job(kind), requirements.get(kind.name, "")) for kind in types]
     return tuple(
         Node(
-            name=host.name,
+            name=machine.name,
             types=tuple(
                 kind.name
                 for kind, job, extra in kinds
-                if any(could_host(place, kind, job, extra) for place in host.places)
+                if any(could_host(slot, kind, job, extra) for slot in machine.slots)
             ),
-            gpu_milli=host.all.gpus * WHOLE_GPU,
-            cpus=host.all.cpus,
-            memory_mib=host.all.memory_mib,
-            disk_mib=host.all.disk_mib,
-            free_gpu_milli=max(0, free[host.name].gpus) * WHOLE_GPU,
-            free_cpus=max(0, free[host.name].cpus),
-            free_memory_mib=max(0, free[host.name].memory_mib),
-            free_disk_mib=max(0, free[host.name].disk_mib),
+            gpu_milli=machine.all.gpus * WHOLE_GPU,
+            cpus=machine.all.cpus,
+            memory_mib=machine.all.memory_mib,
+            disk_mib=machine.all.disk_mib,
+            free_gpu_milli=max(0, free[machine.name].gpus) * WHOLE_GPU,
+            free_cpus=max(0, free[machine.name].cpus),
+            free_memory_mib=max(0, free[machine.name].memory_mib),
+            free_disk_mib=max(0, free[machine.name].disk_mib),
         )
-        for host in hosts
+        for machine in machines
     )
 
 
-def shape(kind: DroneType) -> Amount:
+def shape(kind: DroneType) -> SlotResources:
     """What a drone of this type asks the site for. (A share of a GPU is a whole one there, and refused.)"""
-    return Amount(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
+    return SlotResources(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
 def _job(kind: DroneType) -> Ad:
     return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site})
 
 
-def could_host(place: Place, kind: DroneType, job: Ad, requirements: str = "") -> bool:
+def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
     """Whether the slot, empty, could host a drone of this type. A property that it does not tell refuses nothing; what
     the admin demands must be met as HTCondor reads it: told and true."""
-    arch = value(place.ad, "Arch")
+    arch = value(slot.ad, "Arch")
     return (
-        not share(kind)
-        and place.all.holds(shape(kind))
+        not share_error(kind)
+        and slot.all.holds(shape(kind))
         and (not isinstance(arch, str) or arch.lower() == kind.arch.lower())
-        and _fitting_gpus(place, kind) >= shape(kind).gpus
-        and (not requirements or holds(expression(requirements), job, place.ad))
+        and _fitting_gpus(slot, kind) >= shape(kind).gpus
+        and (not requirements or holds(expression(requirements), job, slot.ad))
     )
 
 
-def _fitting_gpus(place: Place, kind: DroneType) -> int:
+def _fitting_gpus(slot: MachineSlot, kind: DroneType) -> int:
     if kind.gpu_milli == 0:
-        return place.all.gpus
-    if devices := place.gpus:
+        return slot.all.gpus
+    if devices := slot.gpus:
         return sum(_fits(device, "", kind) for device in devices)
-    return place.all.gpus if _fits(place.ad, "GPUs_", kind) else 0
+    return slot.all.gpus if _fits(slot.ad, "GPUs_", kind) else 0
 
 
 def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
@@ -128,3 +379,63 @@ def _taken_back(ad: Ad) -> bool:
     state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
     waited_for = value(ad, "PreemptingOwner") is not None or value(ad, "PreemptingRank") is not None
     return state == "preempting" or activity in ("retiring", "vacating") or (state == "claimed" and waited_for)
+
+
+_TOLD_WITHIN_S = 60.0
+"""So long after a drone's end, by our clock, its slot may still be told; one that is told later is there."""
+
+
+def carved(machines: Iterable[Machine]) -> Mapping[str, frozenset[str]]:
+    """By machine, the names of the slots that its ads know; machines that do not tell are left out."""
+    return {
+        machine.name: frozenset(slot.name for slot in slots)
+        for machine in machines
+        if (slots := machine.carved) is not None
+    }
+
+
+def corrections(
+    machines: Iterable[Machine],
+    drones: Iterable[RemoteDrone],
+    shapes: Mapping[str, SlotResources],
+    owners: Iterable[tuple[str, SlotResources]] = (),
+    users: Collection[str] = (),
+    now: float | None = None,
+) -> Mapping[str, SlotResources]:
+    """By machine, what is to be added to the free amounts that its ads tell (and, negative, taken off).
+
+    ``shapes``: of drone types by name. ``owners``: the slot names of the owner's running jobs and what each holds.
+    ``users``: whose jobs ours are.
+    """
+    now = time.time() if now is None else now
+    ours = list(drones)
+    running = {drone.slot: shapes[drone.type] for drone in ours if _holds(drone) and drone.type in shapes}
+    running |= dict(owners)
+    ended = {
+        drone.slot: drone.end.at
+        for drone in ours
+        if drone.end is not None and now - drone.end.at <= _TOLD_WITHIN_S and drone.slot not in running
+    }
+    by_machine: dict[str, list[tuple[str, SlotResources]]] = {}
+    for name, amount in running.items():
+        by_machine.setdefault(name.rpartition("@")[2], []).append((name, amount))
+    found: dict[str, SlotResources] = {}
+    for machine in machines:
+        if machine.carved is None:
+            continue
+        known = {slot.name for slot in machine.carved}
+        more = SlotResources()
+        for slot in machine.carved:
+            # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
+            if slot.user in users and slot.name in ended and slot.entered_at <= ended[slot.name]:
+                more += slot.amount
+        for name, amount in by_machine.get(machine.name, ()):
+            if name not in known:
+                more -= amount
+        if more != SlotResources():
+            found[machine.name] = more
+    return found
+
+
+def _holds(drone: RemoteDrone) -> bool:
+    return drone.state is RemoteState.RUNNING and bool(drone.slot)

@@ -1,89 +1,47 @@
-"""What the owner of the hardware wants of it and has of it: his waiting jobs as claims, his running ones as a sum."""
+"""Jobs of the owner of the hardware: waiting ones as claims, running ones as a sum."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from adapters.htcondor.site.matching import Amount, Host, Place, devices_with, refused, start_of
-from adapters.htcondor.site.owner_queue import ELSEWHERE, IDLE, RUNNING, Group
-from adapters.shared.htcondor.ads import Ad, source, text, whole
-from adapters.shared.htcondor.expression import Expression
+from adapters.htcondor.classads import Ad, source, text, whole
+from adapters.htcondor.site.client import HTCondorClient
+from adapters.htcondor.site.nodes import Machine, MachineSlot, SlotResources, devices_with, refused, start_of
+from adapters.htcondor.site.owner_queue import ELSEWHERE, IDLE, RUNNING, OwnerJobGroup, OwnerQueue, further, wanted_by
+from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
-from provisioner.config.units import Size
+from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
 
 _MOST_NOTICES = 10
 _MOST_CLAIMS = 500
-"""Shapes of waiting jobs that are told apart. More than the site's nodes can be freed for in one tick."""
+"""Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
 
 SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
-
-_HOST = r"^[A-Za-z0-9@._-]{1,255}$"
-_SUBMITTER = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
-
-
-class JobShape(BaseModel):
-    """What one job is taken to need where its queue may not be read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gpus: int = Field(default=1, ge=0, le=1000, description="GPUs of one job.", examples=[1])
-    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one job.", examples=[4])
-    memory: Size = Field(default=2048, description="Memory of one job.", examples=["16 GiB"])
-
-
-class OwnerSettings(BaseModel):
-    """Whose jobs come first, and where they wait."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    jobs: Expression = Field(
-        default="true",
-        description="A job for which this ClassAd expression is true is the owner's. Our own drones never are.",
-        examples=['AcctGroup == "etp"'],
-    )
-    schedds: tuple[Annotated[str, Field(pattern=_HOST)], ...] = Field(
-        default=(),
-        description="Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is"
-        " needed there.",
-        examples=[["submit.etp.example.org"]],
-    )
-    submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER)], ...] = Field(
-        default=(),
-        description="Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be"
-        " read: the site's collector tells how many of their jobs are idle, and `shape` is what one needs.",
-        examples=[["*@etp.example.org"]],
-    )
-    shape: JobShape = Field(
-        default_factory=JobShape,
-        description="What one job of `submitters` is taken to need.",
-        examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}],
-    )
-
-    @model_validator(mode="after")
-    def _some_queue(self) -> Self:
-        if not self.schedds and not self.submitters:
-            raise ValueError("no queue is named: write `schedds: [name]`")
-        if self.shape != JobShape() and not self.submitters:
-            raise ValueError("`shape` is for the jobs of `submitters`, and none are named")
-        return self
+OWNER_QUEUE_TIMEOUT_S = 6.0
+"""Longest wait for all of them together."""
+REMEMBERED_S = 600.0
+"""The last answer of a silent queue counts for this long."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
+_MAX_NAMES = 300
+_MAX_QUERIES = 4
+"""An attribute that is looked at may be an expression that looks at others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Claims, and what a person should know of jobs that are none."""
+class OwnerClaims:
+    """Claims, and notices about jobs for which there is none."""
 
     claims: tuple[OwnerDemand, ...] = ()
     notices: tuple[str, ...] = ()
 
 
-def job_constraint(settings: OwnerSettings) -> str:
-    """Which jobs to ask a schedd for: the owner's, waiting or running on machines, and no drone."""
+def job_constraint(settings: HTCondorOwnerConfig) -> str:
+    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
     return (
         f"({settings.jobs}) && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
         + "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
@@ -94,11 +52,11 @@ def job_constraint(settings: OwnerSettings) -> str:
 # ------------------------------------------------------------------------------------------------------------ waiting
 
 
-def claims(groups: Iterable[Group], hosts: Sequence[Host], left_out: int = 0) -> Wanted:
-    """Waiting jobs of the owner: a claim for each group that some node could host.
+def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[Machine], left_out: int = 0) -> OwnerClaims:
+    """Return a claim for each group of waiting jobs that some node could host.
 
     A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
-    made. ``left_out``: groups that nobody looks at.
+    made. ``left_out`` is the number of further groups.
     """
     found, never = [], []
     feasible: dict[str, tuple[str, ...] | None] = {}
@@ -108,9 +66,9 @@ def claims(groups: Iterable[Group], hosts: Sequence[Host], left_out: int = 0) ->
             limited[group.used_up] = limited.get(group.used_up, 0) + len(group.submitted)
             continue
         if group.alike not in feasible:
-            feasible[group.alike] = _could_host(group, hosts)
+            feasible[group.alike] = _could_host(group, machines)
         if (where := feasible[group.alike]) is None:
-            never.append(_hopeless(group))
+            never.append(_hopeless_notice(group))
         else:
             found.append(_claim(group, where))
     notices = _bounded(never)
@@ -120,10 +78,10 @@ def claims(groups: Iterable[Group], hosts: Sequence[Host], left_out: int = 0) ->
     )
     if (more := len(found[_MOST_CLAIMS:]) + left_out) > 0:
         notices += (f"owner: {more} further shapes of waiting jobs are not looked at",)
-    return Wanted(tuple(found[:_MOST_CLAIMS]), notices)
+    return OwnerClaims(tuple(found[:_MOST_CLAIMS]), notices)
 
 
-def _claim(group: Group, nodes: tuple[str, ...]) -> OwnerDemand:
+def _claim(group: OwnerJobGroup, nodes: tuple[str, ...]) -> OwnerDemand:
     return OwnerDemand(
         count=len(group.submitted),
         gpu_milli=group.size.gpus * WHOLE_GPU,
@@ -136,29 +94,32 @@ def _claim(group: Group, nodes: tuple[str, ...]) -> OwnerDemand:
     )
 
 
-def _could_host(group: Group, hosts: Sequence[Host]) -> tuple[str, ...] | None:
-    """Nodes that could host one such job if they were empty; none named if it is all of them; None if none could."""
-    names = tuple(host.name for host in hosts if any(_hosts(place, group) for place in host.places))
-    if hosts and not names:
+def _could_host(group: OwnerJobGroup, machines: Sequence[Machine]) -> tuple[str, ...] | None:
+    """Return the nodes that could host one such job if they were empty; () for all of them, None for none of them."""
+    names = tuple(machine.name for machine in machines if any(_could_host_one(slot, group) for slot in machine.slots))
+    if machines and not names:
         return None
-    return () if len(names) == len(hosts) else names
+    return () if len(names) == len(machines) else names
 
 
-def _hosts(place: Place, group: Group) -> bool:
-    """Whether a place, empty, could host the job. What cannot be judged from here does not speak against it: a claim
-    too many costs a drone, a claim too few lets the owner wait. (A job that is too greedy for START on the empty node
-    may yet run beside others, where fewer GPUs are free to keep something for: drones that leave do not help it.)"""
+def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
+    """Return True if a slot, when empty, could host the job.
+
+    What cannot be judged from here does not speak against it: a claim too many costs a drone, a claim too few lets the
+    owner wait. (A job that is too greedy for START on the empty node may yet run beside others, where fewer GPUs are
+    free to keep something for: drones that leave do not help it.)
+    """
     size, job = group.size, group.sample
-    if not place.all.holds(size):
+    if not slot.all.holds(size):
         return False
     if size.gpus and source(job, "RequireGPUs"):
-        fitting = devices_with("MY.RequireGPUs", job, place)
-        if fitting is not None and fitting < size.gpus and place.gpus:
+        fitting = devices_with("MY.RequireGPUs", job, slot)
+        if fitting is not None and fitting < size.gpus and slot.gpus:
             return False
-    return not refused(source(job, "Requirements"), job, place.ad) and not refused(start_of(place), place.ad, job)
+    return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
 
 
-def _hopeless(group: Group) -> str:
+def _hopeless_notice(group: OwnerJobGroup) -> str:
     size, count = group.size, len(group.submitted)
     more = ", ..." if count > len(group.ids) else ""
     return printable(
@@ -174,9 +135,11 @@ def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
     return (*lines[: _MOST_NOTICES - 1], f"owner: {len(lines) - _MOST_NOTICES + 1} further shapes fit no node")
 
 
-def submitter_claims(submitter_ads: Iterable[Ad], settings: OwnerSettings, now: float) -> tuple[OwnerDemand, ...]:
-    """Claims by the collector's totals alone, for queues that may not be read: one per submitter. They say neither
-    shape nor age: ``settings.shape`` and ``now`` stand for them."""
+def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
+    """Return a claim per submitter whose queue may not be read, by the collector's totals alone.
+
+    These tell neither shape nor age: ``settings.shape`` and ``now`` stand for them.
+    """
     idle: dict[str, dict[str, int]] = {}
     for ad in submitter_ads:
         name = text(ad, "Name")
@@ -199,9 +162,177 @@ def submitter_claims(submitter_ads: Iterable[Ad], settings: OwnerSettings, now: 
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def running(held: Iterable[tuple[str, Amount]], hosts: Sequence[Host]) -> OwnerLoad:
-    """What the owner's jobs hold that run on these machines, of all that run: slot and amount of each."""
-    names = {host.name.lower() for host in hosts}
+def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[Machine]) -> OwnerLoad:
+    """Return the sum of what the owner's jobs hold on these machines. ``held``: slot and resources of each job."""
+    names = {machine.name.lower() for machine in machines}
     here = [amount for slot, amount in held if slot.rpartition("@")[2].lower() in names]
-    total = sum(here, Amount())
+    total = sum(here, SlotResources())
     return OwnerLoad(len(here), total.gpus * WHOLE_GPU, total.cpus, total.memory_mib)
+
+
+# -------------------------------------------------------------------------------------------------------------- queues
+
+
+@dataclass(frozen=True, slots=True)
+class HTCondorOwnerView:
+    """Claims and running jobs of the owner."""
+
+    claims: tuple[OwnerDemand, ...] = ()
+    runs: OwnerLoad | None = None
+    notices: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    held: tuple[tuple[str, SlotResources], ...] = ()
+    """The slots of their running jobs, and what each holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerQueueView:
+    """The newest answer of one queue."""
+
+    queue: OwnerQueue
+    fresh: bool
+    slots: frozenset[tuple[str, float]]
+    """The dynamic slots of the site at that time: one that is not among them has begun since."""
+
+
+@dataclass(slots=True)
+class _QueueMemory:
+    """What is remembered of one schedd; times by the monotonic clock."""
+
+    answer: OwnerQueueView | None = None
+    heard_at: float = 0.0
+    failures: int = 0
+    """Questions in a row that it did not answer."""
+    error: str = ""
+    ask_at: float = 0.0
+    names: frozenset[str] = field(default_factory=frozenset)
+    """Attributes that its jobs look at."""
+
+    def notice(self, schedd: str, now: float) -> str:
+        """Return a line about a silent queue."""
+        age_s = now - self.heard_at
+        if self.answer is None:
+            meanwhile = "its jobs are not seen"
+        elif age_s <= REMEMBERED_S:
+            meanwhile = f"what it said {age_s:.0f} s ago still counts"
+        else:
+            meanwhile = f"its jobs are not seen, what it said {age_s:.0f} s ago is too old"
+        return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
+
+
+class OwnerQueuePoller:
+    """The owner's queues, all asked at once.
+
+    A queue that does not answer delays nothing. Its last answer counts for a while: without its claims drones would
+    start in the very room that is being made for its jobs.
+    """
+
+    def __init__(
+        self, client: HTCondorClient, settings: HTCondorOwnerConfig | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client, self._settings, self._clock = client, settings, clock
+        self._constraint = job_constraint(settings) if settings else "false"
+        self._known = {schedd: _QueueMemory() for schedd in (settings.schedds if settings else ())}
+
+    async def poll(self, machines: Sequence[Machine]) -> HTCondorOwnerView:
+        """Return what the owner's jobs claim and hold."""
+        if self._settings is None:
+            return HTCondorOwnerView()
+        answers, notices = await self.query(machines)
+        claims, remarks = await asyncio.to_thread(_claims_of, answers, machines)  # some milliseconds for each shape
+        if self._settings.submitters:
+            totals = await self._client.submitters(SUBMITTER_PROJECTION)
+            claims = (*claims, *submitter_claims(totals, self._settings, time.time()))
+        held = tuple(each for one in answers if one.fresh for each in one.queue.running)
+        runs = running(held, machines) if any(one.fresh for one in answers) else None
+        return HTCondorOwnerView(claims, runs, tuple(notices), remarks, held)
+
+    async def query(self, machines: Sequence[Machine]) -> tuple[Sequence[OwnerQueueView], Sequence[str]]:
+        """Return the answer of each queue, and a notice for each that is silent.
+
+        Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
+        """
+        wanted, slots = wanted_by(machines), dynamic_slots(machines)
+        now = self._clock()
+        async with asyncio.TaskGroup() as group:
+            for schedd, known in self._known.items():
+                if known.ask_at <= now:
+                    group.create_task(self._ask(schedd, known, wanted, slots))
+        now = self._clock()
+        answers = []
+        for known in self._known.values():
+            if known.answer is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S):
+                answers.append(replace(known.answer, fresh=not known.failures))
+        return answers, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+
+    async def _ask(
+        self, schedd: str, known: _QueueMemory, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
+    ) -> None:
+        try:
+            async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
+                queue = await self._queue(schedd, known, wanted)
+        except (AdapterError, TimeoutError) as error:
+            known.failures += 1
+            known.error = str(error) or f"no answer within {OWNER_QUEUE_TIMEOUT_S:g} s"
+            known.ask_at = self._clock() + min(_FIRST_WAIT_S * 2 ** min(known.failures - 1, 8), _LONGEST_WAIT_S)
+        else:
+            known.answer, known.heard_at = OwnerQueueView(queue, True, slots), self._clock()
+            known.failures, known.error, known.ask_at = 0, "", 0.0
+
+    async def _queue(self, schedd: str, known: _QueueMemory, wanted: frozenset[str]) -> OwnerQueue:
+        """Return a queue with all that its jobs' expressions look at; it is asked again, which is rare, until then."""
+        for _ in range(_MAX_QUERIES):
+            names = wanted | known.names
+            queue = await self._client.owner_queue(schedd, self._constraint, sorted(names))
+            more = further(queue, names)
+            if not more or len(known.names | more) > _MAX_NAMES:
+                break
+            known.names |= more
+        return queue
+
+
+def _claims_of(
+    answers: Sequence[OwnerQueueView], machines: Sequence[Machine]
+) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
+    found = []
+    for one in answers:
+        waiting = without_matched(one.queue.groups, machines, None if one.fresh else one.slots)
+        found.append(claims(waiting, machines, one.queue.left_out))
+    return tuple(c for each in found for c in each.claims), tuple(n for each in found for n in each.notices)
+
+
+def dynamic_slots(machines: Iterable[Machine]) -> frozenset[tuple[str, float]]:
+    """Return name and start of each dynamic slot."""
+    return frozenset((slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ())
+
+
+def without_matched(
+    groups: Sequence[OwnerJobGroup], machines: Iterable[Machine], before: Collection[tuple[str, float]] | None = None
+) -> list[OwnerJobGroup]:
+    """Return the owner's waiting jobs without those that have a slot already.
+
+    Such a slot is claimed by their user and large enough, and nothing runs in it yet. Where their queue was read when
+    there were only the slots ``before``, it is one that is new.
+    """
+    ready = [
+        slot
+        for machine in machines
+        for slot in machine.carved or ()
+        if slot.waits_for_its_job or (before is not None and (slot.name, slot.entered_at) not in before)
+    ]
+    waiting = [list(group.submitted) for group in groups]
+    users = {slot.user for slot in ready}
+    oldest = sorted((at, n) for n, group in enumerate(groups) if group.user in users for at in group.submitted)
+    for at, n in oldest:
+        if not ready:
+            break
+        mine = next((s for s in ready if s.user == groups[n].user and _fits_in(s.amount, groups[n].size)), None)
+        if mine is not None:
+            ready.remove(mine)
+            waiting[n].remove(at)
+    return [replace(group, submitted=tuple(left)) for group, left in zip(groups, waiting, strict=True) if left]
+
+
+def _fits_in(amount: SlotResources, size: SlotResources) -> bool:
+    # disk is left aside: it is cut to what is there
+    return amount.holds(replace(size, disk_mib=0))

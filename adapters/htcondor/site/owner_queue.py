@@ -15,38 +15,33 @@ from dataclasses import dataclass, field
 
 import classad2
 
-from adapters.htcondor.site.matching import Amount, Host, start_of
-from adapters.shared.htcondor.ads import Ad, expression, moment, source, text, value, whole
-from adapters.shared.htcondor.limits import LIMITS_PROJECTION, refusals, used_up
+from adapters.htcondor.classads import (
+    LIMITS_PROJECTION,
+    Ad,
+    attribute_names,
+    expression,
+    moment,
+    refusals,
+    source,
+    text,
+    used_up,
+    value,
+    whole,
+)
+from adapters.htcondor.site.nodes import Machine, SlotResources, start_of
 
 IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
 """Universes of jobs that no machine of the pool runs: scheduler, grid, local."""
-JOB_PROJECTION = (
-    "ClusterId",
-    "ProcId",
-    "JobStatus",
-    "JobUniverse",
-    "QDate",
-    "User",
-    "Owner",
-    "AcctGroup",
-    "RemoteHost",
-    "RequestGPUs",
-    "RequestCpus",
-    "RequestMemory",
-    "RequestDisk",
-    "Requirements",
-    "RequireGPUs",
-    "GPUsProvisioned",
-    "CpusProvisioned",
-    "MemoryProvisioned",
-    "ServerTime",
+OWNER_JOB_PROJECTION = (
+    *attribute_names(
+        """
+    ClusterId ProcId JobStatus JobUniverse QDate User Owner AcctGroup RemoteHost RequestGPUs RequestCpus
+    RequestMemory RequestDisk Requirements RequireGPUs GPUsProvisioned CpusProvisioned MemoryProvisioned
+    ServerTime DiskUsage ImageSize MemoryUsage ResidentSetSize
+    """
+    ),
     *LIMITS_PROJECTION,
-    "DiskUsage",
-    "ImageSize",
-    "MemoryUsage",
-    "ResidentSetSize",
 )
 """Asked of every queue. The last four are what requests are computed from where a job names none."""
 MOST_GROUPS = 1000
@@ -63,24 +58,12 @@ _JUDGED = (
     "ConcurrencyLimits",
 )
 _OF_ONE_JOB = frozenset(
-    {
-        "clusterid",
-        "procid",
-        "globaljobid",
-        "jobstatus",
-        "lastjobstatus",
-        "qdate",
-        "enteredcurrentstatus",
-        "servertime",
-        "remotehost",
-        "diskusage",
-        "diskusage_raw",
-        "imagesize",
-        "imagesize_raw",
-        "memoryusage",
-        "residentsetsize",
-        "residentsetsize_raw",
-    }
+    attribute_names(
+        """
+    clusterid procid globaljobid jobstatus lastjobstatus qdate enteredcurrentstatus servertime remotehost
+    diskusage diskusage_raw imagesize imagesize_raw memoryusage residentsetsize residentsetsize_raw
+    """
+    )
 )
 """Known to the sample, in small letters, and never what sets two jobs apart."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -88,12 +71,12 @@ _SCOPES = ("target", "my", "other", "self", "parent", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OwnerJobGroup:
     """Waiting jobs of one user that no expression tells apart."""
 
     who: str
     user: str
-    size: Amount
+    size: SlotResources
     """What one job asks for."""
     alike: str
     """The same for groups that differ by nothing but their user: what one can run on, the other can too."""
@@ -108,12 +91,12 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class OwnerQueue:
     """All that one queue of the owner's tells."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[OwnerJobGroup, ...] = ()
     """The oldest first."""
-    running: tuple[tuple[str, Amount], ...] = ()
+    running: tuple[tuple[str, SlotResources], ...] = ()
     """The slot of each running job, and what it holds there."""
     references: frozenset[str] = frozenset()
     """Attributes, in small letters, that its jobs' expressions look at."""
@@ -121,13 +104,13 @@ class Queue:
     """Groups beyond ``MOST_GROUPS``."""
 
 
-def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> Queue:
+def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerQueue:
     """``names``: attributes beside ``JOB_PROJECTION`` that were asked for since an expression looks at them. ``now``:
     when the ads were read. Jobs that are neither idle nor running, or run without a machine, count for nothing."""
     now = time.time() if now is None else now
     apart = sorted({*map(str.lower, (*_JUDGED, *names))} - _OF_ONE_JOB)
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
-    running: list[tuple[str, Amount]] = []
+    running: list[tuple[str, SlotResources]] = []
     job_ads = list(job_ads)
     reached = used_up(refusals(job_ads, now))
     for ad in job_ads:
@@ -144,15 +127,15 @@ def grouped(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | Non
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
     groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
     references = frozenset(name for group in groups for name in _references(group.sample, apart))
-    return Queue(groups, tuple(running), references, len(oldest) - len(groups))
+    return OwnerQueue(groups, tuple(running), references, len(oldest) - len(groups))
 
 
-def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> Group:
+def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
     sample = members[0][1]
     ids = tuple(f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}" for _, ad in members[:3])
     alike = hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest()
     limits = text(sample, "ConcurrencyLimits", 80)
-    return Group(
+    return OwnerJobGroup(
         who=key[0],
         user=key[1],
         size=_size(sample),
@@ -171,9 +154,9 @@ def _submitted(ad: Ad, now: float) -> float:
     return at - ahead_s if at else 0.0
 
 
-def _size(ad: Ad) -> Amount:
+def _size(ad: Ad) -> SlotResources:
     """What one job asks for; disk in KiB rounded up to MiB."""
-    return Amount(
+    return SlotResources(
         whole(ad, "RequestGPUs"),
         max(1, whole(ad, "RequestCpus")),
         whole(ad, "RequestMemory"),
@@ -181,14 +164,14 @@ def _size(ad: Ad) -> Amount:
     )
 
 
-def _held(ad: Ad) -> Amount:
+def _held(ad: Ad) -> SlotResources:
     """What it was given, which may be more than it asked for."""
     asked = _size(ad)
 
     def given(name: str, otherwise: int) -> int:
         return whole(ad, name) if value(ad, name) is not None else otherwise
 
-    return Amount(
+    return SlotResources(
         given("GPUsProvisioned", asked.gpus),
         given("CpusProvisioned", asked.cpus),
         given("MemoryProvisioned", asked.memory_mib),
@@ -198,19 +181,19 @@ def _held(ad: Ad) -> Amount:
 # --------------------------------------------------------------------------------------------- what expressions look at
 
 
-def wanted_by(hosts: Iterable[Host]) -> frozenset[str]:
+def wanted_by(machines: Iterable[Machine]) -> frozenset[str]:
     """Attributes of jobs, in small letters, that the START of any place looks at."""
     found: set[str] = set()
-    for host in hosts:
-        for place in host.places:
-            if parsed := expression(start_of(place)):
-                found.update(_bare(place.ad.externalRefs(parsed)))
+    for machine in machines:
+        for slot in machine.slots:
+            if parsed := expression(start_of(slot)):
+                found.update(_bare(slot.ad.externalRefs(parsed)))
     return _some(found)
 
 
-def further(queue: Queue, names: Collection[str]) -> frozenset[str]:
+def further(queue: OwnerQueue, names: Collection[str]) -> frozenset[str]:
     """Attributes that the queue's jobs look at and that were not asked for."""
-    return queue.references - frozenset(map(str.lower, (*JOB_PROJECTION, *names)))
+    return queue.references - frozenset(map(str.lower, (*OWNER_JOB_PROJECTION, *names)))
 
 
 def _references(job: Ad, names: Sequence[str]) -> Iterator[str]:

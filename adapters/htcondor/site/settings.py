@@ -8,12 +8,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from adapters.htcondor.site.owner import OwnerSettings
-from adapters.htcondor.site.tools_settings import ToolsSettings
-from adapters.shared.htcondor.expression import Expression
+from adapters.htcondor.expression import Expression
+from adapters.shared.commands.settings import SshSettings
 from provisioner.config.models import mistake_at
 from provisioner.config.nearest import choices
-from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret
+from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
 _COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
@@ -126,7 +125,89 @@ SlotExpression = Annotated[str, AfterValidator(_of_a_slot)]
 Commands = Annotated[dict[str, FilledIn], AfterValidator(_submit_commands)]
 
 
-class TypeOptions(BaseModel):
+_HOST = r"^[A-Za-z0-9@._-]{1,255}$"
+_SUBMITTER = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
+
+
+class OwnerJobShape(BaseModel):
+    """What one job is taken to need where its queue may not be read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gpus: int = Field(default=1, ge=0, le=1000, description="GPUs of one job.", examples=[1])
+    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one job.", examples=[4])
+    memory: Size = Field(default=2048, description="Memory of one job.", examples=["16 GiB"])
+
+
+class HTCondorOwnerConfig(BaseModel):
+    """Whose jobs come first, and where they wait."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    jobs: Expression = Field(
+        default="true",
+        description="A job for which this ClassAd expression is true is the owner's. Our own drones never are.",
+        examples=['AcctGroup == "etp"'],
+    )
+    schedds: tuple[Annotated[str, Field(pattern=_HOST)], ...] = Field(
+        default=(),
+        description="Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is"
+        " needed there.",
+        examples=[["submit.etp.example.org"]],
+    )
+    submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER)], ...] = Field(
+        default=(),
+        description="Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be"
+        " read: the site's collector tells how many of their jobs are idle, and `shape` is what one needs.",
+        examples=[["*@etp.example.org"]],
+    )
+    shape: OwnerJobShape = Field(
+        default_factory=OwnerJobShape,
+        description="What one job of `submitters` is taken to need.",
+        examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}],
+    )
+
+    @model_validator(mode="after")
+    def _some_queue(self) -> Self:
+        if not self.schedds and not self.submitters:
+            raise ValueError("no queue is named: write `schedds: [name]`")
+        if self.shape != OwnerJobShape() and not self.submitters:
+            raise ValueError("`shape` is for the jobs of `submitters`, and none are named")
+        return self
+
+
+class CondorToolsConfig(BaseModel):
+    """``condor_q``, ``condor_status``, ``condor_submit``, ``condor_rm``, ``condor_transfer_data``: where and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(
+        default="",
+        pattern=r"^(/[A-Za-z0-9._+@=-]+)*$",
+        description="Directory that holds the tools. Default: found on PATH there.",
+        examples=["/opt/condor/bin"],
+    )
+    condor_config: str = Field(
+        default="",
+        pattern=r"^(/[A-Za-z0-9._+@=-]+)*$",
+        description="Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and"
+        " `token_directory` where these are set and the tools run on the controller's host, else HTCondor's own.",
+        examples=["/etc/condor/condor_config"],
+    )
+    ssh: SshSettings | None = Field(
+        default=None,
+        description="Login node that the tools are run on, as its user, with the tokens that it has there."
+        " Default: the controller's host.",
+    )
+    directory: str = Field(
+        default="provisioner",
+        pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$",
+        description="Directory on the login node, from the user's home, that takes the place of `work_directory`: for"
+        " what drones take along and what they leave. Made if missing.",
+    )
+
+
+class HTCondorTypeConfig(BaseModel):
     """What is special about submitting one drone type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -161,8 +242,9 @@ class HTCondorSiteConfig(BaseModel):
         default="bindings",
         description="How HTCondor is spoken to: by its Python `bindings`, or by its command-line `tools`.",
     )
-    tools: ToolsSettings = Field(
-        default_factory=ToolsSettings, description="Where the tools are and how they are run, with `transport: tools`."
+    tools: CondorToolsConfig = Field(
+        default_factory=CondorToolsConfig,
+        description="Where the tools are and how they are run, with `transport: tools`.",
     )
     token: Secret | None = Field(
         default=None, description="Token of the account that owns the drones' jobs: READ and WRITE at the schedd."
@@ -188,13 +270,13 @@ class HTCondorSiteConfig(BaseModel):
         " `requirements` and `require_gpus` are joined to those that follow from the type.",
         examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}],
     )
-    types: dict[str, TypeOptions] = Field(
+    types: dict[str, HTCondorTypeConfig] = Field(
         default_factory=dict, description="What is special about a drone type, by its name."
     )
     env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(
         default_factory=dict, description="Environment variables added for each drone."
     )
-    owner: OwnerSettings | None = Field(
+    owner: HTCondorOwnerConfig | None = Field(
         default=None,
         description="Whose jobs come first here, and where they wait. Without it the site's owner is not looked at.",
         examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}],
@@ -221,7 +303,7 @@ class HTCondorSiteConfig(BaseModel):
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None and self.transport == "bindings":
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
-        if self.transport == "bindings" and self.tools != ToolsSettings():
+        if self.transport == "bindings" and self.tools != CondorToolsConfig():
             raise ValueError("`tools` is for another transport: write `transport: tools`")
         if self.transport == "tools" and self.tools.ssh and (self.token or self.token_directory):
             raise ValueError("`token` and `token_directory` stay here: over ssh the account there has its own tokens")

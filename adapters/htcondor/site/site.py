@@ -1,51 +1,62 @@
-"""The site seam for an HTCondor cluster: one query lists all of ours, one submit starts all drones of a type."""
+"""An HTCondor cluster as a site: one query lists all of our jobs, one submit starts all drones of a type."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
-from adapters.htcondor.site.audit import gaps
-from adapters.htcondor.site.blocking import render
-from adapters.htcondor.site.cluster import Cluster
-from adapters.htcondor.site.hold_reasons import SPOOLING
+from adapters.htcondor.classads import Ad, evaluated, expression, moment, text, whole
+from adapters.htcondor.site.blocking import gaps, render
+from adapters.htcondor.site.client import HTCondorClient, client_for
 from adapters.htcondor.site.listing import (
     COMPLETED,
+    DRONE_JOB_PROJECTION,
     HELD,
-    OUR_WORDS,
-    PROJECTION,
+    OUR_REASON,
     REMOVED,
-    Listing,
+    SPOOLING,
+    DroneJobsView,
     has_started,
     is_spooling,
     job_id,
-    listing,
-    ours,
+    list_drones,
+    our_jobs,
 )
-from adapters.htcondor.site.nodes import nodes, shape
-from adapters.htcondor.site.occupancy import carved, corrections
-from adapters.htcondor.site.owner_queues import OwnerQueues
-from adapters.htcondor.site.roll_call import RollCall
+from adapters.htcondor.site.nodes import (
+    MACHINE_SLOT_PROJECTION,
+    MACHINE_SLOTS,
+    NOTICE_CONSTRAINT,
+    NOTICE_PROJECTION,
+    Machine,
+    SlotResources,
+    carved,
+    corrections,
+    machines_of,
+    nodes,
+    notices,
+    request,
+    shape,
+)
+from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import (
-    Batch,
-    Unfit,
+    SubmitDescription,
+    UnsubmittableError,
     admins_commands,
     admins_requirements,
     admins_universe,
     batches,
-    checked,
+    check_order,
     files_limit_s,
-    share,
+    of_drones,
+    share_error,
 )
-from adapters.htcondor.site.surroundings import admins_attributes, hardware, owned
-from adapters.htcondor.site.transports import cluster_of
-from adapters.shared.htcondor.ads import Ad, text, whole
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError
+from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, UnavailableError
 from provisioner.model import (
     DroneId,
     DroneType,
@@ -61,105 +72,129 @@ from provisioner.model import (
 
 _COLLECTED_AT_ONCE = 8
 _COLLECT_TRIES = 3
-_RELEASED_WITHIN_S = 30.0
+_SPOOL_RELEASE_S = 30.0
+_ABANDONED_REASON = f"{OUR_REASON}its files never came"
+_SAME_CLOCK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachinesView:
+    """The site's machines, and since when slots (by name) are being taken back."""
+
+    machines: tuple[Machine, ...]
+    noticed: Mapping[str, float]
 
 
 class HTCondorSite:
-    """Drones as jobs of a schedd. What is true is in its queue, so a restarted controller sees the same."""
+    """Drones as jobs of a schedd. The state is in its queue, so a restarted controller sees the same."""
 
     Config = HTCondorSiteConfig
 
     def __init__(self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
-        self._ours = ours(controller, name)
-        self._cluster: Cluster = cluster_of(config, name)
+        self._ours = our_jobs(controller, name)
+        self._client: HTCondorClient = client_for(config, name)
         self._sent: dict[int, float] = {}
-        """When (by the steady clock) the files of a cluster were all sent."""
+        """When (by the monotonic clock) the files of a cluster were all sent."""
         self._tried: dict[DroneId, int] = {}
-        self._queues = OwnerQueues(self._cluster, config.owner)
-        self._roll_call = RollCall(config.collector, config.slot_max_age)
+        self._owner = OwnerQueuePoller(self._client, config.owner)
+        self._registry = NodeRegistry(config.collector, config.slot_max_age)
+        self._requirements = {kind.name: admins_requirements(config, kind) for kind in types}
         self._on_nodes = any(admins_universe(admins_commands(config, kind)) != "grid" for kind in self._types)
-        """Whether drones run on nodes of this pool, and not on those behind a computing element."""
-        self._looks = 0
-        self._errand: asyncio.Task[None] | None = None
+        """False if drones run on nodes behind a computing element, not on those of this pool."""
+        self._polls = 0
+        self._housekeeping: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._cluster.__aenter__()
+        await self._client.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Drones live on."""
-        if self._errand is not None:
-            self._errand.cancel()
-            await asyncio.wait([self._errand])
-            self._errand = None
-        await self._cluster.__aexit__(*exc)
+        """Let the drones live on."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.wait([self._housekeeping])
+            self._housekeeping = None
+        await self._client.__aexit__(*exc)
 
-    # -------------------------------------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------------------------------------- polling
 
     async def poll(self) -> SiteView:
-        """All nodes, then everything of ours (ended drones for ``retain_finished``), then the owner's claims, asked
-        in this
-        order. Nothing is changed by it; UnavailableError if the nodes that were there a while ago are not listed."""
+        """Return all nodes, then all of our jobs (ended ones for ``retain_finished``), then the owner's claims.
+
+        They are asked in this order: what begins or ends meanwhile is then known to the queues, and a job of the owner
+        that has started meanwhile is no claim any more. Nothing is changed by it. UnavailableError if the nodes that
+        were there a while ago are not listed.
+        """
         taken_at = time.time()
-        site = await hardware(self._cluster, self._config.slot_max_age)
-        missed = self._roll_call.notices(host.name for host in site.hosts) if self._on_nodes else ()
-        ads = await self._cluster.jobs(self._ours, PROJECTION)
-        found = listing(
+        site = await self._machines()
+        missed = self._registry.notices(each.name for each in site.machines) if self._on_nodes else ()
+        ads = await self._client.jobs(self._ours, DRONE_JOB_PROJECTION)
+        found = list_drones(
             ads,
             self._controller,
             site.noticed,
-            carved=carved(site.hosts),
+            carved=carved(site.machines),
             files_limit_s=files_limit_s(self._config),
         )
         listed = {whole(ad, "ClusterId") for ad in ads}
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
-        theirs = await owned(self._cluster, self._config.owner, self._queues, site)
+        owner = await self._owner.poll(site.machines)
         shapes = {kind.name: shape(kind) for kind in self._types}
-        more = corrections(site.hosts, found.drones.values(), shapes, theirs.held, found.users)
+        more = corrections(site.machines, found.drones.values(), shapes, owner.held, found.users)
         view = SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
-            free={kind.name: 0 for kind in self._types} if self._on_nodes and not site.hosts else None,
-            nodes=nodes(site.hosts, self._types, self._demanded(), more),
-            claims=theirs.claims,
-            owner_runs=theirs.runs,
-            notices=(*found.notices, *missed, *theirs.notices, *self._strange_types(), *self._house_trouble()),
-            remarks=theirs.remarks,
+            free={kind.name: 0 for kind in self._types} if self._on_nodes and not site.machines else None,
+            nodes=nodes(site.machines, self._types, self._requirements, more),
+            claims=owner.claims,
+            owner_runs=owner.runs,
+            notices=(*found.notices, *missed, *owner.notices, *self._type_notices(), *self._housekeeping_errors()),
+            remarks=owner.remarks,
         )
         self._keep_house(found)
         return view
 
-    def _demanded(self) -> Mapping[str, str]:
-        return {kind.name: admins_requirements(self._config, kind) for kind in self._types}
+    async def _machines(self) -> MachinesView:
+        slot_ads = await self._client.slots(MACHINE_SLOTS, MACHINE_SLOT_PROJECTION)
+        noticed = await self._client.slots(NOTICE_CONSTRAINT, NOTICE_PROJECTION)
+        newest = max((moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
+        # Nothing was heard in the future. A clock that is behind cannot be told from silence: it counts as right, and
+        # which slots are alive is judged by the one that was heard last.
+        ahead_s = newest - time.time()
+        ahead_s = ahead_s if ahead_s > _SAME_CLOCK_S else 0.0
+        return MachinesView(machines_of(slot_ads, newest - self._config.slot_max_age), notices(noticed, ahead_s))
 
-    def _strange_types(self) -> Iterable[str]:
-        known = {kind.name for kind in self._types}
-        strange = sorted(self._config.types.keys() - known)
-        unknown = [f"options.types.{name}: the site has no such drone type" for name in strange]
-        return [*unknown, *(f"{why}: it is never started here" for kind in self._types if (why := share(kind)))]
+    def _type_notices(self) -> Iterable[str]:
+        for name in sorted(self._config.types.keys() - {kind.name for kind in self._types}):
+            yield f"options.types.{name}: the site has no such drone type"
+        for kind in self._types:
+            if why := share_error(kind):
+                yield f"{why}: it is never started here"
 
     # -------------------------------------------------------------------------------------------------- housekeeping
 
-    def _keep_house(self, found: Listing) -> None:
-        """Between looks, one errand at a time; who looks but once (``provisioner check``) keeps no house."""
-        self._looks += 1
-        if self._looks > 1 and (self._errand is None or self._errand.done()):
-            self._errand = asyncio.create_task(self._tidied_up(found), name=f"housekeeping of site {self._name}")
+    def _keep_house(self, found: DroneJobsView) -> None:
+        """Start housekeeping between polls, one task at a time. The first poll (``provisioner check``) starts none."""
+        self._polls += 1
+        if self._polls > 1 and (self._housekeeping is None or self._housekeeping.done()):
+            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
 
-    def _house_trouble(self) -> Iterable[str]:
-        errand = self._errand
-        if errand is not None and errand.done() and not errand.cancelled() and (error := errand.exception()):
+    def _housekeeping_errors(self) -> Iterable[str]:
+        task = self._housekeeping
+        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
             yield printable(f"housekeeping: {type(error).__name__}: {error}", 300)
 
-    async def _tidied_up(self, found: Listing) -> None:
-        with contextlib.suppress(AdapterError):  # then after the next look
-            await self._cluster.remove(found.abandoned, f"{OUR_WORDS}its files never came")
-        await self._bring_home(found)
+    async def _clean_up(self, found: DroneJobsView) -> None:
+        with contextlib.suppress(AdapterError):  # then after the next poll
+            await self._client.remove(found.abandoned, _ABANDONED_REASON)
+        with contextlib.suppress(AdapterError, OSError):
+            await self._collect(found)
+            await self._client.clean_up(found.inputs, found.drones.keys())
 
-    async def _bring_home(self, found: Listing) -> None:
-        """A few at a time; what cannot be had costs no drone anything."""
+    async def _collect(self, found: DroneJobsView) -> None:
+        """Fetch what a few ended drones have left. A failure costs no drone anything."""
         wanted = {
             drone_id: drone.remote_id
             for drone_id, drone in found.drones.items()
@@ -167,66 +202,66 @@ class HTCondorSite:
         }
         self._tried = {drone_id: tries for drone_id, tries in self._tried.items() if drone_id in found.drones}
         some = dict(list(wanted.items())[:_COLLECTED_AT_ONCE])
-        with contextlib.suppress(AdapterError, OSError):
-            for drone_id in some:
-                self._tried[drone_id] = self._tried.get(drone_id, 0) + 1
-            if some:
-                failed = await self._cluster.collect(some)
-                self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
-            await self._cluster.tidy(found.inputs, found.drones.keys())
+        for drone_id in some:
+            self._tried[drone_id] = self._tried.get(drone_id, 0) + 1
+        if some:
+            failed = await self._client.collect(some)
+            self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
 
     # ------------------------------------------------------------------------------------------------------- auditing
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
-        """Where the nodes do not do what ``policy`` says, as their slot ads show it."""
-        site = await hardware(self._cluster, self._config.slot_max_age)
-        attributes = admins_attributes(self._config.submit)
-        return gaps(site.hosts, policy, self._types, self._demanded(), attributes)
+        """Return where the nodes do not do what ``policy`` says, by their slot ads."""
+        site = await self._machines()
+        attributes = dict(_plain_attributes(self._config.submit))
+        return gaps(site.machines, policy, self._types, self._requirements, attributes)
 
     def render_blocking(self, policy: SitePolicy) -> str:
-        """HTCondor configuration for the site's nodes and negotiator."""
+        """Return HTCondor configuration for the site's nodes and negotiator."""
         return render(policy, self._types)
 
     # ------------------------------------------------------------------------------------------------------- starting
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """Drones that are in the queue already are done; the others go in one submit for each type."""
-        receipts: dict[DroneId, OrderResult] = {}
+        """Submit the drones that are not in the queue yet, in one submit for each type."""
+        results: dict[DroneId, OrderResult] = {}
         fit = []
         for order in orders:
             try:
-                checked(order, self._controller)
+                check_order(order, self._controller)
                 fit.append(order)
-            except Unfit as error:
-                receipts[order.drone_id] = _refused(order.drone_id, FaultKind.CONFIG, str(error))
+            except UnsubmittableError as error:
+                fault = Fault(FaultKind.CONFIG, str(error), time.time())
+                results[order.drone_id] = OrderResult(order.drone_id, OrderOutcome.REJECTED, "", fault)
         if fit:
-            there = await self._there([order.drone_id for order in fit])
+            there = await self._queued([order.drone_id for order in fit])
             abandoned = [ad for ad in there if self._is_abandoned(ad)]
             if abandoned:
-                await self._cluster.remove([job_id(ad) for ad in abandoned], f"{OUR_WORDS}its files never came")
+                await self._client.remove([job_id(ad) for ad in abandoned], _ABANDONED_REASON)
             kept = {DroneId(text(ad, "DroneId")): job_id(ad) for ad in there if not _never_was(ad, abandoned)}
-            receipts |= {
-                drone_id: OrderResult(drone_id, OrderOutcome.OK, remote_id) for drone_id, remote_id in kept.items()
-            }
+            for drone_id, remote_id in kept.items():
+                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, remote_id)
             missing = [order for order in fit if order.drone_id not in kept]
             for batch in batches(missing, self._config, self._controller):
-                receipts |= {receipt.drone_id: receipt for receipt in await self._submitted(batch)}
-        return [receipts[order.drone_id] for order in orders]
+                results |= {result.drone_id: result for result in await self._submit(batch)}
+        return [results[order.drone_id] for order in orders]
 
-    async def _there(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
-        wanted = ",".join(sorted(drone_ids))
-        return await self._cluster.jobs(f'{self._ours} && stringListMember(DroneId, "{wanted}", ",")', PROJECTION)
+    async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
+        return await self._client.jobs(f"{self._ours} && {of_drones(sorted(drone_ids))}", DRONE_JOB_PROJECTION)
 
     def _is_abandoned(self, ad: Ad) -> bool:
-        """Whether a job waits for files that nobody sends any more: whoever began to has been cut short. (The schedd
-        takes a moment to see that those that we did send are all there; if it dies in that moment, it never does.)"""
-        sent_at = self._sent.get(whole(ad, "ClusterId"))
-        return is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _RELEASED_WITHIN_S)
+        """Return True if a job waits for files that nobody sends any more, because the sender has been cut short.
 
-    async def _submitted(self, batch: Batch) -> list[OrderResult]:
-        """Never raises a site's error: another batch may have gone through."""
+        The schedd takes a moment to see that the files that we did send are all there; if it dies in that moment, it
+        never does.
+        """
+        sent_at = self._sent.get(whole(ad, "ClusterId"))
+        return is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
+
+    async def _submit(self, batch: SubmitDescription) -> list[OrderResult]:
+        """Submit a batch. Raise no site's error: another batch may have gone through."""
         try:
-            cluster = await self._cluster.submit(batch.submission)
+            cluster = await self._client.submit(batch)
             self._sent[cluster] = time.monotonic()
         except AdapterError as error:
             answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
@@ -237,15 +272,17 @@ class HTCondorSite:
     # ------------------------------------------------------------------------------------------------------- stopping
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        """By ``condor_rm``, which gives them the site's grace. ``kill`` of a drone that was removed before takes it
-        out of the queue at once, whatever its node says."""
+        """Remove drones by ``condor_rm``, which gives them the site's grace.
+
+        ``kill`` of a drone that was removed before takes it out of the queue at once, whatever its node says.
+        """
         if not orders:
             return []
         kill = {order.drone_id for order in orders if order.kill}
         polite: list[str] = []
         forced: list[str] = []
         remote: dict[DroneId, str] = {}
-        for ad in await self._there([order.drone_id for order in orders]):
+        for ad in await self._queued([order.drone_id for order in orders]):
             drone_id, status = DroneId(text(ad, "DroneId")), whole(ad, "JobStatus")
             remote[drone_id] = job_id(ad)
             if status not in (REMOVED, COMPLETED):
@@ -253,19 +290,58 @@ class HTCondorSite:
             elif status == REMOVED and drone_id in kill and text(ad, "RemoteHost"):
                 forced.append(job_id(ad))
         if polite:
-            await self._cluster.remove(polite, f"{OUR_WORDS}asked to leave")
+            await self._client.remove(polite, f"{OUR_REASON}asked to leave")
         if forced:
-            await self._cluster.remove(forced, f"{OUR_WORDS}killed", force=True)
+            await self._client.remove(forced, f"{OUR_REASON}killed", force=True)
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
 
 
+class NodeRegistry:
+    """Nodes that the collector has listed lately.
+
+    A collector that has just started lists none, or few, and that is no news. A node that is not listed any more is
+    missed for ``remembered_s``.
+    """
+
+    def __init__(self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._collector, self._remembered_s, self._clock = collector, remembered_s, clock
+        self._seen_at: dict[str, float] = {}
+
+    def notices(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return notices about the nodes that are listed now.
+
+        UnavailableError if none is, though there were some a while ago: no nodes at all would be read as a site that
+        does not list nodes.
+        """
+        now, listed = self._clock(), set(names)
+        lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
+        if not listed and lately:
+            raise UnavailableError(
+                f"collector {self._collector} lists no slots (just started?), of {len(lately)} nodes lately"
+            )
+        self._seen_at = {name: self._seen_at[name] for name in lately} | dict.fromkeys(listed, now)
+        if not listed:
+            return (f"collector {self._collector} lists no slots: nothing can start here",)
+        if 2 * len(listed & lately) < len(lately):
+            missed = len(lately - listed)
+            return (f"collector {self._collector} lists {len(listed)} nodes (just started?); {missed} are missed",)
+        return ()
+
+
 def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:
-    """Whether a job never was a drone: its files did not come, and now or earlier it was removed for that."""
+    """Return True if a job never was a drone: its files did not come, and now or earlier it was removed for that."""
     if ad in abandoned:
         return True
     before = whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == SPOOLING
     return whole(ad, "JobStatus") == REMOVED and before and not has_started(ad)
 
 
-def _refused(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, message, time.time()))
+def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object]]:
+    """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
+    for name, value in commands.items():
+        bare = name.removeprefix("+") if name.startswith("+") else name[3:] if name[:3].lower() == "my." else ""
+        parsed, nothing = expression(value), request(SlotResources())
+        if bare and parsed is not None:
+            found = evaluated(parsed, nothing, nothing)
+            if isinstance(found, bool | int | float | str):
+                yield bare, found

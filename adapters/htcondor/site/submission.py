@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from adapters.htcondor.site.cluster import Submission
-from adapters.htcondor.site.hold_reasons import SPOOLING
+import classad2
+
+from adapters.htcondor.site.listing import SPOOLING
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared.printing import printable
 from provisioner import drone
@@ -48,36 +50,58 @@ _ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """Drones to be submitted together, and how."""
+class SubmitDescription:
+    """One cluster of jobs: ``condor_submit`` of ``description`` with ``queue drone_id from <drone_ids>``."""
 
+    description: str
+    """Submit commands, a line each, without ``queue``.
+
+    The client defines two macros above them, absolute paths where the submitter runs: ``$(inputs)``, the directory that
+    holds ``files``, and ``$(outputs)``, in which it has made a directory for each drone, named by its id.
+    ``$(drone_id)`` stands for the id of a job's drone.
+    """
     drone_ids: tuple[DroneId, ...]
-    submission: Submission
+    """One job each."""
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Input files by relative name, mode 0600 (0700 those that end in ``.sh``); may be secret."""
+
+    @property
+    def digest(self) -> str:
+        """Name of the files: the same name is the same content."""
+        found = hashlib.sha256()
+        for name, content in sorted(self.files.items()):
+            found.update(f"{len(name)} {name} {len(content)} ".encode() + content)
+        return found.hexdigest()[:24]
 
 
-class Unfit(ValueError):
+def of_drones(drone_ids: Iterable[str]) -> str:
+    """Return the constraint for the jobs of these drones."""
+    return f'stringListMember(DroneId, {classad2.quote(",".join(drone_ids))}, ",")'
+
+
+class UnsubmittableError(ValueError):
     """An order that cannot be put into a submit description: why."""
 
 
-def checked(order: StartOrder, controller: str) -> None:
+def check_order(order: StartOrder, controller: str) -> None:
     """Raises Unfit if this order can never be submitted."""
     if not _ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
-        raise Unfit("not a drone id of this controller")
+        raise UnsubmittableError("not a drone id of this controller")
     if order.bootstrap is None:
-        raise Unfit("the order has no admission: nothing to run")
+        raise UnsubmittableError("the order has no admission: nothing to run")
     if order.type.gpu_milli < 0:
-        raise Unfit("negative GPUs")
-    if why := share(order.type):
-        raise Unfit(why)
+        raise UnsubmittableError("negative GPUs")
+    if why := share_error(order.type):
+        raise UnsubmittableError(why)
     for name in order.bootstrap.files:
         if not _NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
-            raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
+            raise UnsubmittableError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in order.bootstrap.env.items():
         if not _VARIABLE.fullmatch(name) or not value.isprintable() or "$$" in value:
-            raise Unfit(f"environment variable {name[:60]!r} cannot be put into a submit description")
+            raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
 
 
-def share(kind: DroneType) -> str:
+def share_error(kind: DroneType) -> str:
     """Why a type cannot be had here, if it is a share of a GPU; "" if it is none."""
     if kind.gpu_milli % WHOLE_GPU == 0:
         return ""
@@ -94,23 +118,22 @@ def files_limit_s(config: HTCondorSiteConfig) -> float:
 
 def batches(
     orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
-) -> Iterator[Batch]:
+) -> Iterator[SubmitDescription]:
     """``orders`` (checked) in as few submits as can be, and none of more than ``largest`` jobs."""
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
         alike.setdefault(_but_for_the_id(order), []).append(order)
     for each in alike.values():
         for start in range(0, len(each), largest):
-            part = each[start : start + largest]
-            yield Batch(tuple(order.drone_id for order in part), submission(part, config, controller))
+            yield submission(each[start : start + largest], config, controller)
 
 
-def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str) -> Submission:
-    """One submit for orders that differ by nothing but their id."""
+def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str) -> SubmitDescription:
+    """Return one submit for orders that differ by nothing but their id."""
     order = orders[0]
     assert order.bootstrap is not None
     files = {BEGIN: _BEGIN, SCRIPT: order.bootstrap.script, **order.bootstrap.files}
-    batch = Submission("", ("drone_id",), tuple((each.drone_id,) for each in orders), files)
+    batch = SubmitDescription("", tuple(each.drone_id for each in orders), files)
     return replace(batch, description=_description(order, config, controller, batch.digest))
 
 

@@ -5,39 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import classad2
 
+from adapters.htcondor.classads import LARGEST, Ad, attribute_names, clauses, moment, number, source, text, value, whole
 from adapters.htcondor.overlay.matching import bound
-from adapters.shared.htcondor.ads import LARGEST, Ad, clauses, moment, number, source, text, whole
+from adapters.htcondor.overlay.settings import SlotWeight
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, JobClass
+from provisioner.model import WHOLE_GPU, Group, JobClass
 
-GROUPED = (
-    "JobStatus",
-    "RequestGPUs",
-    "RequestCpus",
-    "RequestMemory",
-    "RequestDisk",
-    "GpuMilli",
-    "GpuDuty",
-    "GpuWidth",
-    "RequireGPUs",
-    "Requirements",
-    "GPUsMinMemory",
-    "GPUsMinCapability",
-    "GPUsMaxCapability",
-    "GPUsMinRuntime",
-    "Owner",
-    "JobPrio",
-    "JobUniverse",
-    "AllowedJobDuration",
-    "AllowedExecuteDuration",
-    "MaxWallTimeMins",
-    "ConcurrencyLimits",
+GROUPED = attribute_names(
+    """
+    JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs Requirements
+    GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse AllowedJobDuration
+    AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits
+    """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
 
@@ -68,7 +53,7 @@ _OWNERS = frozenset({"owner", "acctgroup", "accountinggroup"})
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class JobGroup:
     """One group as one schedd made it."""
 
     schedd: str
@@ -92,7 +77,7 @@ class Group:
     ad: Ad = field(repr=False, compare=False)
 
 
-def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
+def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
     """A group ad as a value; None if it is none that counts."""
     status, count = whole(ad, "JobStatus"), whole(ad, "JobCount")
     if count == 0:
@@ -102,7 +87,7 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> Group | None:
     ids = text(ad, "JobIds")
     owners = _OWNERS | {owner_attribute.lower()}
     about_owner = any(name in text.lower() for text in kept.values() for name in owners)
-    return Group(
+    return JobGroup(
         schedd=schedd,
         key=_digest(kept),
         brothers=_digest({name: text for name, text in kept.items() if name not in _USAGE}),
@@ -124,18 +109,18 @@ def _digest(attributes: dict[str, str], size: int = 8) -> str:
     return hashlib.blake2s(words.encode(errors="replace"), digest_size=size).hexdigest()
 
 
-def merged(groups: Iterable[Group]) -> dict[str, list[Group]]:
+def merged(groups: Iterable[JobGroup]) -> dict[str, list[JobGroup]]:
     """Groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
     everything = list(groups)
     waiting = {g.brothers: g.key for g in everything if g.status == IDLE}
-    classes: dict[str, list[Group]] = {}
+    classes: dict[str, list[JobGroup]] = {}
     for each in everything:
         known = each.key if each.status == IDLE else waiting.get(each.brothers, each.key)
         classes.setdefault(known, []).append(each)
     return classes
 
 
-def representative(groups: list[Group]) -> Ad:
+def representative(groups: list[JobGroup]) -> Ad:
     """The ad that stands for a class: of a waiting group if there is one, and of jobs that were submitted first."""
     if len(groups) == 1:
         return groups[0].ad
@@ -148,7 +133,7 @@ def passes(ad: Ad) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class QueueWait:
     """How long idle jobs wait, by this host's clock."""
 
     oldest_at: float = 0.0
@@ -159,22 +144,22 @@ class Waits:
     PROJECTION: ClassVar = ("QDate", "EnteredCurrentStatus", "ServerTime")
 
     @classmethod
-    def of(cls, ad: Ad, received_at: float) -> Waits:
+    def of(cls, ad: Ad, received_at: float) -> QueueWait:
         """Of one job's ad."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
         skew = (moment(ad, "ServerTime") or received_at) - received_at
         skew = skew if abs(skew) > 2 else 0.0  # less is rounding
         return cls(submitted - skew, max(submitted, idle) - skew)
 
-    def earlier(self, other: Waits) -> Waits:
+    def earlier(self, other: QueueWait) -> QueueWait:
         """Of the jobs of both."""
-        return Waits(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
+        return QueueWait(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
 
 
-NO_WAITS = Waits()
+NO_WAITS = QueueWait()
 
 
-def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> JobClass:
+def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait) -> JobClass:
     """A class without the verdicts of its requirements."""
     ad = representative(groups)
     idle = [g for g in groups if g.status == IDLE]
@@ -210,7 +195,7 @@ def job_class(class_id: str, groups: list[Group], fresh: int, waits: Waits) -> J
     )
 
 
-class Request(NamedTuple):
+class JobRequest(NamedTuple):
     """What a job asks for: GPUs in thousandths, CPUs, MiB."""
 
     gpu_milli: int = 0
@@ -220,10 +205,10 @@ class Request(NamedTuple):
     """What is wrong with the GPUs, if no slot can ever meet that."""
 
 
-def request(ad: Ad) -> Request:
+def request(ad: Ad) -> JobRequest:
     gpu_milli, invalid = gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
-    return Request(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
+    return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
 
 
 def gpus_asked(ad: Ad) -> tuple[int, str]:
@@ -270,7 +255,7 @@ def thousandths(ad: Ad, name: str) -> int | None:
     return round(share * 1000) if share is not None and 0 <= share <= 1 else None
 
 
-def doubts(class_id: str, ad: Ad) -> list[str]:
+def share_warnings(class_id: str, ad: Ad) -> list[str]:
     """What a class says of itself that cannot be and is left out of account: a line each."""
     return [
         f"job class {class_id}: {name} = {printable(source(ad, name), 60)} is not counted: write a share from 0 to 1,"
@@ -338,3 +323,112 @@ def referenced(constraint: str) -> list[str]:
     """Job attributes that an operator's constraint looks at: it is put to the groups, so they must be grouped by."""
     tree = classad2.ExprTree(constraint)
     return [str(name).rpartition(".")[2] for name in classad2.ClassAd().externalRefs(tree)]
+
+
+ACCOUNTING_PROJECTION = (
+    "LastHeardFrom",
+    "Name",
+    "IsAccountingGroup",
+    "ConfigQuota",
+    "SurplusPolicy",
+    "WeightedResourcesUsed",
+    "Priority",
+)
+_NONE = "<none>"
+"""HTCondor's name for the root of all groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class _AccountingGroup:
+    """A group as the negotiator tells it, in slot weights."""
+
+    name: str
+    quota: float | None
+    used: float
+    surplus: bool
+    priority: float
+
+
+def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: SlotWeight) -> tuple[Group, ...]:
+    """All groups but the root; empty where there are no others."""
+    told = {each.name.casefold(): each for ad in ads if (each := _accounting_group(ad, weight)) is not None}
+    if not told:
+        return ()
+    used: dict[str, float] = {}
+    for name, each in told.items():
+        for above in _chain(name):
+            used[above] = used.get(above, 0.0) + each.used
+    weights = _weights(classes) if weight is SlotWeight.CPUS else {}
+    return tuple(
+        Group(
+            name=each.name,
+            quota_milli=None if each.quota is None else _gpu_milli(each.quota, weights.get(name, 1.0)),
+            used_milli=_gpu_milli(used[name], weights.get(name, 1.0)),
+            surplus=each.surplus,
+            priority=each.priority,
+        )
+        for name, each in sorted(told.items())
+    )
+
+
+def quota_warnings(ads: Iterable[Ad], weight: SlotWeight) -> list[str]:
+    """Quotas that cannot mean what they say in a pool of drones, a line each."""
+    return [
+        f"accounting group {name}: its dynamic quota is a share of what there happens to be, and it takes no surplus:"
+        " drones started for it will stay idle in part; write GROUP_QUOTA or GROUP_ACCEPT_SURPLUS for it"
+        for ad in ads
+        if (name := text(ad, "Name", 80)) and _is_group(ad) and _dynamic(ad, weight) and not _takes_surplus(ad)
+    ]
+
+
+def _accounting_group(ad: Ad, weight: SlotWeight) -> _AccountingGroup | None:
+    name = text(ad, "Name", 80)
+    if not name or not _is_group(ad):
+        return None
+    quota = max(0.0, number(ad, "ConfigQuota") or 0.0)
+    return _AccountingGroup(
+        name=name,
+        quota=None if _dynamic(ad, weight) else quota,
+        used=max(0.0, number(ad, "WeightedResourcesUsed") or 0.0),
+        surplus=_takes_surplus(ad),
+        priority=max(0.0, number(ad, "Priority") or 0.0),
+    )
+
+
+def _is_group(ad: Ad) -> bool:
+    return value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) != _NONE
+
+
+def _dynamic(ad: Ad, weight: SlotWeight) -> bool:
+    """The ad does not tell a share of the pool from an amount: what is below one is a share, and so is one, unless it
+    is of GPUs."""
+    written = number(ad, "ConfigQuota") or 0.0
+    return 0.0 < written < 1.0 or (written == 1.0 and weight is SlotWeight.CPUS)
+
+
+def _takes_surplus(ad: Ad) -> bool:
+    return text(ad, "SurplusPolicy", 20).lower() not in ("", "no")
+
+
+def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
+    """CPUs for each GPU that the GPU jobs of a group ask for, by the group's name in small letters."""
+    cpus: dict[str, int] = {}
+    milli: dict[str, int] = {}
+    for job in classes:
+        count = job.waiting + job.fresh + job.running + job.held
+        for name in _chain(job.group.casefold()) if job.gpu_milli else ():
+            cpus[name] = cpus.get(name, 0) + count * job.cpus
+            milli[name] = milli.get(name, 0) + count * job.gpu_milli
+    return {name: total * WHOLE_GPU / milli[name] for name, total in cpus.items() if total and milli[name]}
+
+
+def _gpu_milli(weight: float, each_gpu: float) -> int:
+    """Rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it."""
+    return int(round(weight * WHOLE_GPU / each_gpu, 3))
+
+
+def _chain(name: str) -> Iterable[str]:
+    """A group's name and those of the groups that contain it."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import classad2
@@ -16,6 +16,11 @@ LARGEST = 10**12
 """Beyond this a number from an ad is nonsense."""
 
 Ad: TypeAlias = classad2.ClassAd
+
+
+def attribute_names(text: str) -> tuple[str, ...]:
+    """Return the words of ``text``."""
+    return tuple(text.split())
 
 
 def value(ad: Ad, name: str) -> object:
@@ -135,3 +140,36 @@ def _unwrapped(part: str) -> str:
                 return bare
         bare = bare[1:-1].strip()
     return bare
+
+
+LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
+"""Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
+_IDLE = 1
+_LASTS_S = 900.0
+"""A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
+
+
+Refusal = tuple[float, bool]
+"""Time of the newest refusal by the schedd's clock, and True if a limit was its reason."""
+
+
+def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
+    """Return the newest refusal of a waiting job for each value of ConcurrencyLimits."""
+    newest: dict[str, Refusal] = {}
+    for ad in job_ads:
+        limits, refused_at = text(ad, "ConcurrencyLimits", 80), moment(ad, "LastRejMatchTime")
+        lately = refused_at > (moment(ad, "ServerTime") or now) - _LASTS_S
+        if limits and lately and whole(ad, "JobStatus") == _IDLE:
+            for_limit = text(ad, "LastRejMatchReason").lower().startswith("concurrency limit")
+            newest[limits] = max(newest.get(limits, (0.0, False)), (refused_at, for_limit))
+    return newest
+
+
+def used_up(*told: Mapping[str, Refusal]) -> frozenset[str]:
+    """Return the values of ConcurrencyLimits for which the negotiator refused a job when it looked last, by what
+    schedds have ``told`` of refusals."""
+    newest: dict[str, Refusal] = {}
+    for each in told:
+        for limits, refusal in each.items():
+            newest[limits] = max(newest.get(limits, (0.0, False)), refusal)
+    return frozenset(limits for limits, (_, for_limit) in newest.items() if for_limit)

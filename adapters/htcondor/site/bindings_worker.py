@@ -9,10 +9,10 @@ from typing import Any
 import classad2
 import htcondor2
 
-from adapters.htcondor.site.owner_queue import JOB_PROJECTION, Queue, grouped
-from adapters.shared.htcondor.ads import Ad, text
-from adapters.shared.htcondor.blame import Reasons
-from adapters.shared.htcondor.collectors import Collectors
+from adapters.htcondor.classads import Ad, text
+from adapters.htcondor.daemons import BindingsErrors, Collectors
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, group_jobs
+from adapters.htcondor.site.submission import of_drones
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -30,23 +30,21 @@ _KINDS = (
 _PER_SUBMISSION."""
 
 
-class CondorSide:
-    """Serves the calls of :class:`adapters.htcondor.site.bindings.BindingsCluster`."""
+class BindingsWorker:
+    """Server of the calls of :class:`adapters.htcondor.site.client.BindingsClient`."""
 
     def __init__(self, collector: str, schedd: str) -> None:
         self._address, self._name = collector, schedd
-        self._reasons = Reasons()
+        self._errors = BindingsErrors()
         self._collector = Collectors(collector)
         self._schedds: dict[str, Any] = {}
-
-    # ---------------------------------------------------------------------------------------------------- questions
 
     def jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> list[Ad]:
         """``schedd`` "" is ours."""
         return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
 
-    def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> Queue:
-        return grouped(self.jobs(schedd, constraint, (*JOB_PROJECTION, *names)), names)
+    def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+        return group_jobs(self.jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names)), names)
 
     def slots(self, constraint: str, projection: Sequence[str]) -> list[Ad]:
         return self._listed(htcondor2.AdType.Startd, constraint, projection)
@@ -55,20 +53,20 @@ class CondorSide:
         return self._listed(htcondor2.AdType.Submitter, "true", projection)
 
     def _listed(self, what: Any, constraint: str, projection: Sequence[str] = ()) -> list[Ad]:
-        with self._reasons.told(f"collector {self._address}"):
+        with self._errors.translated(f"collector {self._address}"):
             return list(self._collector.query(what, constraint=constraint, projection=list(projection)))
 
     def _asked(self, name: str, question: Any) -> Any:
         """One that has been restarted has another address: it is looked up again when it does not answer."""
         known = name in self._schedds
         try:
-            with self._reasons.told(f"schedd {name or self._name or 'of the site'}"):
+            with self._errors.translated(f"schedd {name or self._name or 'of the site'}"):
                 return question(self._schedd(name))
         except UnavailableError:
             self._schedds.pop(name, None)
             if not known:
                 raise
-        with self._reasons.told(f"schedd {name or self._name or 'of the site'}"):
+        with self._errors.translated(f"schedd {name or self._name or 'of the site'}"):
             return question(self._schedd(name))
 
     def _schedd(self, name: str) -> Any:
@@ -92,39 +90,33 @@ class CondorSide:
             )
         return named[0]
 
-    # -------------------------------------------------------------------------------------------------------- orders
-
-    def submit(self, description: str, columns: Sequence[str], rows: Sequence[Sequence[str]], spool: bool) -> int:
+    def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
         """All of ``rows`` or none. A refusal is one that the schedd gave, or that a question afterwards confirms."""
         schedd = self._schedd("")
-        items = ({name: value for name, value in zip(columns, row, strict=True)} for row in rows)
+        items = ({"drone_id": drone_id} for drone_id in drone_ids)
         try:
-            with self._reasons.told("submit"):
+            with self._errors.translated("submit"):
                 result = schedd.submit(htcondor2.Submit(description), spool=spool, itemdata=items)
         except (ValueError, TypeError) as error:
             raise RejectedError(f"submit: {printable(str(error), 300)}", FaultKind.CONFIG) from None
         except AuthError:
             raise
         except UnavailableError as error:
-            raise self._not_submitted(error, columns, rows) from None
+            raise self._not_submitted(error, drone_ids) from None
         if spool:
             try:
-                with self._reasons.told("spooling"):
+                with self._errors.translated("spooling"):
                     schedd.spool(result)
             except AdapterError as error:
                 raise self._taken_back(result.cluster(), error) from None
         return int(result.cluster())
 
-    def _not_submitted(
-        self, error: UnavailableError, columns: Sequence[str], rows: Sequence[Sequence[str]]
-    ) -> AdapterError:
+    def _not_submitted(self, error: UnavailableError, drone_ids: Sequence[str]) -> AdapterError:
         """A refusal, if the schedd says so and a question confirms that nothing is there; else nobody knows."""
         if not _REFUSAL.search(str(error)):
             return OutcomeUnknownError(str(error))
-        attribute = "".join(part.capitalize() for part in columns[0].split("_"))
-        ids = classad2.quote(",".join(row[0] for row in rows))
         try:
-            there = self.jobs("", f'stringListMember({attribute}, {ids}, ",")', ["ClusterId"])
+            there = self.jobs("", of_drones(drone_ids), ["ClusterId"])
         except AdapterError:
             return OutcomeUnknownError(str(error))
         if there:
