@@ -14,9 +14,9 @@ from typing import Any
 import structlog
 
 from provisioner import loader
-from provisioner.config import ConfigErrors, Settings, SiteSpec
-from provisioner.config.reading import load
-from provisioner.config.reload import Change, changes
+from provisioner.config import ConfigError, Settings, SiteConfig
+from provisioner.config.loading import load
+from provisioner.config.reload import ConfigChange, changes
 from provisioner.controller.calls import fault_of, within
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.controller import Controller
@@ -39,9 +39,9 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     ``root``: what relative paths in the files start from, where that is not the files' own directory.
 
     SIGHUP reads the configuration anew. Drones outlive the controller: the next one takes them over.
-    Raises ConfigErrors, StoreError (StoreHeld: another controller runs), AdapterError (the overlay, or an adapter as
+    Raises ConfigError, StoreError (StoreHeld: another controller runs), AdapterError (the overlay, or an adapter as
     it is
-    built), AdapterBroken and AdapterUnknown.
+    built), AdapterBrokenError and AdapterUnknownError.
     """
     settings = load(path, root=root)
     store = SqlStore(
@@ -140,7 +140,7 @@ async def _reloads(
         try:
             change, under_way = await _reloaded(path, root, controller, adapters)
         except Exception as error:  # whatever a file or an adapter causes, the controller must not end for it
-            known = isinstance(error, ConfigErrors | NotApplied)
+            known = isinstance(error, ConfigError | NotApplied)
             problems = str(error) if known else f"{type(error).__name__}: {error}"
             if not known:
                 log.exception("config.reload_failed", file=str(path))
@@ -154,9 +154,9 @@ async def _reloads(
 
 async def _reloaded(
     path: Path, root: Path | None, controller: Controller, adapters: Adapters
-) -> tuple[Change, Collection[asyncio.Task[Any]]]:
+) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
     """Read and take over the configuration. Returns what changed, and the orders that replaced adapters still carry
-    out. Raises ConfigErrors, NotApplied, or whatever else fails; then the old configuration is in force."""
+    out. Raises ConfigError, NotApplied, or whatever else fails; then the old configuration is in force."""
     new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
     live = Counter(d.site for d in controller.store.drones.values())
     change = changes(adapters.settings, new, live)
@@ -226,7 +226,7 @@ class Adapters:
                 log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
 
     @staticmethod
-    def _built(spec: SiteSpec, settings: Settings) -> Door:
+    def _built(spec: SiteConfig, settings: Settings) -> Door:
         return Door(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
 
 

@@ -20,7 +20,7 @@ _WANTED = {SITES: ("poll", "start", "stop"), OVERLAYS: ("poll", "drain", "bootst
 _KIND = {SITES: "site", OVERLAYS: "overlay"}
 
 
-class AdapterUnknown(LookupError):
+class AdapterUnknownError(LookupError):
     """No installed package offers an adapter of that name. ``known``: the names that are offered."""
 
     def __init__(self, group: str, name: str, known: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ class AdapterUnknown(LookupError):
         self.known = known
 
 
-class AdapterBroken(Exception):
+class AdapterBrokenError(Exception):
     """The adapter is installed but cannot be used: why, and what to do."""
 
 
@@ -44,12 +44,12 @@ def overlay_adapters() -> tuple[str, ...]:
 
 
 def site_adapter(name: str) -> SiteFactory:
-    """The class of site adapter ``name``. Raises AdapterUnknown, AdapterBroken."""
+    """The class of site adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(SiteFactory, _load(SITES, name))
 
 
 def overlay_adapter(name: str) -> OverlayFactory:
-    """The class of overlay adapter ``name``. Raises AdapterUnknown, AdapterBroken."""
+    """The class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(OverlayFactory, _load(OVERLAYS, name))
 
 
@@ -66,12 +66,14 @@ def _load(group: str, name: str) -> Any:
     places = sorted({point.value: point for point in entry_points(group=group, name=name)}.items())
     match places:
         case []:
-            raise AdapterUnknown(group, name, _names(group))
+            raise AdapterUnknownError(group, name, _names(group))
         case [(_, point)]:
             return _checked(group, point)
         case _:
             values = " and ".join(value for value, _ in places)
-            raise AdapterBroken(f"{_KIND[group]} adapter `{name}` is offered twice, by {values}: uninstall one of them")
+            raise AdapterBrokenError(
+                f"{_KIND[group]} adapter `{name}` is offered twice, by {values}: uninstall one of them"
+            )
 
 
 def _checked(group: str, point: EntryPoint) -> Any:
@@ -80,15 +82,15 @@ def _checked(group: str, point: EntryPoint) -> Any:
     try:
         adapter = point.load()
     except Exception as error:  # whatever a module may raise while it is imported
-        raise AdapterBroken(f"{what} cannot be imported: {_in_words(error)}") from error
+        raise AdapterBrokenError(f"{what} cannot be imported: {_in_words(error)}") from error
     config = getattr(adapter, "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseModel)):
-        raise AdapterBroken(f"{what} has no `Config`, a pydantic model of its options")
+        raise AdapterBrokenError(f"{what} has no `Config`, a pydantic model of its options")
     if config.model_config.get("extra") != "forbid":
-        raise AdapterBroken(f'{what}: its `Config` lets unknown options pass; it needs extra="forbid"')
+        raise AdapterBrokenError(f'{what}: its `Config` lets unknown options pass; it needs extra="forbid"')
     lacking = [method for method in _WANTED[group] if not callable(getattr(adapter, method, None))]
     if lacking:
-        raise AdapterBroken(f"{what} lacks the methods {', '.join(lacking)}")
+        raise AdapterBrokenError(f"{what} lacks the methods {', '.join(lacking)}")
     return adapter
 
 
@@ -110,7 +112,7 @@ def _refuse_shadow(point: EntryPoint) -> None:
     found = _places(_spec(_OWN_PACKAGE))
     if ours not in found:
         other = str(found[0]) if found else "nothing at all"
-        raise AdapterBroken(
+        raise AdapterBrokenError(
             f"adapter `{point.name}` lives in package `{_OWN_PACKAGE}` at {ours}, but Python finds {other} under that "
             f"name: uninstall or rename the other package, or start Python in another directory"
         )

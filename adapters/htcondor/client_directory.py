@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -48,7 +48,7 @@ FILESYSTEM_DOMAIN = client.invalid
 
 
 class Readable(Protocol):
-    """A token that is read when it is needed. Raises SecretUnreadable."""
+    """A token that is read when it is needed. Raises SecretUnreadableError."""
 
     def read(self) -> str: ...
 
@@ -117,7 +117,7 @@ class ClientDirectory:
                 for file in sorted(self._token_directory.iterdir()):
                     if file.is_file() and not file.name.startswith("."):
                         tokens[f"d-{file.name}"] = file.read_text()
-        except SecretUnreadable as error:
+        except SecretUnreadableError as error:
             raise AuthError(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
         except (OSError, UnicodeDecodeError) as error:
             raise AuthError(f"tokens of {self._whose} in {self._token_directory}: {error}") from None

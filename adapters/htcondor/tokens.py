@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from adapters.shared.printing import printable
-from provisioner.config.units import Secret, SecretUnreadable
+from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.model import DroneId
 
 _SCOPE = "condor:/"
@@ -68,7 +68,7 @@ def token_failures(name: str, secret: Secret, now: float) -> Iterator[str]:
     """Yield why the token in ``secret`` certainly cannot be used now. Unreadable tokens are reported elsewhere."""
     try:
         token = read_token(secret.read())
-    except SecretUnreadable:
+    except SecretUnreadableError:
         return
     except InvalidTokenError as error:
         yield f"`{name}`: no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}"
@@ -91,7 +91,7 @@ def token_warnings(
             yield f"`{name}`: {secret} can be read by others (mode {stat.S_IMODE(mode):04o}). Run `chmod 600`"
     try:
         token = read_token(secret.read())
-    except (SecretUnreadable, InvalidTokenError):
+    except (SecretUnreadableError, InvalidTokenError):
         return
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
@@ -114,7 +114,7 @@ def explain_token(secret: Secret, issuer: str, now: float) -> str:
     """Return why the pool may refuse to authenticate us, as far as the token itself tells; empty if it cannot."""
     try:
         token = read_token(secret.read())
-    except SecretUnreadable:
+    except SecretUnreadableError:
         return ""
     except InvalidTokenError as error:
         return f"{secret} holds no IDTOKEN ({error})"
@@ -157,14 +157,14 @@ class TokenSigner:
         """Return a token of ``user@trust_domain`` for a drone that is good for ``lifetime_s`` from ``now`` on.
 
         Raises:
-            SecretUnreadable: the key cannot be read, or is empty.
+            SecretUnreadableError: the key cannot be read, or is empty.
         """
         try:
             content = self.file.read_bytes()
         except OSError as error:
-            raise SecretUnreadable(f"signing key {self.file} cannot be read: {error.strerror}") from None
+            raise SecretUnreadableError(f"signing key {self.file} cannot be read: {error.strerror}") from None
         if not content:
-            raise SecretUnreadable(f"signing key {self.file} is empty")
+            raise SecretUnreadableError(f"signing key {self.file} is empty")
         claims = {
             "exp": int(now + lifetime_s),
             "iat": int(now - _EARLIER_S),

@@ -12,7 +12,7 @@ from adapters.openstack.gpus import gpus_of
 from adapters.openstack.records import Flavor, Image
 from adapters.openstack.settings import OpenStackSiteConfig, TypeOptions
 from adapters.shared.printing import printable
-from provisioner.config.nearest import choices
+from provisioner.config.messages import choices
 from provisioner.config.units import format_size
 from provisioner.interfaces import RejectedError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind

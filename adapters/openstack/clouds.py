@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from adapters.shared.printing import printable
-from provisioner.config.nearest import choices
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.messages import choices
+from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
 from provisioner.model import FaultKind
 
@@ -148,7 +148,7 @@ def doubts(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
 def _said(settings: CloudAccess, auth: Credentials) -> Access:
     try:
         secret = auth.application_credential_secret.read()
-    except SecretUnreadable as error:
+    except SecretUnreadableError as error:
         raise NoAccess(f"`auth`: `application_credential_secret`: {error}") from None
     return Access(
         auth_url=_v3(auth.url),

@@ -15,7 +15,7 @@ import aiohttp
 from adapters.openstack.clouds import Access, ApplicationCredential, Domain, Named, Password, access, trust
 from adapters.openstack.wire import Answer, Wire
 from adapters.shared.printing import printable
-from provisioner.config.nearest import choices
+from provisioner.config.messages import choices
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import FaultKind
 

@@ -19,7 +19,7 @@ from adapters.shared import http
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -198,7 +198,7 @@ class RestLink:
         if anew or now - self._read_at >= _TOKEN_OLD_S:
             try:
                 self._token = self._settings.token.read().removeprefix(_SCONTROL_SAYS).strip()
-            except SecretUnreadable as error:
+            except SecretUnreadableError as error:
                 raise AuthError(f"{self.where}: {error}") from None
             if not (self._token.isascii() and self._token.isprintable()) or " " in self._token:
                 raise AuthError(f"{self.where}: in {self._settings.token} there is no token")

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from adapters.shared.commands.settings import SshSettings
 from adapters.slurm import native_options, native_python, rest_options
+from provisioner.config.messages import choices
 from provisioner.config.models import mistake_at
-from provisioner.config.nearest import choices
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 

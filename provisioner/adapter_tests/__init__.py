@@ -12,9 +12,9 @@ import pytest
 for _suite in ("hooks", "sites", "overlays", "waiting"):
     pytest.register_assert_rewrite(f"{__name__}.{_suite}")
 
-from provisioner.adapter_tests.hooks import NotSupported  # noqa: E402 (after the line above)
+from provisioner.adapter_tests.hooks import NotSupportedError  # noqa: E402 (after the line above)
 from provisioner.adapter_tests.overlays import OverlayContract, OverlayWorld  # noqa: E402
 from provisioner.adapter_tests.sites import SiteContract, SiteWorld  # noqa: E402
 from provisioner.adapter_tests.waiting import eventually  # noqa: E402
 
-__all__ = ["NotSupported", "OverlayContract", "OverlayWorld", "SiteContract", "SiteWorld", "eventually"]
+__all__ = ["NotSupportedError", "OverlayContract", "OverlayWorld", "SiteContract", "SiteWorld", "eventually"]

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 
-class NotSupported(Exception):
+class NotSupportedError(Exception):
     """A fault that a lab cannot bring about. The message is the reason for the skipped test."""
 
 
@@ -17,5 +17,5 @@ async def supported(hook: Callable[[], AbstractAsyncContextManager[None]]) -> No
     try:
         async with hook():
             pass
-    except NotSupported as error:
+    except NotSupportedError as error:
         pytest.skip(str(error))

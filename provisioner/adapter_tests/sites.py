@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from provisioner.adapter_tests.hooks import NotSupported, supported
+from provisioner.adapter_tests.hooks import NotSupportedError, supported
 from provisioner.adapter_tests.waiting import eventually
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, Site, UnavailableError
 from provisioner.model import (
@@ -76,7 +76,7 @@ class SiteWorld(Protocol):
         """While inside, the site cannot be reached or used."""
         ...
 
-    # Hooks: a lab that cannot do one of these raises NotSupported with the reason, and the tests with it are skipped.
+    # Hooks: a lab that cannot do one of these raises NotSupportedError with the reason, and its tests are skipped.
 
     def lost_replies(self) -> AbstractAsyncContextManager[None]:
         """Carry out each start and lose the reply to it, while inside."""
@@ -375,7 +375,7 @@ class SiteContract:
                     _assert_told(receipt)
                 assert order.drone_id not in (await site.poll()).drones
                 assert await world.alive(order.drone_id) == 0
-                with suppress(NotSupported):
+                with suppress(NotSupportedError):
                     assert await world.objects(order.drone_id) == []
             [receipt] = await site.start([order])  # the same drone may be started once there is room
             assert receipt.answer is OrderOutcome.OK
@@ -400,7 +400,7 @@ class SiteContract:
         try:
             assert await world.objects(stopped) == []
             forgetful = world.forgetful_site()
-        except NotSupported as error:
+        except NotSupportedError as error:
             pytest.skip(str(error))
         async with forgetful as site:
             orders = [_order(world, stopped), _order(world, leaving, bootstrap=world.exiting(0))]

@@ -26,7 +26,7 @@ from provisioner.cli.site_rows import gpu_count, owner_words
 from provisioner.cli.where import config_path
 
 if TYPE_CHECKING:
-    from provisioner.config import Problem, Settings, SiteSpec
+    from provisioner.config import Problem, Settings, SiteConfig
     from provisioner.interfaces import AuditFinding
     from provisioner.model import OverlayView, SiteView
 
@@ -106,11 +106,11 @@ def check(
 
 def _settings(path: Path) -> Settings | None:
     """Return the configuration at ``path``; None for a site file alone."""
-    from provisioner.config import ConfigErrors, load
+    from provisioner.config import ConfigError, load
 
     try:
         return load(path)
-    except ConfigErrors:
+    except ConfigError:
         return None
 
 
@@ -238,7 +238,7 @@ def _pool_seen(view: OverlayView) -> str:
     return "; ".join([counts + formatting.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
 
 
-async def _look_at_site(settings: Settings, spec: SiteSpec) -> list[Look]:
+async def _look_at_site(settings: Settings, spec: SiteConfig) -> list[Look]:
     """The look and, where the adapter can tell, the gaps between the policy and what the site enforces."""
     from provisioner import loader
     from provisioner.interfaces import SupportsAudit

@@ -76,5 +76,5 @@ def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
 
 def _problem(path: Path, at: tuple[str, ...], message: str) -> Problem:
     document = yaml.read(path)
-    spot = document.value_spot(at) if at == ("controller",) else document.key_spot(at)
+    spot = document.value_position(at) if at == ("controller",) else document.key_position(at)
     return Problem(str(path), spot.line, spot.col, message)

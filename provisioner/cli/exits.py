@@ -36,13 +36,13 @@ class Failure(Exception):
 
 def failure_of(error: BaseException) -> Failure | None:
     """The :class:`Failure` to show for an error that is not a bug; None for one that is."""
-    from provisioner.config import ConfigErrors
+    from provisioner.config import ConfigError
     from provisioner.store import StoreError
 
     match error:
         case Failure():
             return error
-        case ConfigErrors():
+        case ConfigError():
             return Failure(*map(str, error.problems), _problems(error.problems), code=Exit.UNMET)
         case StoreError():
             return Failure(str(error))

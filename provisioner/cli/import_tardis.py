@@ -19,7 +19,7 @@ from provisioner.cli.output import note, picked, present
 from provisioner.migrate import Converted, Finding, Source, Verdict, convert
 
 if TYPE_CHECKING:
-    from provisioner.config.strict_yaml import Document
+    from provisioner.config.strict_yaml import YamlDocument
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -117,16 +117,16 @@ def columns() -> tuple[Column[Finding], ...]:
 
 
 def _source(path: Path) -> Source:
-    from provisioner.config.strict_yaml import Document, text_of
+    from provisioner.config.strict_yaml import YamlDocument, text_of
 
-    document = Document(str(path))
+    document = YamlDocument(str(path))
     content = text_of(path, document)
     if content is None:
         raise _refusal([document])
     return Source(document, content)
 
 
-def _refusal(documents: list[Document]) -> Failure:
+def _refusal(documents: list[YamlDocument]) -> Failure:
     problems = [problem for document in documents for problem in document.problems]
     return Failure(
         *(formatting.sanitize(str(p)) for p in problems),
@@ -139,11 +139,11 @@ def _beside(tardis: Path) -> Callable[[str], str | None]:
     """Files that TARDIS names are sought beside its configuration, then here: TARDIS seeks them where it is started."""
 
     def read_file(name: str) -> str | None:
-        from provisioner.config.strict_yaml import Document, text_of
+        from provisioner.config.strict_yaml import YamlDocument, text_of
 
         for place in (tardis.parent / name, Path(name)):
             try:
-                found = text_of(place, Document(str(place)))
+                found = text_of(place, YamlDocument(str(place)))
             except ValueError:  # a name that cannot be one of a file
                 return None
             if found is not None:

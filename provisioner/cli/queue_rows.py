@@ -82,12 +82,12 @@ class JobQueue(Protocol):
 def open_queue(where: Where) -> JobQueue:
     """The queue of the configured overlay. Raises :class:`Failure` for an overlay that has none."""
     from provisioner.config import load
-    from provisioner.loader import AdapterBroken, AdapterUnknown, overlay_adapter
+    from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
 
     settings = load(config_path(where))
     try:
         overlay = overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-    except (AdapterUnknown, AdapterBroken) as error:
+    except (AdapterUnknownError, AdapterBrokenError) as error:
         raise Failure(str(error)) from error
     if not (callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))):
         raise Failure(

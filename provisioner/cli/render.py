@@ -13,7 +13,7 @@ from provisioner.cli.output import note
 from provisioner.cli.where import config_path
 
 if TYPE_CHECKING:
-    from provisioner.config import Settings, SiteSpec
+    from provisioner.config import Settings, SiteConfig
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -58,8 +58,8 @@ def blocking(
     note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
 
 
-def _the_site(settings: Settings, name: str) -> SiteSpec:
-    from provisioner.config.nearest import choices
+def _the_site(settings: Settings, name: str) -> SiteConfig:
+    from provisioner.config.messages import choices
 
     for spec in settings.sites:
         if spec.name == name:
@@ -67,7 +67,7 @@ def _the_site(settings: Settings, name: str) -> SiteSpec:
     raise Failure(f"no site {name[:80]!r} in {settings.path}: {choices(name, [s.name for s in settings.sites])}")
 
 
-def _rendered(settings: Settings, spec: SiteSpec) -> str:
+def _rendered(settings: Settings, spec: SiteConfig) -> str:
     from provisioner import loader
     from provisioner.interfaces import AdapterError, SupportsRenderBlocking
 
@@ -86,5 +86,5 @@ def _rendered(settings: Settings, spec: SiteSpec) -> str:
                 "for its administrator to say; the planner and the drones keep the reserve all the same"
             )
         return made.render_blocking(spec.policy)
-    except (AdapterError, loader.AdapterBroken, loader.AdapterUnknown) as error:
+    except (AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError) as error:
         raise Failure(f"site {spec.name}: {error}") from error

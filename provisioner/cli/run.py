@@ -48,7 +48,7 @@ def run(
 
     from provisioner import app as process
     from provisioner.interfaces import AdapterError
-    from provisioner.loader import AdapterBroken, AdapterUnknown
+    from provisioner.loader import AdapterBrokenError, AdapterUnknownError
 
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -56,6 +56,6 @@ def run(
     log_to_stderr(log_level, log_format)
     try:
         code = asyncio.run(process.run(config, once=once, root=root))
-    except (AdapterError, AdapterBroken, AdapterUnknown) as error:
+    except (AdapterError, AdapterBrokenError, AdapterUnknownError) as error:
         raise Failure(str(error)) from error
     raise typer.Exit(code)

@@ -50,12 +50,12 @@ def _schemas() -> dict[str, Callable[[], Any]]:
     from provisioner.cli.schemas import output_schemas
 
     def controller() -> Any:
-        from provisioner.config.schema import controller_schema
+        from provisioner.config.reference import controller_schema
 
         return controller_schema()
 
     def site() -> Any:
-        from provisioner.config.schema import site_schema
+        from provisioner.config.reference import site_schema
 
         return site_schema()
 

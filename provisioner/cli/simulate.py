@@ -193,7 +193,7 @@ def _cut(
     vram_mix: bool,
     ignore: Sequence[str] | None,
 ) -> Cut:
-    from provisioner.config.nearest import choices
+    from provisioner.config.messages import choices
     from provisioner.simulator.traces import Cut
 
     for name in ignore or ():

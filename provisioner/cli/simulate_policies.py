@@ -68,14 +68,14 @@ def _names(configs: Sequence[Path]) -> list[str]:
 
 
 def _replay(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
-    from provisioner.config import ConfigErrors, load
+    from provisioner.config import ConfigError, load
     from provisioner.simulator.replay import PATIENCE_S, Replay
     from provisioner.simulator.worldplan import world_of
 
     settings = load(config, connects=False)
     try:
         plan = world_of(settings, world, span_s=trace.span_s + PATIENCE_S)
-    except ConfigErrors as error:
+    except ConfigError as error:
         raise Failure(
             *map(str, error.problems), "the world file's keys: docs/how-to/simulate.md", code=Exit.UNMET
         ) from None

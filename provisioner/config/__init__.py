@@ -1,4 +1,4 @@
-"""What the operator wrote: strict YAML in, frozen :class:`Settings` out, every mistake with file, line and repair."""
+"""The configuration: strict YAML in, frozen :class:`Settings` out, every mistake with file, line and repair."""
 
 from __future__ import annotations
 
@@ -10,25 +10,29 @@ from provisioner.model import DroneType, Policy, SitePolicy
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSpec:
-    """Where the record is kept, and for how long."""
+class StoreConfig:
+    """Configuration of the store."""
 
     path: Path
     keep_s: float = 30 * 86400.0
-    """Ended drones, plans, events and jobs that are done are forgotten when they are older than this."""
+    """Finished drones, plans, events and completed jobs that are older than this are deleted."""
     snapshots: int = 50
     """Full snapshots kept, of the newest ticks that acted."""
 
 
 @dataclass(frozen=True, slots=True)
-class OverlaySpec:
+class OverlayConfig:
+    """Configuration of the overlay."""
+
     adapter: str
     options: Any
     """An instance of the adapter's own ``Config``."""
 
 
 @dataclass(frozen=True, slots=True)
-class SiteSpec:
+class SiteConfig:
+    """Configuration of one site."""
+
     name: str
     adapter: str
     options: Any
@@ -40,25 +44,26 @@ class SiteSpec:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A whole, valid configuration."""
+    """A complete, valid configuration."""
 
     path: Path
     controller: str
-    store: StoreSpec
-    overlay: OverlaySpec
-    sites: tuple[SiteSpec, ...]
+    store: StoreConfig
+    overlay: OverlayConfig
+    sites: tuple[SiteConfig, ...]
     policy: Policy
     interval_s: float
     """Longest pause between two ticks."""
     active_interval_s: float
-    """Pause while something is on its way."""
+    """Pause between two ticks while orders are in progress."""
     carbon_g_per_kwh: float | None = None
-    """CO2 of the grid; None: not told."""
+    """CO2 of the electricity; None if unknown."""
     warnings: tuple[Problem, ...] = ()
-    """What is valid but probably not meant; for the log and for ``check``."""
+    """What is valid but probably not intended; for the log and for ``check``."""
 
     @property
     def types(self) -> tuple[DroneType, ...]:
+        """Return the drone types of all sites."""
         return tuple(t for s in self.sites for t in s.types)
 
 
@@ -70,23 +75,24 @@ class Problem:
     line: int
     col: int
     message: str
-    """What is wrong, and what to write instead; for a warning it says so itself."""
+    """What is wrong and what to write instead; a warning begins with ``warning: ``."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}: {self.message}"
 
 
-class ConfigErrors(Exception):
-    """Everything that is wrong with a configuration, at once."""
+class ConfigError(Exception):
+    """All problems of a configuration."""
 
     def __init__(self, problems: list[Problem]) -> None:
+        """Take every problem, in order."""
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
 
 
-# Below, since they are made of the classes above.
-from provisioner.config.reading import check as check  # noqa: E402
-from provisioner.config.reading import load as load  # noqa: E402
-from provisioner.config.reading import warnings as warnings  # noqa: E402
-from provisioner.config.reload import Change as Change  # noqa: E402
+# Imported last: these modules use the classes above.
+from provisioner.config.loading import check as check  # noqa: E402
+from provisioner.config.loading import load as load  # noqa: E402
+from provisioner.config.loading import warnings as warnings  # noqa: E402
+from provisioner.config.reload import ConfigChange as ConfigChange  # noqa: E402
 from provisioner.config.reload import changes as changes  # noqa: E402

@@ -1,6 +1,6 @@
 """The controller file and the site file as pydantic models: every key with its unit, default, meaning and an example.
 
-Options of adapters are left as they are here; each adapter's own ``Config`` judges them.
+The options of adapters are validated by each adapter's own ``Config``.
 The reference and the JSON Schemas are generated from these classes.
 """
 
@@ -28,16 +28,16 @@ from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY = Policy()
 _SITE = SitePolicy(site="")
-_LONGEST_CONTROLLER_NAME = 32
-"""A drone's id begins with it and is a DNS label of 63."""
+_MAX_CONTROLLER_NAME = 32
+"""Most characters: a drone's id begins with the name and is a DNS label of at most 63."""
 
 
 def mistake_at(key: str | int, message: str) -> PydanticCustomError:
-    """A mistake found by comparing keys of one mapping, or entries of one list, to be shown at ``key``."""
+    """Return an error, found by comparing keys of one mapping or entries of one list, to be reported at ``key``."""
     return PydanticCustomError("mistake_at", "{message}", {"message": message, "at": key})
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A mapping with known keys only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,28 +46,28 @@ class Section(BaseModel):
 # ---------------------------------------------------------------------------------------------------- controller file
 
 
-class StoreSection(Section):
-    """Where the record is kept, and for how long."""
+class StoreSection(ConfigSection):
+    """The store: where the records are kept, and for how long."""
 
     path: ConfigPath = Field(
-        description="SQLite file of the record; its directory is made if need be. One controller at a time uses it.",
+        description="SQLite file of the store; its directory is created if needed. One controller at a time uses it.",
         examples=["var/provisioner.db"],
     )
     keep: PositiveDuration = Field(
         default=30 * 86400.0,
-        description="Ended drones, plans, events and jobs that are done are forgotten when they are older than this.",
+        description="Finished drones, plans, events and completed jobs that are older than this are deleted.",
         examples=["30d"],
     )
     snapshots: int = Field(
         default=50,
         ge=0,
         le=100_000,
-        description="Full snapshots kept, of the newest ticks that acted (for `provisioner replay`).",
+        description="Number of full snapshots kept, of the newest ticks that acted (for `provisioner replay`).",
         examples=[50],
     )
 
 
-class OverlaySection(Section):
+class OverlaySection(ConfigSection):
     """The pool where jobs wait and drones join."""
 
     adapter: str = Field(description="Name of the overlay adapter.", examples=["htcondor"])
@@ -78,28 +78,28 @@ class OverlaySection(Section):
 
 def _two_hours(hours: tuple[int, ...]) -> tuple[int, ...]:
     if len(hours) != 2 or not all(0 <= hour <= 24 for hour in hours) or hours[0] == hours[1]:
-        raise ValueError("is not two different hours from 0 to 24: write `[7, 17]`, or leave `hours` out for always")
+        raise ValueError("expected two different hours from 0 to 24: write `[7, 17]`, or remove `hours` for always")
     return hours
 
 
-class HeadroomSection(Section):
-    """Warm drones: room for so many jobs of one shape is kept free for those that have not come yet."""
+class HeadroomSection(ConfigSection):
+    """Headroom: free room for a number of equal jobs that have not been submitted yet."""
 
-    name: Name = Field(description="Name of this headroom, for people.", examples=["day-shift"])
-    count: int = Field(ge=1, le=100_000, description="For how many jobs of this shape.", examples=[2])
-    gpus: Gpus = Field(default=WHOLE_GPU, description="GPUs of one of them.", examples=[1])
-    vram: Size = Field(default=0, description="Memory that it needs on each GPU.", examples=["40 GiB"])
-    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one of them.", examples=[8])
-    memory: Size = Field(default=1024, description="Memory of one of them.", examples=["20 GiB"])
-    disk: Size = Field(default=0, description="Scratch disk of one of them.", examples=["10 GiB"])
-    site: Name | None = Field(default=None, description="Only at this site; without it, at any.", examples=["topas"])
+    name: Name = Field(description="Name of this headroom, as shown to people.", examples=["day-shift"])
+    count: int = Field(ge=1, le=100_000, description="Number of jobs of this shape.", examples=[2])
+    gpus: Gpus = Field(default=WHOLE_GPU, description="GPUs of each job.", examples=[1])
+    vram: Size = Field(default=0, description="Memory that a job needs on each GPU.", examples=["40 GiB"])
+    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of each job.", examples=[8])
+    memory: Size = Field(default=1024, description="Memory of each job.", examples=["20 GiB"])
+    disk: Size = Field(default=0, description="Scratch disk of each job.", examples=["10 GiB"])
+    site: Name | None = Field(default=None, description="Only at this site. Default: any site.", examples=["topas"])
     types: tuple[Name, ...] = Field(
-        default=(), description="Only drones of these types; without it, of any that fits.", examples=[["a100"]]
+        default=(), description="Only drones of these types. Default: any type that fits.", examples=[["a100"]]
     )
     hours: Annotated[tuple[int, ...], AfterValidator(_two_hours)] | None = Field(
         default=None,
-        description="From this full hour of the day (UTC) until before that one; over midnight if the second is "
-        "smaller. Without it, always.",
+        description="From the first full hour of the day (UTC) up to the second; past midnight if the second is "
+        "smaller. Default: always.",
         examples=[[7, 17]],
     )
 
@@ -108,38 +108,38 @@ def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection
     names = [entry.name for entry in entries]
     for n, name in enumerate(names):
         if name in names[:n]:
-            raise mistake_at(n, f"a second headroom named `{name}`: give it a name of its own")
+            raise mistake_at(n, f"duplicate headroom `{name}`: choose another name")
     return entries
 
 
-class PolicySection(Section):
-    """What holds for all sites together."""
+class PolicySection(ConfigSection):
+    """The policy for all sites together."""
 
-    interval: PositiveDuration = Field(
-        default=15.0, description="Longest pause between two looks at the world.", examples=["15s"]
-    )
+    interval: PositiveDuration = Field(default=15.0, description="Longest pause between two ticks.", examples=["15s"])
     active_interval: PositiveDuration = Field(
-        default=2.0, description="Pause while something is on its way; at most `interval`.", examples=["2s"]
+        default=2.0,
+        description="Pause between two ticks while orders are in progress; at most `interval`.",
+        examples=["2s"],
     )
     idle_timeout: PositiveDuration = Field(
         default=_POLICY.idle_timeout_s,
         description="Longest time that a drone is kept without a job, at least `interval`. Once the first drone of a "
-        "site has come, a shorter time applies: what another start costs there, or the time that would have cost least "
-        "over the gaps between jobs (`provisioner estimates` and `provisioner explain drone` show it). It applies as "
-        "written with `idle_fixed`.",
+        "site has joined, a shorter time applies: the cost of another start there, or the time that would have cost "
+        "least over the gaps between jobs (`provisioner estimates` and `provisioner explain drone` show it). With "
+        "`idle_fixed` it applies exactly.",
         examples=["10min"],
     )
     idle_fixed: bool = Field(
         default=_POLICY.idle_fixed,
-        description="Keep an idle drone for exactly `idle_timeout`, whatever was learned and however long it took to "
-        "come. Longer only while jobs wait that it could take.",
+        description="Keep an idle drone for exactly `idle_timeout`, regardless of estimates and of how long it took to "
+        "start. Longer only while jobs wait that it could run.",
         examples=[True],
     )
     max_drones: int = Field(
         default=_POLICY.max_drones,
         ge=0,
         le=1_000_000,
-        description="Most drones at one time, at all sites together; 0 starts nothing.",
+        description="Most drones at one time at all sites together; 0 starts nothing.",
         examples=[1000],
     )
     max_gpus: Gpus | None = Field(
@@ -147,30 +147,31 @@ class PolicySection(Section):
     )
     overlay_max_age: PositiveDuration = Field(
         default=_POLICY.overlay_max_age_s,
-        description="Nothing is decided on a view of the pool older than this; at least `interval`.",
+        description="A view of the pool that is older than this is not used for decisions; at least `interval`.",
         examples=["2min"],
     )
     slot_max_age: PositiveDuration = Field(
         default=_POLICY.slot_max_age_s,
-        description="A slot not heard from for this long does not count as alive.",
+        description="A slot without an update for this long does not count as alive.",
         examples=["15min"],
     )
     early_exit_window: Duration = Field(
         default=_POLICY.early_exit_window_s,
-        description="A drone that ends by itself within this time, without a job, died young: its type backs off.",
+        description="A drone that exits by itself within this time, without a job, counts as a failed start: its type "
+        "backs off.",
         examples=["1min"],
     )
     max_unhealthy_fraction: float = Field(
         default=_POLICY.max_unhealthy_fraction,
         gt=0,
         le=1,
-        description="If more than this share of all drones look unhealthy at once, nothing is started or stopped.",
+        description="If more than this share of all drones is unhealthy at once, nothing is started or stopped.",
         examples=[0.2],
     )
     min_unhealthy: int = Field(
         default=_POLICY.min_unhealthy,
         ge=1,
-        description="Fewer unhealthy drones than this never stop the controller.",
+        description="Fewer unhealthy drones than this never pause the controller.",
         examples=[5],
     )
     waiting_cost: float = Field(
@@ -178,20 +179,20 @@ class PolicySection(Section):
         ge=0,
         le=1e6,
         description="GPU-seconds that one second of one job's waiting is worth. The larger, the sooner a drone is "
-        "started where it holds its GPUs for long before its first job (a cloud that boots for minutes); 0: at once.",
+        "started that holds its GPUs for long before its first job (a cloud that boots for minutes); 0: at once.",
         examples=[0.3],
     )
     carbon: float | None = Field(
         default=None,
         ge=0,
         le=10_000,
-        description="Grams of CO2 that the grid gives off for a kWh, for the CO2 of jobs where a type has `power`.",
+        description="Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`.",
         examples=[380],
     )
 
     headroom: Annotated[tuple[HeadroomSection, ...], AfterValidator(_names_differ)] = Field(
         default=(),
-        description="Room kept warm for jobs that have not come yet.",
+        description="Free room kept for jobs that have not been submitted yet.",
         examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]],
     )
 
@@ -202,29 +203,31 @@ class PolicySection(Section):
             raise mistake_at("active_interval", f"is longer than `interval` ({interval}): write at most `{interval}`")
         if self.idle_timeout < self.interval:
             raise mistake_at(
-                "idle_timeout", f"is shorter than `interval`: drones would leave unseen; at least `{interval}`"
+                "idle_timeout",
+                f"is shorter than `interval`: drones would leave between two ticks; write at least `{interval}`",
             )
         if self.overlay_max_age < self.interval:
             raise mistake_at(
-                "overlay_max_age", f"is shorter than `interval`: views would be too old; at least `{interval}`"
+                "overlay_max_age",
+                f"is shorter than `interval`: views would always be too old; write at least `{interval}`",
             )
         return self
 
 
 def _short_name(name: str) -> str:
-    if len(name) > _LONGEST_CONTROLLER_NAME:
-        raise ValueError(f"has {len(name)} characters: at most {_LONGEST_CONTROLLER_NAME}, it begins each drone's id")
+    if len(name) > _MAX_CONTROLLER_NAME:
+        raise ValueError(f"has {len(name)} characters: at most {_MAX_CONTROLLER_NAME}, it begins each drone's id")
     return name
 
 
-class ControllerFile(Section):
-    """The controller file: one controller, its record, its pool, its sites and the policy for all of them."""
+class ControllerFile(ConfigSection):
+    """The controller file: one controller, its store, its pool, its sites and the policy for all of them."""
 
     controller: Annotated[Name, AfterValidator(_short_name)] = Field(
-        description="Name of this controller. It begins every drone's id: two controllers never share one.",
+        description="Name of this controller. Every drone's id begins with it: no two controllers may share a name.",
         examples=["kit"],
     )
-    store: StoreSection = Field(description="Where the record is kept.", examples=[{"path": "var/provisioner.db"}])
+    store: StoreSection = Field(description="The store of the controller.", examples=[{"path": "var/provisioner.db"}])
     overlay: OverlaySection = Field(
         description="The pool where jobs wait and drones join.", examples=[{"adapter": "htcondor"}]
     )
@@ -234,15 +237,15 @@ class ControllerFile(Section):
         examples=[["site_configs/*.yaml"]],
     )
     policy: PolicySection = Field(
-        default_factory=PolicySection, description="What holds for all sites together.", examples=[{"interval": "15s"}]
+        default_factory=PolicySection, description="The policy for all sites together.", examples=[{"interval": "15s"}]
     )
 
 
 # ----------------------------------------------------------------------------------------------------------- site file
 
 
-class LimitsSection(Section):
-    """How much may be at the site. Counted are drones asked for and not confirmed gone."""
+class LimitsSection(ConfigSection):
+    """The limits of the site. They count drones that were requested and are not confirmed gone."""
 
     max_drones: int = Field(
         default=_SITE.max_drones,
@@ -255,44 +258,46 @@ class LimitsSection(Section):
     max_pending: int = Field(
         default=_SITE.max_pending,
         ge=1,
-        description="Most drones that have been asked for and not yet joined the pool.",
+        description="Most drones that were requested and have not joined the pool yet.",
         examples=[4],
     )
     max_starts_per_tick: int = Field(
-        default=_SITE.max_starts_per_tick, ge=1, description="Most drones asked for in one tick.", examples=[4]
+        default=_SITE.max_starts_per_tick, ge=1, description="Most drones requested in one tick.", examples=[4]
     )
 
 
-class TimeoutsSection(Section):
-    """How long things may take at the site before something is done about it."""
+class TimeoutsSection(ConfigSection):
+    """The timeouts of the site."""
 
     view_max_age: PositiveDuration = Field(
         default=_SITE.view_max_age_s,
-        description="A listing of the site older than this is not acted on; longer than `poll_deadline`.",
+        description="A view of the site that is older than this is not used; longer than `poll_deadline`.",
         examples=["2min"],
     )
     poll_deadline: PositiveDuration = Field(
-        default=_SITE.poll_deadline_s, description="Longest time for one listing of the site.", examples=["20s"]
+        default=_SITE.poll_deadline_s, description="Longest time for one poll of the site.", examples=["20s"]
     )
     order_deadline: PositiveDuration = Field(
         default=_SITE.order_deadline_s, description="Longest time for one batch of starts or stops.", examples=["60s"]
     )
     order_confirm: PositiveDuration = Field(
         default=_SITE.order_confirm_s,
-        description="After this long a fresh listing without a requested drone means that the order never arrived; "
+        description="After this time, a poll without a requested drone means that the order never arrived; "
         "at least `order_deadline`.",
         examples=["2min"],
     )
     missing: PositiveDuration = Field(
         default=_SITE.missing_s,
-        description="A drone missing from fresh listings for this long, at least twice, is gone.",
+        description="A drone that is missing from at least two polls, for this long, is gone.",
         examples=["30s"],
     )
     queued: PositiveDuration = Field(
-        default=_SITE.queued_s, description="Longest wait in the site's own queue.", examples=["24h"]
+        default=_SITE.queued_s, description="Longest time in the site's own queue.", examples=["24h"]
     )
     booting: PositiveDuration = Field(
-        default=_SITE.booting_s, description="Longest time from running at the site to joined.", examples=["10min"]
+        default=_SITE.booting_s,
+        description="Longest time from running at the site to joining the pool.",
+        examples=["10min"],
     )
     joining: PositiveDuration = Field(
         default=_SITE.joining_s,
@@ -301,32 +306,32 @@ class TimeoutsSection(Section):
     )
     slot_loss: PositiveDuration = Field(
         default=_SITE.slot_loss_s,
-        description="Longest time that a joined drone may be out of the pool while the site still runs it.",
+        description="Longest time that a joined drone may be missing from the pool while the site still runs it.",
         examples=["5min"],
     )
     idle: PositiveDuration | None = Field(
         default=None,
-        description="Longest time that a drone of this site is kept without a job; for one that took longer from its"
-        " start to the pool, that long, up to three times this. What was learned shortens it, as `policy.idle_timeout`"
-        " says. Default: `policy.idle_timeout`.",
+        description="Longest time that a drone of this site is kept without a job; a drone that took longer from its"
+        " start to the pool is kept for that long, up to three times this. Estimates shorten it, see"
+        " `policy.idle_timeout`. Default: `policy.idle_timeout`.",
         examples=["10min"],
     )
     idle_fixed: bool | None = Field(
         default=None,
-        description="Keep an idle drone of this site for exactly `idle`, whatever was learned and however long it took"
-        " to come. Default: `policy.idle_fixed`.",
+        description="Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long it"
+        " took to start. Default: `policy.idle_fixed`.",
         examples=[True],
     )
     draining: PositiveDuration = Field(
-        default=_SITE.draining_s, description="Longest time for a draining drone's last jobs.", examples=["24h"]
+        default=_SITE.draining_s, description="Longest time for the last jobs of a draining drone.", examples=["24h"]
     )
     stopping: PositiveDuration = Field(
         default=_SITE.stopping_s,
-        description="After this long a drone that was to stop is asked again.",
+        description="A drone that has not stopped after this time is stopped again.",
         examples=["1min"],
     )
     grace: Duration = Field(
-        default=_SITE.grace_s, description="What the site gives a drone between notice and kill.", examples=["30s"]
+        default=_SITE.grace_s, description="Time that the site gives a drone between notice and kill.", examples=["30s"]
     )
 
     @model_validator(mode="after")
@@ -335,7 +340,7 @@ class TimeoutsSection(Section):
             least = format_duration(self.order_deadline)
             raise mistake_at(
                 "order_confirm",
-                f"is shorter than `order_deadline`: orders under way would be given up; at least `{least}`",
+                f"is shorter than `order_deadline`: unfinished orders would count as lost; write at least `{least}`",
             )
         if self.view_max_age <= self.poll_deadline:
             least = format_duration(self.poll_deadline)
@@ -357,13 +362,13 @@ def _node_patterns(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class BlockingSection(Section):
-    """What each free GPU of certain nodes keeps for the drone that will take it, so that CPU work cannot block it."""
+class BlockingSection(ConfigSection):
+    """Resources that each free GPU of certain nodes reserves for its next drone, so that CPU work cannot block it."""
 
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         default=("*",),
         min_length=1,
-        description="Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node counts.",
+        description="Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies.",
         examples=[["topas-a100-*"]],
     )
     cpus: int = Field(default=0, ge=0, le=100_000, description="CPU cores per free GPU.", examples=[8])
@@ -371,20 +376,20 @@ class BlockingSection(Section):
     disk: Size = Field(default=0, description="Scratch disk per free GPU.", examples=["50 GiB"])
     when: ReserveWhen = Field(
         default=ReserveWhen.ALWAYS,
-        description="`always`; or `gpu-demand`: our own CPU drones may use it while no GPU job waits in the pool, and "
-        "are asked to leave when one does.",
+        description="`always`; or `gpu-demand`: CPU drones of this controller may use it while no GPU job waits in the "
+        "pool, and are drained when one does.",
         examples=["always"],
     )
     release_after: Duration = Field(
         default=Reserve().release_after_s,
-        description="With `gpu-demand`: how long no GPU job must have waited before the reserve is released.",
+        description="With `gpu-demand`: how long there must be no waiting GPU job before the reserve is released.",
         examples=["10min"],
     )
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
         if not (self.cpus or self.memory or self.disk):
-            raise mistake_at("cpus", "nothing is kept: write at least one of `cpus`, `memory` and `disk`")
+            raise mistake_at("cpus", "nothing is reserved: write at least one of `cpus`, `memory` and `disk`")
         return self
 
 
@@ -393,25 +398,25 @@ def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSect
         if any(not pattern.strip("*") for pattern in entry.nodes):
             raise mistake_at(
                 first + 1,
-                f"never reached: `blocking[{first}]` is for all nodes, and the first entry that matches a node counts; "
-                "put this one before it",
+                f"never reached: `blocking[{first}]` is for all nodes, and the first matching entry applies; "
+                "move this one before it",
             )
     return entries
 
 
-class OwnerSection(Section):
-    """How drones make room for the owner of the hardware."""
+class OwnerSection(ConfigSection):
+    """The behaviour of drones towards the owner of the hardware."""
 
     preempt_proactively: bool = Field(
         default=_SITE.preempt_proactively,
-        description="Ask drones to leave for the owner's waiting jobs before the site takes their place; `false`: "
-        "leave it to the site.",
+        description="Drain drones for the owner's waiting jobs before the site preempts them; `false`: leave it to the "
+        "site.",
         examples=[True],
     )
     min_runtime: Duration = Field(
         default=_SITE.min_runtime_s,
-        description="Drones that have not yet worked for so long since their first job are not asked; the owner may "
-        "have to wait so long.",
+        description="Drones whose first job began less than this time ago are not drained; the owner may have to wait "
+        "that long.",
         examples=["0s"],
     )
 
@@ -426,17 +431,17 @@ def _slot_ad(ad: dict[str, str]) -> dict[str, str]:
         if not _ATTRIBUTE.fullmatch(name):
             raise mistake_at(name, f"`{name}` is not a ClassAd attribute name: letters, digits and `_` only")
         if name.lower() in _OURS:
-            raise mistake_at(name, f"`{name}` is set by the provisioner itself: remove it")
+            raise mistake_at(name, f"`{name}` is set by the provisioner: remove it")
         if name.lower() in seen:
-            raise mistake_at(name, f"`{name}` and `{seen[name.lower()]}` are the same attribute: remove one of them")
+            raise mistake_at(name, f"`{name}` and `{seen[name.lower()]}` are the same attribute: remove one")
         if not expression.strip() or not expression.isprintable():
-            raise mistake_at(name, 'a ClassAd expression on one line is wanted: write `"true"` or `"\\"text\\""`')
+            raise mistake_at(name, 'expected a ClassAd expression on one line: write `"true"` or `"\\"text\\""`')
         seen[name.lower()] = name
     return ad
 
 
-class TypeSection(Section):
-    """A drone type: a shape that the site can start."""
+class TypeSection(ConfigSection):
+    """A drone type: a shape of drones that the site can start."""
 
     gpus: Gpus = Field(
         description="GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone.",
@@ -461,7 +466,7 @@ class TypeSection(Section):
     disk: Size = Field(description="Scratch disk of one drone.", examples=["50 GiB"])
     walltime: PositiveDuration | None = Field(
         default=None,
-        description="How long the site lets a drone live; without it, without limit. Longer than `timeouts.grace`.",
+        description="How long the site lets a drone run; longer than `timeouts.grace`. Default: no limit.",
         examples=["24h"],
     )
     sharing: Sharing = Field(
@@ -471,23 +476,23 @@ class TypeSection(Section):
         default=1,
         ge=1,
         le=MOST_SHARES,
-        description="As how many GPUs each GPU is offered to jobs that want a part of one: each gets one share, or as "
-        "many as it asks for, with their part of the VRAM. Jobs that want a whole GPU go elsewhere. Not with `sharing: "
-        f"exclusive`; with `mig` at most {MOST_SLICES}.",
+        description="Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one "
+        "share, or as many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. "
+        f"Not with `sharing: exclusive`; with `mig` at most {MOST_SLICES}.",
         examples=[4],
     )
     power: float = Field(
         default=0.0,
         ge=0,
         le=100_000,
-        description="Watts of one GPU at work, with its part of the node, for the energy of jobs; `0`: not known.",
+        description="Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown.",
         examples=[400],
     )
     price: float = Field(
         default=1.0,
         ge=0,
         le=1e9,
-        description="Relative cost of one GPU-hour; the cheapest type that fits is taken first.",
+        description="Relative cost of one GPU-hour; the cheapest type that fits is started first.",
         examples=[1.0],
     )
     max_drones: int | None = Field(
@@ -504,18 +509,18 @@ class TypeSection(Section):
         if self.gpus == 0:
             for key in ("gpu_model", "vram", "capability", "driver"):
                 if getattr(self, key):
-                    raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or give it a GPU")
+                    raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
             if self.sharing is not Sharing.EXCLUSIVE:
                 raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
             if self.power:
                 raise mistake_at("power", "a CPU drone (`gpus: 0`) has no GPU: remove `power`")
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
-            raise mistake_at("gpus", "more than one GPU is a whole number: write `1`, `2`, ... or a share below 1")
+            raise mistake_at("gpus", "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1")
         if self.shares > 1:
             self._can_be_shared()
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
-                raise mistake_at(key, f"a drone needs some: write `{key}: 20 GiB`")
+                raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
         return self
 
     def _can_be_shared(self) -> None:
@@ -525,21 +530,21 @@ class TypeSection(Section):
                 "an exclusive GPU has no shares: add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`",
             )
         if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
-            raise mistake_at("shares", f"MIG makes at most {MOST_SLICES} slices of a GPU: write at most that")
+            raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
         if self.gpus < WHOLE_GPU:
-            raise mistake_at("shares", "a part of a GPU is not shared further: write `gpus: 1`, or remove `shares`")
+            raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
 
 
-class SiteFile(Section):
-    """A site file: one place where drones run, the shapes that it can start, and its limits."""
+class SiteFile(ConfigSection):
+    """The site file: one place where drones run, the drone types that it can start, and its limits."""
 
     site: Name = Field(description="Name of the site.", examples=["local"])
     adapter: str = Field(description="Name of the site adapter.", examples=["local"])
     enabled: bool = Field(
-        default=_SITE.enabled, description="`false`: nothing new there; what runs may run out.", examples=[True]
+        default=_SITE.enabled, description="`false`: start nothing there; running drones may finish.", examples=[True]
     )
     limits: LimitsSection = Field(
-        default_factory=LimitsSection, description="How much may be there.", examples=[{"max_drones": 4}]
+        default_factory=LimitsSection, description="Limits of the site.", examples=[{"max_drones": 4}]
     )
     price: float = Field(
         default=_SITE.price,
@@ -550,20 +555,20 @@ class SiteFile(Section):
     )
     queue_when_full: bool = Field(
         default=_SITE.queue_when_full,
-        description="Ask for drones even where the site shows no free capacity.",
+        description="Request drones even if the site reports no free capacity.",
         examples=[False],
     )
     timeouts: TimeoutsSection = Field(
-        default_factory=TimeoutsSection, description="How long things may take there.", examples=[{"booting": "10min"}]
+        default_factory=TimeoutsSection, description="Timeouts of the site.", examples=[{"booting": "10min"}]
     )
     blocking: Annotated[tuple[BlockingSection, ...], AfterValidator(_each_is_reached)] = Field(
         default=(),
-        description="What free GPUs keep of their nodes' CPUs, memory and disk.",
+        description="CPUs, memory and disk that free GPUs reserve on their nodes.",
         examples=[[{"cpus": 8, "memory": "20 GiB"}]],
     )
     owner: OwnerSection = Field(
         default_factory=OwnerSection,
-        description="How drones make room for the owner of the hardware.",
+        description="Behaviour towards the owner of the hardware.",
         examples=[{"preempt_proactively": True}],
     )
     types: dict[Name, TypeSection] = Field(

@@ -1,26 +1,25 @@
-"""The reference of all options, made from the models.
+"""The reference of all options: the page configuration.md and the JSON Schemas, generated from the models.
 
-``python -m provisioner.config.reference --write docs/reference`` renews the committed page.
+``python -m provisioner.config.reference --write docs/reference`` renews the committed files.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticUndefined
 
 from provisioner import loader
-from provisioner.config.explain import flow
-from provisioner.config.fields import arms, fields_of, in_words, unit_of
+from provisioner.config.messages import fields_of, flow, in_words, union_members, unit_of
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.units import Secret
-
-FILE = "configuration.md"
 
 INTRODUCTION = """\
 <!-- Generated from provisioner/config/models.py and the adapters' own models by
@@ -28,9 +27,9 @@ INTRODUCTION = """\
 
 # Configuration
 
-One controller file, and one file per site that it lists under `sites`. `provisioner check FILE` tells every mistake in
-all of them at once, as `file:line:col: what is wrong, and what to write instead`; it takes a site file alone as well.
-Editors that know JSON Schema can use [controller.schema.json](controller.schema.json) and
+There is one controller file, and one file for each site that it lists under `sites`. `provisioner check FILE` reports
+every mistake in all of them at once, as `file:line:col: what is wrong: what to write instead`; it accepts a single site
+file too. Editors that support JSON Schema can use [controller.schema.json](controller.schema.json) and
 [site.schema.json](site.schema.json). Commented examples are in `site_configs/`.
 
 ## Values
@@ -42,18 +41,18 @@ Editors that know JSON Schema can use [controller.schema.json](controller.schema
 | GPUs | `1`, `4`, `0.5` (steps of 0.001) | `0.3333` |
 | number | `8.0` | `"8.0.1"`, `.5`, `1_000`, `.inf` |
 | version in quotes | `"12.4"` | `12.4` |
-| name | small letters, digits, `-` inside, at most 63 characters | `My_Site` |
-| truth value | `true`, `false` | `yes`, `no`, `on`, `off` |
-| path | `/var/lib/x`, `~/x`, or relative to the directory of the file in which it stands | |
-| secret by reference | `{file: /run/token}` or `{env: POOL_TOKEN}`; read anew each time | the secret itself |
+| name | lower-case letters, digits, `-` inside, at most 63 characters | `My_Site` |
+| boolean | `true`, `false` | `yes`, `no`, `on`, `off` |
+| path | `/var/lib/x`, `~/x`, or relative to the directory of the file that contains it | |
+| secret by reference | `{file: /run/token}` or `{env: POOL_TOKEN}`; read at each use | the secret itself |
 
-YAML is read strictly: no key twice, no unknown key, no empty value, no octal or base-60 number, no date. Anchors,
-aliases and `<<` work. The adapters' own options are described at the end.
+YAML is read strictly: no duplicate or unknown keys, no empty values, no octal or base-60 numbers, no dates. Anchors,
+aliases and `<<` are supported. The options of each adapter are described at the end.
 """
 
 
 def reference() -> str:
-    """The whole page, for the adapters that come with this distribution."""
+    """Return the page, with the adapters of this distribution."""
     parts = [INTRODUCTION, "## Controller file\n", *_sections(ControllerFile, "")]
     parts += ["## Site file\n", *_sections(SiteFile, "")]
     for kind, group, names, adapter in (
@@ -68,7 +67,7 @@ def reference() -> str:
 
 
 def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
-    """A table of the model's own keys, then one for each mapping below it."""
+    """Yield a table of the model's own keys, then one for each mapping below it."""
     if path not in ("", "options"):
         yield f"### `{path}`\n"
     doc = (model.__doc__ or "").strip().partition("\n\n")[0].replace("``", "`")
@@ -82,7 +81,7 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def _models_below(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    for arm in arms(annotation):
+    for arm in union_members(annotation):
         if isinstance(arm, type) and issubclass(arm, BaseModel) and arm is not Secret:
             yield arm, ""
         inner = getattr(arm, "__args__", ())
@@ -114,7 +113,7 @@ _EXAMPLES = {
 
 
 def _example(key: str, field: FieldInfo) -> str:
-    """The field's own example; for an adapter that gives none, the default, or what such a value looks like."""
+    """Return the field's own example; without one, the default, or a typical value of its type."""
     if field.examples:
         return f"`{key}: {flow(field.examples[0])}`"
     text = _default(field).strip("`") if not field.is_required() else ""
@@ -134,11 +133,105 @@ def _default(field: FieldInfo) -> str:
     return f"`{unit[1](value)}`" if value or unit[0] in ("duration", "GPUs") else ""
 
 
+# --------------------------------------------------------------------------------------------------------- JSON Schemas
+
+Json = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def controller_schema(*, shipped_only: bool = False) -> Json:
+    """Return the schema of the controller file, with the options of every installed overlay adapter."""
+    configs = _configs(loader.OVERLAYS, loader.overlay_adapters(), loader.overlay_adapter, shipped_only)
+    schema, options = _joint_schema(ControllerFile, configs, "GPU drone provisioner: controller file")
+    _branch_on_adapter(schema["$defs"]["OverlaySection"], configs, options)
+    return _finished(schema)
+
+
+def site_schema(*, shipped_only: bool = False) -> Json:
+    """Return the schema of a site file, with the options of every installed site adapter."""
+    configs = _configs(loader.SITES, loader.site_adapters(), loader.site_adapter, shipped_only)
+    schema, options = _joint_schema(SiteFile, configs, "GPU drone provisioner: site file")
+    _branch_on_adapter(schema, configs, options)
+    return _finished(schema)
+
+
+def _configs(
+    group: str, names: tuple[str, ...], adapter: Callable[[str], Any], shipped_only: bool
+) -> dict[str, type[BaseModel]]:
+    return {name: adapter(name).Config for name in names if not shipped_only or loader.is_shipped(group, name)}
+
+
+def _joint_schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str) -> tuple[Json, Json]:
+    """Return the schema of ``top``, with those of ``configs`` as definitions, and the reference to each by adapter."""
+    references, definitions = models_json_schema([(model, "validation") for model in (top, *configs.values())])
+    body = definitions["$defs"].pop(references[top, "validation"]["$ref"].rpartition("/")[2])
+    schema = {"$schema": DIALECT, **body, "title": title, "$defs": definitions["$defs"]}
+    return schema, {name: references[config, "validation"] for name, config in configs.items()}
+
+
+def _branch_on_adapter(section: Json, configs: dict[str, type[BaseModel]], options: Json) -> None:
+    """Validate ``options`` beside ``adapter`` with that adapter's own schema."""
+    section["properties"]["adapter"]["enum"] = list(configs)
+    section["properties"]["options"] = {
+        "description": section["properties"]["options"]["description"],
+        "type": "object",
+    }
+    section["allOf"] = [
+        {
+            "if": {"properties": {"adapter": {"const": name}}, "required": ["adapter"]},
+            "then": {
+                "properties": {"options": options[name]},
+                "required": ["options"] if any(f.is_required() for f in config.model_fields.values()) else [],
+            },
+        }
+        for name, config in configs.items()
+    ]
+
+
+def _finished(schema: Json) -> Json:
+    """Remove ``null``, which no file may hold, defaults in internal units, and generated titles."""
+    finished = _plain(schema)
+    assert isinstance(finished, dict)
+    return {**finished, "title": schema["title"]}
+
+
+def _plain(node: Any, is_names: bool = False) -> Any:
+    """Return ``node`` without them. ``is_names``: its keys are names of properties, not words of JSON Schema."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if is_names:
+        return {key: _plain(value) for key, value in node.items()}
+    if "patternProperties" in node:
+        node = {"additionalProperties": False, **node}
+    arms = [arm for arm in node.get("anyOf", []) if arm != {"type": "null"}]
+    if len(arms) == 1:
+        node = {**arms[0], **{key: value for key, value in node.items() if key != "anyOf"}}
+    elif arms:
+        node = {**node, "anyOf": arms}
+    return {
+        key: _plain(value, key in ("properties", "$defs", "patternProperties"))
+        for key, value in node.items()
+        if key not in ("default", "title")
+    }
+
+
+def schema_text(schema: Json) -> str:
+    """Return the schema as it is committed."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
 def main(arguments: list[str]) -> int:
-    """Write the page into the directory after ``--write``, or to standard output."""
+    """Write the page and the schemas into the directory after ``--write``, or the page to standard output."""
     match arguments:
         case ["--write", directory]:
-            (Path(directory) / FILE).write_text(reference(), encoding="utf-8")
+            for name, text in (
+                ("configuration.md", reference()),
+                ("controller.schema.json", schema_text(controller_schema(shipped_only=True))),
+                ("site.schema.json", schema_text(site_schema(shipped_only=True))),
+            ):
+                (Path(directory) / name).write_text(text, encoding="utf-8")
         case []:
             sys.stdout.write(reference())
         case _:

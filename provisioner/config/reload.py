@@ -1,4 +1,4 @@
-"""What a changed configuration would change in a running controller, and what it must not."""
+"""Differences between two configurations: what a running controller may take over, and what it must refuse."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from dataclasses import dataclass, fields
 
 from pydantic import BaseModel
 
-from provisioner.config import Settings, SiteSpec
-from provisioner.config.together import placing_options
+from provisioner.config import Settings, SiteConfig
+from provisioner.config.loading import placing_options
 
-NOBODY: Mapping[str, int] = {}
+_NO_DRONES: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ConfigChange:
     """The difference between two configurations. Nothing is applied if anything is refused."""
 
     added: tuple[str, ...] = ()
     """Sites that are new."""
     rebuilt: tuple[str, ...] = ()
-    """Sites whose adapter must be built anew: its options or drone types differ."""
+    """Sites whose adapter must be built again: its options or drone types differ."""
     removed: tuple[str, ...] = ()
-    """Sites that are no longer there; none has live drones, or it is refused."""
+    """Sites that are no longer listed; none has live drones, or the change is refused."""
     notes: tuple[str, ...] = ()
     """One line per difference, for the log and the operator: ``policy.idle_timeout_s: 600.0 -> 300.0``."""
     refused: tuple[str, ...] = ()
-    """Why the change cannot be applied to a running controller, and what to do instead; a line each."""
+    """Reasons why a running controller cannot take over the change, with what to do instead; one line each."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the two configurations say the same."""
+        """Return whether the two configurations are equal."""
         return not self.notes and not self.refused
 
 
-def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = NOBODY) -> Change:
-    """What would change if a controller that runs with ``old`` took ``new``.
+def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = _NO_DRONES) -> ConfigChange:
+    """Return what would change if a controller that runs with ``old`` took over ``new``.
 
-    ``live_by_site``: drones asked for and not confirmed gone, by site; those of a site keep it from being removed.
+    ``live_by_site``: drones that were requested and are not confirmed gone; a site with live drones is not removed.
     """
     before = {site.name: site for site in old.sites}
     after = {site.name: site for site in new.sites}
     added = tuple(name for name in after if name not in before)
     removed = tuple(name for name in before if name not in after)
     kept = [(before[name], after[name]) for name in after if name in before]
-    return Change(
+    return ConfigChange(
         added=added,
         rebuilt=tuple(new.name for old, new in kept if _needs_rebuilding(old, new)),
         removed=removed,
@@ -61,7 +61,7 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = NOBO
     )
 
 
-def _needs_rebuilding(old: SiteSpec, new: SiteSpec) -> bool:
+def _needs_rebuilding(old: SiteConfig, new: SiteConfig) -> bool:
     return (old.adapter, old.options, old.types) != (new.adapter, new.options, new.types)
 
 
@@ -71,7 +71,7 @@ def _of_controller(old: Settings, new: Settings) -> Iterator[str]:
     yield from _differences("policy", old.policy, new.policy, without=("sites",))
 
 
-def _of_site(old: SiteSpec, new: SiteSpec) -> Iterator[str]:
+def _of_site(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
     scope = f"site {new.name}"
     yield from _note(f"{scope}: adapter", old.adapter, new.adapter)
     yield from _differences(scope, old.policy, new.policy)
@@ -105,19 +105,19 @@ def _note(name: str, old: object, new: object) -> Iterator[str]:
 def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
     if old.controller != new.controller:
         yield (
-            f"controller: {old.controller} -> {new.controller}: the name is in the ids of its drones; drain them all, "
+            f"controller: {old.controller} -> {new.controller}: drone ids begin with the name; drain all drones, "
             f"then start a new controller"
         )
     if old.store.path != new.store.path:
         yield f"store.path: {old.store.path} -> {new.store.path}: stop the controller, move the file, start it again"
     if (old.store.keep_s, old.store.snapshots) != (new.store.keep_s, new.store.snapshots):
-        yield "store: how long things are kept is taken at start only; restart the controller, drones stay"
+        yield "store: retention is read only at start; restart the controller, its drones stay"
     if old.overlay != new.overlay:
-        yield "overlay: its adapter and options are taken at start only; restart the controller, drones stay"
+        yield "overlay: adapter and options are read only at start; restart the controller, its drones stay"
 
 
 def _leaves_drones(
-    removed: tuple[str, ...], kept: list[tuple[SiteSpec, SiteSpec]], live_by_site: Mapping[str, int]
+    removed: tuple[str, ...], kept: list[tuple[SiteConfig, SiteConfig]], live_by_site: Mapping[str, int]
 ) -> Iterator[str]:
     for name in removed:
         if live := live_by_site.get(name, 0):
@@ -130,7 +130,7 @@ def _leaves_drones(
             yield from _loses_drones(old, new, _drones(live))
 
 
-def _loses_drones(old: SiteSpec, new: SiteSpec, drones: str) -> Iterator[str]:
+def _loses_drones(old: SiteConfig, new: SiteConfig, drones: str) -> Iterator[str]:
     scope = f"site {new.name}"
     if old.adapter != new.adapter:
         yield (
@@ -140,7 +140,7 @@ def _loses_drones(old: SiteSpec, new: SiteSpec, drones: str) -> Iterator[str]:
         return
     for name in placing_options(type(new.options)):
         if getattr(old.options, name) != getattr(new.options, name):
-            yield f"{scope}: options.{name} says where its drones are, and {drones} would be lost; drain them first"
+            yield f"{scope}: options.{name} places its drones, and {drones} would be lost; drain them first"
 
 
 def _drones(count: int) -> str:

@@ -1,7 +1,7 @@
-"""Values with units as operators write them: ``20 GiB``, ``2h30m``, ``{file: token}`` in, plain numbers out.
+"""Values with units as operators write them, such as ``20 GiB``, ``2h30m`` and ``{file: token}``.
 
 Annotated types for pydantic models of configuration, an adapter's ``Config`` among them. Defaults are given in the
-inner unit: ``idle: Duration = 600.0``, ``memory: Size = 4096``. Relative paths (:data:`ConfigPath`, :class:`Secret`)
+internal unit: ``idle: Duration = 600.0``, ``memory: Size = 4096``. Relative paths (:data:`ConfigPath`, :class:`Secret`)
 are taken from the directory that the validation context names as ``root``, which the loader sets.
 """
 
@@ -50,11 +50,11 @@ SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
 
 
 def parse_size(value: object) -> int:
-    """``20 GB``, ``20 GiB``, ``512 MiB`` in MiB, rounded up. ValueError says what to write."""
+    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError tells what to write."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"a size needs a unit: write `{_with_unit(max(value, 0))}`")
     if not isinstance(value, str):
-        raise ValueError("a size is wanted: write `20 GiB` or `512 MiB`")
+        raise ValueError("expected a size: write `20 GiB` or `512 MiB`")
     parts = _SIZE.fullmatch(value.strip())
     if not parts:
         raise ValueError(f"`{_short(value)}` is not a size: write `20 GiB` or `512 MiB`")
@@ -68,7 +68,7 @@ def parse_size(value: object) -> int:
 
 
 def _with_unit(number: float) -> str:
-    """What was probably meant: nobody writes thousands of GiB, and HTCondor and Slurm take MiB."""
+    """Return the probable size: nobody writes thousands of GiB, and HTCondor and Slurm use MiB."""
     return f"{number:.0f} MiB" if 1024 <= number <= _SIZE_LIMIT_MIB else f"{number:g} GiB"
 
 
@@ -82,7 +82,7 @@ def _wrong_size_unit(number: str, unit: str) -> str:
 
 
 def format_size(size_mib: int) -> str:
-    """The shortest exact spelling that :func:`parse_size` reads back as ``size_mib``."""
+    """Return the shortest exact text that :func:`parse_size` reads back as ``size_mib``."""
     for unit, mib in (("TiB", 1024**2), ("GiB", 1024)):
         if size_mib and size_mib % mib == 0:
             return f"{size_mib // mib} {unit}"
@@ -94,7 +94,7 @@ Size = Annotated[
     BeforeValidator(parse_size),
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["20 GiB"]}),
 ]
-"""An amount of memory or disk; inside an int in MiB, rounded up."""
+"""An amount of memory or disk: an int in MiB, rounded up."""
 
 # ------------------------------------------------------------------------------------------------------------ durations
 
@@ -127,11 +127,11 @@ DURATION_PATTERN = (
 
 
 def parse_duration(value: object) -> float:
-    """``2h30m``, ``10min``, ``90 s``, ``1d`` in seconds. ValueError says what to write."""
+    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError tells what to write."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"a duration needs a unit: write `{max(value, 0):g}s` or `{max(value, 0):g}min`")
     if not isinstance(value, str):
-        raise ValueError("a duration is wanted: write `30s`, `10min` or `2h30m`")
+        raise ValueError("expected a duration: write `30s`, `10min` or `2h30m`")
     total, last, at = Decimal(0), -1, 0
     while at < len(value):
         part = _PART.match(value, at)
@@ -141,7 +141,7 @@ def parse_duration(value: object) -> float:
         if unit not in _SECONDS:
             raise ValueError(_wrong_duration_unit(number, unit))
         if _ORDER[unit] <= last:
-            raise ValueError(f"`{_short(value)}`: each unit once, the largest first, as in `2h30m`")
+            raise ValueError(f"`{_short(value)}`: write each unit once, the largest first, as in `2h30m`")
         last = _ORDER[unit]
         total += Decimal(number) * _SECONDS[unit]
         at = part.end()
@@ -158,7 +158,7 @@ def _wrong_duration_unit(number: str, unit: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """A spelling that :func:`parse_duration` reads back as ``seconds`` (to the millisecond)."""
+    """Return a text that :func:`parse_duration` reads back as ``seconds`` (to the millisecond)."""
     milliseconds = round(seconds * 1000)
     if milliseconds == 0:
         return "0s"
@@ -175,7 +175,7 @@ Duration = Annotated[
     BeforeValidator(parse_duration),
     WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["2h30m"]}),
 ]
-"""A time span; inside a float in seconds, 0 allowed."""
+"""A time span: a float in seconds, 0 allowed."""
 
 
 def _above_zero(seconds: float) -> float:
@@ -198,26 +198,26 @@ _GPUS_LIMIT = 1_000_000
 
 
 def parse_gpus(value: object) -> int:
-    """A number of GPUs in steps of 0.001 in milli-GPU, without a detour through binary fractions."""
+    """Return a number of GPUs, in steps of 0.001, in milli-GPU; decimal, so without rounding errors."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a number of GPUs is wanted: write `1` or `0.5`")
+        raise ValueError("expected a number of GPUs: write `1` or `0.5`")
     try:
         milli = Decimal(repr(value)) * WHOLE_GPU
     except InvalidOperation:  # nan and inf have no place on the scale
         milli = Decimal("nan")
     if not milli.is_finite():
-        raise ValueError("a number of GPUs is wanted: write `1` or `0.5`")
+        raise ValueError("expected a number of GPUs: write `1` or `0.5`")
     if milli < 0:
         raise ValueError(f"GPUs cannot be negative: write `{abs(value):g}`")
     if milli > _GPUS_LIMIT * WHOLE_GPU:
         raise ValueError(f"`{_short(str(value))}` is more than {_GPUS_LIMIT} GPUs")
     if milli != milli.to_integral_value():
-        raise ValueError(f"GPU shares come in steps of 0.001: write `{round(value, 3):g}`")
+        raise ValueError(f"GPUs are in steps of 0.001: write `{round(value, 3):g}`")
     return int(milli)
 
 
 def format_gpus(gpu_milli: int) -> str:
-    """1000 is ``1``, 500 is ``0.5``."""
+    """Return ``1`` for 1000 and ``0.5`` for 500."""
     whole, rest = divmod(gpu_milli, WHOLE_GPU)
     return f"{whole}.{rest:03}".rstrip("0") if rest else str(whole)
 
@@ -227,17 +227,17 @@ Gpus = Annotated[
     BeforeValidator(parse_gpus),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": _GPUS_LIMIT, "examples": [1, 0.5]}),
 ]
-"""A number of GPUs, fractions in steps of 0.001; inside an int in milli-GPU."""
+"""A number of GPUs, fractions in steps of 0.001: an int in milli-GPU."""
 
 _CAPABILITY = re.compile(r"(\d{1,2})(?:\.(\d))?")
 
 
 def parse_capability(value: object) -> int:
-    """CUDA compute capability ``8.0`` times ten."""
+    """Return CUDA compute capability ``8.0`` times ten."""
     text = value if isinstance(value, str) else "" if isinstance(value, bool) or value is None else repr(value)
     parts = _CAPABILITY.fullmatch(text)
     if not parts or not 1 <= int(parts[1]) <= 30:
-        raise ValueError("a CUDA compute capability is a number such as `8.0` (A100), `8.6` or `9.0` (H100)")
+        raise ValueError("expected a CUDA compute capability such as `8.0` (A100), `8.6` or `9.0` (H100)")
     return int(parts[1]) * 10 + int(parts[2] or 0)
 
 
@@ -254,19 +254,22 @@ Capability = Annotated[
         }
     ),
 ]
-"""A CUDA compute capability; inside an int, times ten: 8.0 is 80."""
+"""A CUDA compute capability: an int, times ten: 8.0 is 80."""
 
 _CUDA = re.compile(r"(\d{1,2})\.(\d{1,2})")
 
 
 def parse_cuda_version(value: object) -> int:
-    """CUDA version ``"12.4"`` in HTCondor's form, 12040. A bare number is refused: YAML would read 12.10 as 12.1."""
+    """Return CUDA version ``"12.4"`` in HTCondor's form, 12040.
+
+    A number without quotes is refused: YAML would read 12.10 as 12.1.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = repr(value) if isinstance(value, float) else f"{value}.0"
         raise ValueError(f'a version needs quotes: write `"{text}"`')
     parts = _CUDA.fullmatch(value) if isinstance(value, str) else None
     if not parts or int(parts[1]) < 1:
-        raise ValueError('the newest CUDA version that the driver supports is wanted: write `"12.4"`')
+        raise ValueError('expected the newest CUDA version that the driver supports: write `"12.4"`')
     return int(parts[1]) * 1000 + int(parts[2]) * 10
 
 
@@ -275,7 +278,7 @@ CudaVersion = Annotated[
     BeforeValidator(parse_cuda_version),
     WithJsonSchema({"type": "string", "pattern": r"^\d{1,2}\.\d{1,2}$", "examples": ["12.4"]}),
 ]
-"""A CUDA version in quotes; inside HTCondor's int: 12.4 is 12040."""
+"""A CUDA version in quotes: an int in HTCondor's form: 12.4 is 12040."""
 
 # ---------------------------------------------------------------------------------------------------------------- names
 
@@ -283,19 +286,20 @@ NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
 def parse_name(value: object) -> str:
-    """A DNS label in lower case. ValueError proposes one."""
+    """Return a DNS label in lower case. The ValueError proposes one."""
     if not isinstance(value, str):
-        raise ValueError("a name is wanted: small letters, digits and `-`")
+        raise ValueError("expected a name: lower-case letters, digits and `-`")
     if not re.fullmatch(NAME_PATTERN[1:-1], value):
         better = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")[:63].strip("-")
         raise ValueError(
-            f"`{_short(value)}` is not a name (small letters, digits, `-` inside, at most 63): write `{better or 'a1'}`"
+            f"`{_short(value)}` is not a name (lower-case letters, digits, `-` inside, at most 63): "
+            f"write `{better or 'a1'}`"
         )
     return value
 
 
 Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})]
-"""A name of ours: small letters, digits and ``-``, a DNS label."""
+"""A name: lower-case letters, digits and ``-``, a DNS label."""
 
 # ------------------------------------------------------------------------------------------------------------ addresses
 
@@ -307,11 +311,11 @@ ADDRESSES_PATTERN = rf"^{_ONE_ADDRESS}(\s*,\s*{_ONE_ADDRESS})*$"
 def parse_addresses(value: object) -> str:
     """Return addresses of daemons that stand in for each other, separated by commas without blanks.
 
-    Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. ValueError
-    says what is missing.
+    Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. The
+    ValueError tells what is missing.
     """
     if not isinstance(value, str):
-        raise ValueError("an address is wanted: write `host.example.org:9618`")
+        raise ValueError("expected an address: write `host.example.org:9618`")
     return ",".join(_address(each.strip()) for each in value.split(","))
 
 
@@ -341,15 +345,16 @@ def _is_host(host: str) -> bool:
 Addresses = Annotated[
     str, BeforeValidator(parse_addresses), WithJsonSchema({"type": "string", "pattern": ADDRESSES_PATTERN})
 ]
-"""``host:port``, or several with commas between."""
+"""``host:port``, or several, separated by commas."""
 
 # ------------------------------------------------------------------------------------------------------ paths, secrets
 
 
 def parse_path(value: object, info: ValidationInfo) -> str:
+    """Return an absolute path; a relative one is taken from ``root`` of the validation context."""
     text = str(value) if isinstance(value, str | Path) else ""
     if not text.strip() or "\0" in text:
-        raise ValueError("a path is wanted: write `var/drones` (from this file's directory) or `/var/lib/drones`")
+        raise ValueError("expected a path: write `var/drones` (relative to this file) or `/var/lib/drones`")
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -359,11 +364,11 @@ def parse_path(value: object, info: ValidationInfo) -> str:
 
 
 ConfigPath = Annotated[Path, BeforeValidator(parse_path), WithJsonSchema({"type": "string", "minLength": 1})]
-"""A path; a relative one is taken from the directory of the file that it stands in. It need not exist."""
+"""A path; a relative one is taken from the directory of the file that contains it. It need not exist."""
 
 
-class SecretUnreadable(Exception):
-    """A secret cannot be had now: which, and why. Never holds the secret."""
+class SecretUnreadableError(Exception):
+    """A secret that cannot be read now; the message never contains the secret."""
 
 
 class Secret(BaseModel):
@@ -376,12 +381,12 @@ class Secret(BaseModel):
     )
 
     file: ConfigPath | None = Field(
-        default=None, description="File that holds the secret; white space around it is dropped.", examples=["token"]
+        default=None, description="File that contains the secret; white space around it is removed.", examples=["token"]
     )
     env: str | None = Field(
         default=None,
         min_length=1,
-        description="Environment variable of the controller that holds the secret.",
+        description="Environment variable of the controller that contains the secret.",
         examples=["POOL_TOKEN"],
     )
 
@@ -389,39 +394,39 @@ class Secret(BaseModel):
     @classmethod
     def _never_literal(cls, value: Any) -> Any:
         if not isinstance(value, dict | cls):
-            raise ValueError("a secret is never written into the configuration: write `{file: path}` or `{env: NAME}`")
+            raise ValueError("a secret must not be in the configuration: write `{file: path}` or `{env: NAME}`")
         return value
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.file is None) == (self.env is None):
-            raise ValueError("exactly one of the two is wanted: write `{file: path}` or `{env: NAME}`")
+            raise ValueError("exactly one of `file` and `env` is needed: write `{file: path}` or `{env: NAME}`")
         return self
 
     def read(self) -> str:
-        """The secret as it is now, read anew each time so that it can be rotated.
+        """Return the current secret, read at each call so that it can be rotated.
 
         Raises:
-            SecretUnreadable: no such file or variable, not readable, not text, or empty.
+            SecretUnreadableError: no such file or variable, not readable, not text, or empty.
         """
         secret = self._read_file(self.file) if self.file is not None else os.environ.get(self.env or "", "").strip()
         if not secret:
-            raise SecretUnreadable(f"secret {self} is empty or not set")
+            raise SecretUnreadableError(f"secret {self} is empty or not set")
         return secret
 
     def _read_file(self, file: Path) -> str:
         try:
             return file.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise SecretUnreadable(f"secret {self} cannot be read: {error.strerror}") from None
+            raise SecretUnreadableError(f"secret {self} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise SecretUnreadable(f"secret {self} is not UTF-8 text") from None
+            raise SecretUnreadableError(f"secret {self} is not UTF-8 text") from None
 
     def __str__(self) -> str:
         return f"file {self.file}" if self.file is not None else f"environment variable {self.env}"
 
 
 def _short(text: str) -> str:
-    """Untrusted text fit for one line of a message."""
+    """Return untrusted text, shortened for one line of a message."""
     line = " ".join(text.split())
     return line if len(line) <= 40 else line[:37] + "..."

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from provisioner.config.strict_yaml import Document, Spot
+from provisioner.config.strict_yaml import Position, YamlDocument
 from provisioner.formatting import sanitize
 from provisioner.migrate import controller
 from provisioner.migrate.executors import KINDS, kind_of
@@ -25,7 +25,7 @@ _SIMULATED = {"PeriodicValue", "RandomGauss"}
 class Source:
     """A file of theirs."""
 
-    document: Document
+    document: YamlDocument
     """Takes the problems that forbid a conversion."""
     text: str
 
@@ -91,7 +91,7 @@ def _root(whole: Told, notes: Notes, steering: Pipeline) -> tuple[Told, Section]
     return inner, section
 
 
-def _sites(root: Section, document: Document) -> list[Site]:
+def _sites(root: Section, document: YamlDocument) -> list[Site]:
     """Complains of what makes it no TARDIS configuration."""
     told = root.take("Sites")
     if told is None or not told.items:
@@ -100,19 +100,19 @@ def _sites(root: Section, document: Document) -> list[Site]:
         if named:
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
             document.complain(
-                Spot(line, 1),
+                Position(line, 1),
                 f"this is COBalD's configuration, which names that of TARDIS: "
                 f"`provisioner import {theirs} --cobald {document.file}`",
             )
             return []
-        document.complain(Spot(line, 1), "`Sites` is wanted: a list of sites, each with `name` and `adapter`")
+        document.complain(Position(line, 1), "`Sites` is wanted: a list of sites, each with `name` and `adapter`")
         return []
     found: list[Site] = []
     for n, one in enumerate(told.items):
         entry = Section(one, f"{root.name('Sites')}[{n}]", root.notes)
         name, adapter = entry.take("name"), entry.take("adapter")
         if name is None or not name.text or adapter is None or not adapter.text:
-            document.complain(Spot(one.line, 1), "a site is a mapping with `name` and `adapter`, both of them text")
+            document.complain(Position(one.line, 1), "a site is a mapping with `name` and `adapter`, both of them text")
             continue
         ours = our_name(name.text, [site.name for site in found])
         site = Site(entry, root.below(name.text), ours, adapter)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from provisioner.config.strict_yaml import Document, Spot, composed
+from provisioner.config.strict_yaml import Position, YamlDocument, composed
 
 Value = None | bool | int | float | str | list["Told"] | dict[str, "Told"]
 
@@ -60,21 +60,21 @@ class Reading:
     """What YAML lets pass and nobody means: line, and what it is."""
 
 
-def read(text: str, document: Document) -> Reading | None:
+def read(text: str, document: YamlDocument) -> Reading | None:
     """``text`` with a mapping at its top. None, with the problems in ``document``, if that is not what it is."""
     node = composed(text, document)
     if node is None:
         if not document.problems:
-            document.complain(Spot(1, 1), "is empty")
+            document.complain(Position(1, 1), "is empty")
         return None
     builder = _Builder(document)
     try:
         root = builder.value(node, node.start_mark.line + 1)
     except _TooMuch:
-        document.complain(Spot(1, 1), f"aliases expand to more than {_MOST_NODES} values")
+        document.complain(Position(1, 1), f"aliases expand to more than {_MOST_NODES} values")
         return None
     if not document.problems and not isinstance(root.value, dict):
-        document.complain(Spot(root.line, 1), "a mapping with `Sites` and `BatchSystem` is wanted at the top")
+        document.complain(Position(root.line, 1), "a mapping with `Sites` and `BatchSystem` is wanted at the top")
     return None if document.problems else Reading(root, builder.oddities)
 
 
@@ -94,7 +94,7 @@ class _TooMuch(Exception):
 
 
 class _Builder:
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: YamlDocument) -> None:
         self.document = document
         self.oddities: list[tuple[int, str]] = []
         self.active: set[int] = set()
@@ -165,7 +165,7 @@ class _Builder:
                 found.setdefault(key, value)
 
     def complain(self, node: yaml.Node, message: str) -> None:
-        self.document.complain(Spot(_line(node), node.start_mark.column + 1), message)
+        self.document.complain(Position(_line(node), node.start_mark.column + 1), message)
 
 
 def _line(node: yaml.Node) -> int:

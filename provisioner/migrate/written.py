@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from provisioner.config.strict_yaml import Surprise, scalar
+from provisioner.config.strict_yaml import AmbiguousScalarError, scalar
 from provisioner.formatting import sanitize
 
 Scalar = str | int | float | bool
@@ -78,7 +78,7 @@ def _is_plain(text: str) -> bool:
         return False
     try:
         return isinstance(scalar(text), str)
-    except Surprise:
+    except AmbiguousScalarError:
         return False
 
 

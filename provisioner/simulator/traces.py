@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from provisioner.config.nearest import nearest
+from provisioner.config.messages import nearest
 from provisioner.model import WHOLE_GPU
 from provisioner.simulator.jobs import SimJob, Wants
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from provisioner.config.nearest import choices
+from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
 
 NUMBERS = ("gpus", "max_gpus", "max_drones", "price")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from provisioner.config.models import Section, mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.simulator.body import Habits
 from provisioner.simulator.draws import Draw, Fixed, LogNormal, Uniform
@@ -19,7 +19,7 @@ from provisioner.simulator.owner import Victim
 _POOL = PoolHabits()
 
 
-class DrawSection(Section):
+class DrawSection(ConfigSection):
     """A duration that differs from drone to drone; a plain duration is always the same."""
 
     fixed: Duration | None = Field(default=None, description="Always this.", examples=["75s"])
@@ -56,7 +56,7 @@ def _spelled_out(value: Any) -> Any:
 Spread = Annotated[DrawSection, BeforeValidator(_spelled_out)]
 
 
-class FailureSection(Section):
+class FailureSection(ConfigSection):
     """Chances that a drone turns out badly, each from 0 to 1."""
 
     dies_young: float = Field(default=0.0, ge=0, le=1, description="Ends at once, exit code 71.", examples=[0.01])
@@ -73,7 +73,7 @@ class FailureSection(Section):
         return self
 
 
-class HabitsSection(Section):
+class HabitsSection(ConfigSection):
     """How a site treats drones."""
 
     queue: Spread | None = Field(default=None, description="Wait in the site's queue. Default: none.", examples=["45s"])
@@ -99,7 +99,7 @@ class HabitsSection(Section):
         return replace(habits, retire_s=habits.retire_s if self.retire is None else self.retire, **told)
 
 
-class NodesSection(Section):
+class NodesSection(ConfigSection):
     """Nodes of one kind."""
 
     nodes: int = Field(default=1, ge=1, le=100_000, description="How many there are.", examples=[4])
@@ -109,7 +109,7 @@ class NodesSection(Section):
     serves: tuple[str, ...] = Field(default=(), description="Drone types that run there.", examples=[["a100"]])
 
 
-class SeriesSection(Section):
+class SeriesSection(ConfigSection):
     """How many GPUs the owner has, from a file with `vc, t_s, total_gpus, busy_gpus, pending_gpus`."""
 
     file: str = Field(
@@ -150,7 +150,7 @@ class SiteSection(HabitsSection):
     latency: Spread | None = Field(default=None, description="Of each call. Default: 200 ms.", examples=["200ms"])
 
 
-class PoolSection(Section):
+class PoolSection(ConfigSection):
     """The overlay pool."""
 
     negotiation: Duration = Field(
@@ -175,7 +175,7 @@ class PoolSection(Section):
     )
 
 
-class TroubleSection(Section):
+class TroubleSection(ConfigSection):
     """What happens to calls for a time."""
 
     trouble: Trouble = Field(description="What happens.", examples=["down"])
@@ -187,7 +187,7 @@ class TroubleSection(Section):
     amount: float = Field(default=0.0, ge=0, description="Seconds or share, by kind.", examples=[30.0])
 
 
-class BlowSection(Section):
+class BlowSection(ConfigSection):
     """What happens to hardware."""
 
     kind: BlowKind = Field(description="What happens.", examples=["downtime"])
@@ -198,7 +198,7 @@ class BlowSection(Section):
     notice: Duration = Field(default=0.0, description="Announced so long before.", examples=["1h"])
 
 
-class WorldFile(Section):
+class WorldFile(ConfigSection):
     """The world file."""
 
     pool: PoolSection = Field(

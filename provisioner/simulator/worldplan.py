@@ -15,11 +15,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from provisioner.config import ConfigErrors, Settings, SiteSpec
+from provisioner.config import ConfigError, Settings, SiteConfig
 from provisioner.config import strict_yaml as yaml
-from provisioner.config.explain import complain
-from provisioner.config.nearest import choices
-from provisioner.config.strict_yaml import Document
+from provisioner.config.messages import choices, report_errors
+from provisioner.config.strict_yaml import YamlDocument
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
 from provisioner.simulator.body import Habits
@@ -53,17 +52,17 @@ class WorldPlan:
 def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPlan:
     """The world in which ``settings`` are simulated. An owner's series is repeated to cover ``span_s``.
 
-    Raises ConfigErrors, with every mistake in the world file at ``path``.
+    Raises ConfigError, with every mistake in the world file at ``path``.
     """
-    document = Document("") if path is None else yaml.read(path)
+    document = YamlDocument("") if path is None else yaml.read(path)
     model = WorldFile() if path is None else _judged(document)
     if model is None:
-        raise ConfigErrors(document.problems)
+        raise ConfigError(document.problems)
     _sites_are_known(document, model, settings)
     building = _Building(document, path, span_s)
     facilities = tuple(building.facility(spec, model.sites.get(spec.name)) for spec in settings.sites)
     if document.problems:
-        raise ConfigErrors(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
+        raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
     pool = model.pool
     return WorldPlan(
         facilities,
@@ -86,21 +85,21 @@ def _spell(written: TroubleSection) -> Spell:
     return Spell(written.trouble, written.where, written.verb, written.from_, to_s, written.chance, written.amount)
 
 
-def _judged(document: Document) -> WorldFile | None:
+def _judged(document: YamlDocument) -> WorldFile | None:
     if not document.is_mapping:
         return None
     try:
         return WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
     except ValidationError as error:
-        complain(document, error, WorldFile)
+        report_errors(document, error, WorldFile)
     return None
 
 
-def _sites_are_known(document: Document, model: WorldFile, settings: Settings) -> None:
+def _sites_are_known(document: YamlDocument, model: WorldFile, settings: Settings) -> None:
     names = tuple(spec.name for spec in settings.sites)
     for name in model.sites:
         if name not in names:
-            spot = document.key_spot(("sites", name))
+            spot = document.key_position(("sites", name))
             document.complain(spot, f"no site `{name}` is configured: {choices(name, names)}")
     places = [("troubles", n, trouble.where) for n, trouble in enumerate(model.troubles) if trouble.where != "*"]
     places += [("blows", n, blow.where) for n, blow in enumerate(model.blows)]
@@ -117,13 +116,13 @@ def _sites_are_known(document: Document, model: WorldFile, settings: Settings) -
 class _Building:
     """Facilities from site files and what the world file says of them."""
 
-    def __init__(self, document: Document, path: Path | None, span_s: float) -> None:
+    def __init__(self, document: YamlDocument, path: Path | None, span_s: float) -> None:
         self.document = document
         self.path = path
         self.span_s = span_s
         self.notes: list[str] = []
 
-    def facility(self, spec: SiteSpec, told: SiteSection | None) -> Facility:
+    def facility(self, spec: SiteConfig, told: SiteSection | None) -> Facility:
         site = told or SiteSection()
         habits = site.over(DEFAULT)
         pools, serves = self._told_pools(spec, site) if site.nodes else self._derived_pools(spec)
@@ -165,7 +164,7 @@ class _Building:
 
     # ------------------------------------------------------------------------------------------------------- nodes
 
-    def _told_pools(self, spec: SiteSpec, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
+    def _told_pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
         pools = tuple(
             GpuPool(name, n.gpus, n.nodes, cpus_per_node=n.cpus, memory_mib_per_node=n.memory)
             for name, n in site.nodes.items()
@@ -187,11 +186,12 @@ class _Building:
             self._fits(spec, site, kind, serves.get(kind.name))
         return pools, serves
 
-    def _fits(self, spec: SiteSpec, site: SiteSection, kind: DroneType, where: str | None) -> None:
+    def _fits(self, spec: SiteConfig, site: SiteSection, kind: DroneType, where: str | None) -> None:
         at = ("sites", spec.name, "nodes")
         if where is None:
             self.document.complain(
-                self.document.key_spot(at), f"type `{kind.name}` of {spec.name} runs nowhere: name it under `serves`"
+                self.document.key_position(at),
+                f"type `{kind.name}` of {spec.name} runs nowhere: name it under `serves`",
             )
             return
         nodes = site.nodes[where]
@@ -204,7 +204,7 @@ class _Building:
                 wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"
                 self.document.complain_at((*at, where, key), wrong)
 
-    def _derived_pools(self, spec: SiteSpec) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
+    def _derived_pools(self, spec: SiteConfig) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
         """For each GPU model as many GPUs as the limits of site and types allow; CPU drones have nodes of their own."""
         alike: dict[tuple[str, int, bool], list[DroneType]] = {}
         for kind in spec.types:
@@ -217,7 +217,7 @@ class _Building:
 
     # ------------------------------------------------------------------------------------------------------- owner
 
-    def _series(self, spec: SiteSpec, told: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
+    def _series(self, spec: SiteConfig, told: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
         at = ("sites", spec.name, "owner")
         names = tuple(pool.name for pool in pools)
         for n, name in enumerate(told.nodes):
@@ -248,11 +248,11 @@ class _Building:
     def _complain(
         self, at: tuple[str | int, ...], wrong: str, name: str, known: tuple[str, ...], *, key: bool = True
     ) -> None:
-        spot = self.document.key_spot(at) if key else self.document.value_spot(at)
+        spot = self.document.key_position(at) if key else self.document.value_position(at)
         self.document.complain(spot, f"{wrong}: {choices(name, known)}")
 
 
-def _derived(spec: SiteSpec, kinds: list[DroneType]) -> GpuPool:
+def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
     name = "-".join(kind.name for kind in kinds)[:60]
     limit = spec.policy.max_drones
     drones = sum(limit if kind.max_drones is None else min(limit, kind.max_drones) for kind in kinds)

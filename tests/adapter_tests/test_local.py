@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.local import LocalSite
-from provisioner.adapter_tests import NotSupported, SiteContract, SiteWorld, eventually
+from provisioner.adapter_tests import NotSupportedError, SiteContract, SiteWorld, eventually
 from provisioner.model import Bootstrap, DroneId, DroneType, OrderOutcome, StartOrder, StopOrder
 from tests.local.drones import HERE, HUGE, LIVING, SMALL, STUBBORN, config, end_all_tagged, exiting, launchers, tagged
 
@@ -58,13 +58,13 @@ class LocalWorld:
         away.rename(self.root)
 
     def lost_replies(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("a launcher reports in a file of its own: there is no reply that could be lost")
+        raise NotSupportedError("a launcher reports in a file of its own: there is no reply that could be lost")
 
     def pages(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("a directory is read in one go")
+        raise NotSupportedError("a directory is read in one go")
 
     def cut_listings(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("a directory is read whole or not at all")
+        raise NotSupportedError("a directory is read whole or not at all")
 
     @asynccontextmanager
     async def refused_starts(self) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ class LocalWorld:
         return not await self.anything_left(drone_id)
 
     def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("nobody stands between us and our processes who could refuse")
+        raise NotSupportedError("nobody stands between us and our processes who could refuse")
 
     def forgetful_site(self) -> LocalSite:
         return LocalSite(HERE, config(self.root, retain_finished="0s"), [SMALL, HUGE], self.controller)

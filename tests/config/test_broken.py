@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.config import ConfigErrors, Problem, check, load
+from provisioner.config import ConfigError, Problem, check, load
 
 BROKEN = Path(__file__).parent / "broken"
 CASES = sorted([*BROKEN.glob("*.yaml"), *BROKEN.glob("*/provisioner.yaml")])
@@ -45,7 +45,7 @@ def test_every_mistake_is_told_at_its_line_with_its_repair(case: Path, monkeypat
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: str(path.relative_to(BROKEN)))
 def test_a_broken_configuration_is_never_loaded(case: Path) -> None:
-    with pytest.raises(ConfigErrors) as raised:
+    with pytest.raises(ConfigError) as raised:
         load(case)
 
     assert raised.value.problems

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from adapters.embedded.config import Config as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
 from provisioner.config import (
-    ConfigErrors,
-    OverlaySpec,
+    ConfigError,
+    OverlayConfig,
     Settings,
-    SiteSpec,
-    StoreSpec,
+    SiteConfig,
+    StoreConfig,
     check,
     load,
     warnings,
@@ -142,10 +142,10 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert load(file) == Settings(
         path=file,
         controller="kit",
-        store=StoreSpec(path=tmp_path / "var/record.db", keep_s=7 * 86400, snapshots=10),
-        overlay=OverlaySpec("embedded", QueueConfig(path=tmp_path / "var/queue.db", lease="1min")),
+        store=StoreConfig(path=tmp_path / "var/record.db", keep_s=7 * 86400, snapshots=10),
+        overlay=OverlayConfig("embedded", QueueConfig(path=tmp_path / "var/queue.db", lease="1min")),
         sites=(
-            SiteSpec(
+            SiteConfig(
                 name="big",
                 adapter="local",
                 options=HostConfig(root=tmp_path / "drones", cpus=8),
@@ -225,7 +225,7 @@ def test_two_sites_with_their_drones_in_one_place_are_refused(tmp_path: Path, mo
     [problem] = check(written(tmp_path, **sites))
 
     assert problem.file == str(tmp_path / "sites/c.yaml")
-    assert problem.message == (f"`project` is that of {tmp_path}/sites/a.yaml too: give each site a place of its own")
+    assert problem.message == f"`project` is also that of {tmp_path}/sites/a.yaml: give each site a place of its own"
 
 
 def test_a_site_file_can_be_checked_alone_but_not_run(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_site_file_can_be_checked_alone_but_not_run(tmp_path: Path) -> None:
     site = tmp_path / "sites/big.yaml"
 
     assert check(site) == []
-    with pytest.raises(ConfigErrors, match=r"big.yaml:1:1: this is a site file"):
+    with pytest.raises(ConfigError, match=r"big.yaml:1:1: this is a site file"):
         load(site)
 
 
@@ -247,11 +247,11 @@ def test_files_are_named_as_the_operator_named_them(tmp_path: Path, monkeypatch:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigErrors, match=r"nowhere.yaml:1:1: no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml:1:1: no such file"):
         load(tmp_path / "nowhere.yaml")
     (tmp_path / "none.yaml").write_text("{}")
     assert [p.message.partition(":")[0] for p in check(tmp_path / "none.yaml")] == [
-        f"`{key}` is missing" for key in ("controller", "store", "overlay", "sites")
+        f"missing key `{key}`" for key in ("controller", "store", "overlay", "sites")
     ]
 
 
@@ -273,8 +273,8 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
         "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
         "provisioner.yaml:6:16: warning: `cm.example.org:9618` is a placeholder: write the real name",
         "provisioner.yaml:7:19: warning: `example.org` is a placeholder: write the real name",
-        "sites/big.yaml:4:22: warning: `max_drones` is above the policy's for all sites (7)",
-        "sites/big.yaml:4:36: warning: `max_gpus` is above the policy's for all sites (6.5)",
+        "sites/big.yaml:4:22: warning: `max_drones` is above the policy's limit for all sites (7)",
+        "sites/big.yaml:4:36: warning: `max_gpus` is above the policy's limit for all sites (6.5)",
     ]
 
 
@@ -294,7 +294,7 @@ def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None
     file = written(
         tmp_path, big=SITE.replace("stopping: 2min", "stopping: 40s"), one=SITE.replace("site: big", "site: one")
     )
-    text = "warning: `stopping` (40s) is not longer than `grace` (40s): a drone is asked again before its grace is over"
+    text = "warning: `stopping` (40s) is not longer than `grace` (40s): drones are stopped again before it is over"
 
     assert check(file) == []
     [warning] = load(file).warnings

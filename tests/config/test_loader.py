@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from provisioner import loader
-from provisioner.loader import AdapterBroken, AdapterUnknown
+from provisioner.loader import AdapterBrokenError, AdapterUnknownError
 
 REPOSITORY = Path(loader.__file__).resolve().parent.parent
 GOOD = """
@@ -55,7 +55,7 @@ def test_an_adapter_of_another_distribution_is_found(installed: str) -> None:
 
 
 def test_an_unknown_adapter_comes_with_the_known_ones() -> None:
-    with pytest.raises(AdapterUnknown, match="no site adapter `locale` is installed") as raised:
+    with pytest.raises(AdapterUnknownError, match="no site adapter `locale` is installed") as raised:
         loader.site_adapter("locale")
     assert "local" in raised.value.known
 
@@ -73,7 +73,7 @@ def test_an_unknown_adapter_comes_with_the_known_ones() -> None:
     indirect=["installed"],
 )
 def test_an_adapter_that_cannot_be_used_says_why(installed: str, words: str) -> None:
-    with pytest.raises(AdapterBroken, match=words) as raised:
+    with pytest.raises(AdapterBrokenError, match=words) as raised:
         loader.site_adapter("cloud")
     assert f"site adapter `cloud` ({installed}:Cloud)" in str(raised.value)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from provisioner.config import Change, OverlaySpec, Settings, SiteSpec, StoreSpec, changes
+from provisioner.config import ConfigChange, OverlayConfig, Settings, SiteConfig, StoreConfig, changes
 from provisioner.model import DroneType, Policy, SitePolicy
 
 
@@ -16,18 +16,18 @@ class Options(BaseModel):
     root: str = Field(default="drones", json_schema_extra={"places_drones": True})
 
 
-def site(name: str, **changed: object) -> SiteSpec:
+def site(name: str, **changed: object) -> SiteConfig:
     gpu = DroneType(site=name, name="gpu", gpu_milli=1000, cpus=1, memory_mib=1024, disk_mib=1024)
-    spec = SiteSpec(name, "local", Options(), (gpu,), SitePolicy(site=name), Path(f"{name}.yaml"))
+    spec = SiteConfig(name, "local", Options(), (gpu,), SitePolicy(site=name), Path(f"{name}.yaml"))
     return replace(spec, **changed)  # type: ignore[arg-type]
 
 
-def settings(*sites: SiteSpec, **changed: object) -> Settings:
+def settings(*sites: SiteConfig, **changed: object) -> Settings:
     made = Settings(
         path=Path("provisioner.yaml"),
         controller="kit",
-        store=StoreSpec(Path("record.db")),
-        overlay=OverlaySpec("embedded", Options()),
+        store=StoreConfig(Path("record.db")),
+        overlay=OverlayConfig("embedded", Options()),
         sites=sites,
         policy=Policy(sites={spec.name: spec.policy for spec in sites}),
         interval_s=15,
@@ -39,7 +39,7 @@ def settings(*sites: SiteSpec, **changed: object) -> Settings:
 def test_nothing_changed() -> None:
     change = changes(settings(site("a")), settings(site("a")), {"a": 3})
 
-    assert change == Change()
+    assert change == ConfigChange()
     assert change.is_empty
 
 
@@ -48,7 +48,7 @@ def test_policy_and_limits_change_in_place() -> None:
     new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), interval_s=30)
     new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
 
-    assert changes(old, new, {"a": 3}) == Change(
+    assert changes(old, new, {"a": 3}) == ConfigChange(
         notes=("interval_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20"),
     )
 
@@ -89,7 +89,7 @@ def test_an_option_that_says_where_the_drones_are_waits_until_there_are_none() -
 
     assert changes(old, new).refused == ()
     assert changes(old, new, {"a": 2}).refused == (
-        "site a: options.root says where its drones are, and 2 live drones would be lost; drain them first",
+        "site a: options.root places its drones, and 2 live drones would be lost; drain them first",
     )
 
 
@@ -108,8 +108,8 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
     new = settings(
         site("a"),
         controller="kat",
-        store=StoreSpec(Path("other.db"), keep_s=60.0),
-        overlay=OverlaySpec("htcondor", Options()),
+        store=StoreConfig(Path("other.db"), keep_s=60.0),
+        overlay=OverlayConfig("htcondor", Options()),
     )
 
     told = [line.partition(":")[0] for line in changes(old, new).refused]

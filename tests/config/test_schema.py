@@ -11,10 +11,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from provisioner.config import check, strict_yaml
-from provisioner.config.fields import arms, fields_of
-from provisioner.config.models import ControllerFile, Section, SiteFile
-from provisioner.config.reference import reference
-from provisioner.config.schema import controller_schema, site_schema, text_of
+from provisioner.config.messages import fields_of, union_members
+from provisioner.config.models import ConfigSection, ControllerFile, SiteFile
+from provisioner.config.reference import controller_schema, reference, schema_text, site_schema
 
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = REPOSITORY / "docs/reference"
@@ -83,10 +82,10 @@ def judge(file: Path) -> list[str]:
 
 
 def test_the_committed_schemas_are_current() -> None:
-    again = "python -m provisioner.config.schema --write docs/reference"
+    again = "python -m provisioner.config.reference --write docs/reference"
     for name, schema in (("controller", controller_schema), ("site", site_schema)):
         committed = (REFERENCE / f"{name}.schema.json").read_text()
-        assert committed == text_of(schema(shipped_only=True)), f"renew it: {again}"
+        assert committed == schema_text(schema(shipped_only=True)), f"renew it: {again}"
         jsonschema.Draft202012Validator.check_schema(json.loads(committed))
 
 
@@ -115,10 +114,12 @@ def test_what_is_broken_in_structure_is_broken_by_the_schema_too(name: str) -> N
     assert judge(BROKEN / f"{name}.yaml")
 
 
-def sections(model: type[Section]) -> list[type[Section]]:
-    below = [arm for field in fields_of(model).values() for arm in arms(field.annotation)]
+def sections(model: type[ConfigSection]) -> list[type[ConfigSection]]:
+    below = [arm for field in fields_of(model).values() for arm in union_members(field.annotation)]
     below += [inner for arm in below for inner in getattr(arm, "__args__", ())]
-    return [model] + [s for arm in below if isinstance(arm, type) and issubclass(arm, Section) for s in sections(arm)]
+    return [model] + [
+        s for arm in below if isinstance(arm, type) and issubclass(arm, ConfigSection) for s in sections(arm)
+    ]
 
 
 def test_every_key_has_a_meaning_and_an_example_that_is_valid() -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.config import Problem, strict_yaml
-from provisioner.config.strict_yaml import Document, Spot
+from provisioner.config.strict_yaml import Position, YamlDocument
 
 
-def parsed(text: str) -> Document:
-    document = Document("f.yaml")
+def parsed(text: str) -> YamlDocument:
+    document = YamlDocument("f.yaml")
     strict_yaml.parse(text, document)
     return document
 
@@ -24,9 +24,9 @@ def test_values_and_places() -> None:
 
     assert document.tree == {"a": 1, "b": ["x", {"c": "12:30", "d": 8.0}], "e": True}
     assert document.problems == []
-    assert document.value_spot(("b", 1, "c")) == Spot(4, 9)
-    assert document.key_spot(("b", 1, "d")) == Spot(4, 18)
-    assert document.value_spot(("b", 1, "nothing")) == Spot(4, 5)
+    assert document.value_position(("b", 1, "c")) == Position(4, 9)
+    assert document.key_position(("b", 1, "d")) == Position(4, 18)
+    assert document.value_position(("b", 1, "nothing")) == Position(4, 5)
 
 
 @pytest.mark.parametrize("text", ["-1", "+3", "0", "1.5", "-2.5e3", "1e-3"])
@@ -81,12 +81,12 @@ def test_anchors_aliases_and_merges_are_understood() -> None:
     document = parsed("a: &a {x: 1, z: 2}\nb: *a\nc:\n  <<: *a\n  z: 3\n")
 
     assert document.tree == {"a": {"x": 1, "z": 2}, "b": {"x": 1, "z": 2}, "c": {"z": 3, "x": 1}}
-    assert document.key_spot(("c", "x")) == Spot(1, 8)  # it stands where it was written
+    assert document.key_position(("c", "x")) == Position(1, 8)  # it stands where it was written
 
 
 def test_an_alias_of_itself_is_a_problem_not_a_loop() -> None:
-    assert "holds itself" in parsed("a: &a [1, *a]").problems[0].message
-    assert "takes in another mapping" in parsed("a: &a\n  <<: *a\n").problems[0].message
+    assert "recursive alias" in parsed("a: &a [1, *a]").problems[0].message
+    assert "needs a mapping" in parsed("a: &a\n  <<: *a\n").problems[0].message
 
 
 def test_a_laughing_file_is_refused() -> None:
@@ -167,7 +167,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     big.write_bytes(b"#" * (4 * 1024 * 1024 + 1))
     assert "larger than 4 MiB" in strict_yaml.read(big).problems[0].message
     big.write_bytes(b"a: 1\n" + b"#" * (4 * 1024 * 1024 - 5))
-    assert strict_yaml.text_of(big, Document("big")) is not None
+    assert strict_yaml.text_of(big, YamlDocument("big")) is not None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -188,25 +188,25 @@ def test_a_byte_order_mark_and_windows_line_ends_are_harmless(tmp_path: Path) ->
     ("text", "spot", "words"),
     [
         ("", (1, 1), "is empty"),
-        ("- a\n", (1, 1), "is wanted at the top"),
-        ("a: 1\nb: [1, 2\n", (2, 4), "`[` is opened here"),
-        ("a: 1\nb: {c: 2\n", (2, 4), "`{` is opened here"),
-        ("a: 1\nb: 'x\n", (2, 4), "a quote is opened here"),
+        ("- a\n", (1, 1), "expected a mapping at the top"),
+        ("a: 1\nb: [1, 2\n", (2, 4), "unclosed `[`"),
+        ("a: 1\nb: {c: 2\n", (2, 4), "unclosed `{`"),
+        ("a: 1\nb: 'x\n", (2, 4), "unclosed quote"),
         ("a: 1\n\tb: 2\n", (2, 1), "a tab cannot indent"),
         ("a: 1\n\nb: c: d\n", (3, 5), "unexpected `:`"),
-        ("a: 1\nb: *none\n", (2, 4), "the alias has no anchor"),
+        ("a: 1\nb: *none\n", (2, 4), "undefined alias"),
         ("a: 1\nb: \x07\n", (2, 4), "character U+0007 is not allowed"),
-        ("a: 1\nbb: 2\nbb: 3\n", (3, 1), "in line 2"),
-        ("a: 1\n? [b]\n: 1\n", (2, 3), "a key is wanted here"),
+        ("a: 1\nbb: 2\nbb: 3\n", (3, 1), "first defined on line 2"),
+        ("a: 1\n? [b]\n: 1\n", (2, 3), "expected a key"),
         ("a:\n  12: 1\n", (2, 3), 'write `"12"`'),
-        ("a: 1\nb: !x 2\n", (2, 4), "the tag `!x`"),
-        ("a: 1\nb:\n  <<: 3\n", (3, 7), "takes in another mapping"),
+        ("a: 1\nb: !x 2\n", (2, 4), "tag `!x` is not supported"),
+        ("a: 1\nb:\n  <<: 3\n", (3, 7), "needs a mapping"),
         ("a: 1\nb: [0, 12:30]\n", (2, 8), "write `12h30m`"),
         ("a: -0017\n", (1, 4), "write `17`"),
         ("a: 0x1F\n", (1, 4), "write `31`"),
         ("a: 1_000\n", (1, 4), "write `1000`"),
         ("a: .5\n", (1, 4), "write `0.5`"),
-        ("a: 1234567890123456789\n", (1, 4), "digits too many"),
+        ("a: 1234567890123456789\n", (1, 4), "too many digits"),
         ("a: 1e999\n", (1, 4), "write a smaller number"),
     ],
 )

@@ -21,7 +21,7 @@ from provisioner.config.units import (
     Name,
     PositiveDuration,
     Secret,
-    SecretUnreadable,
+    SecretUnreadableError,
     Size,
 )
 
@@ -230,5 +230,5 @@ def test_a_secret_that_cannot_be_had_is_told_by_its_place(tmp_path: Path, monkey
         (Secret(file=binary), "is not UTF-8 text"),
         (Secret(env="NO_SUCH_TOKEN"), "environment variable NO_SUCH_TOKEN is empty or not set"),
     ]:
-        with pytest.raises(SecretUnreadable, match=words):
+        with pytest.raises(SecretUnreadableError, match=words):
             secret.read()

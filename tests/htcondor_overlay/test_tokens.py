@@ -17,7 +17,7 @@ from adapters.htcondor.overlay.overlay import HTCondorOverlay, drone_identities
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import ours, slots_view
 from adapters.htcondor.tokens import TokenSigner
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
 from provisioner.model import DroneId, DroneType, StartOrder
 from tests.htcondor_overlay.test_slots import ad
@@ -93,7 +93,7 @@ async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) 
 
 def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "POOL").touch()
-    with pytest.raises(SecretUnreadable, match="is empty"):
+    with pytest.raises(SecretUnreadableError, match="is empty"):
         TokenSigner(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from adapters.htcondor.classads import Ad, expression, holds
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.nodes import Machine, machines_of, nodes
-from provisioner.config import SiteSpec, load
+from provisioner.config import SiteConfig, load
 from tests.htcondor_site.slot_ads import A100, V100S, job, pslot
 from tests.htcondor_site.test_blocking import loaded
 
@@ -23,13 +23,13 @@ sites: [TOPAS]
 
 
 @pytest.fixture
-def topas(tmp_path: Path) -> SiteSpec:
+def topas(tmp_path: Path) -> SiteConfig:
     (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("TOPAS", str(FILE)))
     [site] = load(tmp_path / "provisioner.yaml").sites
     return site
 
 
-def hardware(topas: SiteSpec) -> tuple[Machine, ...]:
+def hardware(topas: SiteConfig) -> tuple[Machine, ...]:
     """The real nodes, running what is printed for them."""
     ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
     ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]
@@ -41,11 +41,11 @@ def hardware(topas: SiteSpec) -> tuple[Machine, ...]:
     return machines_of(ads, 0)
 
 
-def demanded(topas: SiteSpec) -> dict[str, str]:
+def demanded(topas: SiteConfig) -> dict[str, str]:
     return {name: options.requirements or "" for name, options in topas.options.types.items()}
 
 
-def test_each_node_could_host_the_drones_that_are_meant_for_it(topas: SiteSpec) -> None:
+def test_each_node_could_host_the_drones_that_are_meant_for_it(topas: SiteConfig) -> None:
     found = nodes(hardware(topas), topas.types, demanded(topas))
     assert {node.name.rpartition("-")[0]: node.types for node in found} == {
         "topas-v100s": ("v100s", "cpu"),
@@ -56,11 +56,11 @@ def test_each_node_could_host_the_drones_that_are_meant_for_it(topas: SiteSpec) 
     assert sum(kind.max_drones or 0 for kind in topas.types if kind.gpu_milli) == 56
 
 
-def test_the_printed_configuration_leaves_no_gap(topas: SiteSpec) -> None:
+def test_the_printed_configuration_leaves_no_gap(topas: SiteConfig) -> None:
     assert gaps(hardware(topas), topas.policy, topas.types, demanded(topas)) == ()
 
 
-def test_every_gpu_of_every_node_gets_its_drone(topas: SiteSpec) -> None:
+def test_every_gpu_of_every_node_gets_its_drone(topas: SiteConfig) -> None:
     """One after the other onto each node, with as much CPU work before them as START takes."""
     kinds = {kind.name: kind for kind in topas.types}
     for host in hardware(topas):

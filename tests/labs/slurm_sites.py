@@ -11,7 +11,7 @@ from typing import Any
 
 from adapters.slurm import SlurmSite
 from adapters.slurm.settings import SlurmSiteConfig
-from provisioner.adapter_tests import NotSupported
+from provisioner.adapter_tests import NotSupportedError
 from provisioner.model import DroneId, DroneType
 from tests.labs.shell_drones import ShellDrones
 from tests.labs.slurm import SlurmLab
@@ -110,7 +110,7 @@ class SlurmWorld(ShellDrones):
     async def _tool(self, name: str, script: str) -> AsyncIterator[None]:
         """Run ``script`` in the place of one of the tools, which it finds as ``$real``."""
         if self.way != "tools":
-            raise NotSupported("only the tools of this host can be replaced")
+            raise NotSupportedError("only the tools of this host can be replaced")
         tool, real = self.lab.tools / name, self.lab.tools / f"{name}.real"
         tool.rename(real)
         tool.write_text(f"#!/bin/sh\nreal={real}\n{script}")
@@ -125,7 +125,7 @@ class SlurmWorld(ShellDrones):
         return self._tool("sbatch", '"$real" "$@" >/dev/null\nkill -KILL $$\n')
 
     def pages(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("Slurm tells all jobs at once")
+        raise NotSupportedError("Slurm tells all jobs at once")
 
     def cut_listings(self) -> AbstractAsyncContextManager[None]:
         return self._tool("squeue", 'out=$("$real" "$@")\nprintf %s "$out" | head -c $((${#out} / 2))\n')
@@ -149,10 +149,10 @@ class SlurmWorld(ShellDrones):
         return self._tool("scancel", said[status] + "\n")
 
     def forgetful_site(self) -> SlurmSite:
-        raise NotSupported("Slurm forgets ended jobs by itself")
+        raise NotSupportedError("Slurm forgets ended jobs by itself")
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
-        raise NotSupported("Slurm forgets ended jobs by itself")
+        raise NotSupportedError("Slurm forgets ended jobs by itself")
 
 
 def drone_of(job_id: str, name: str) -> str:

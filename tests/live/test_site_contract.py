@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor.site import HTCondorSite, client
-from provisioner.adapter_tests import NotSupported, SiteContract, SiteWorld
+from provisioner.adapter_tests import NotSupportedError, SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
 from tests.labs.htcondor import OWN, Condor, Pool, processes_with, until
 from tests.labs.shared_gpu_site import A100, HERE, HUGE, clear, farm_of, site_config
@@ -66,10 +66,10 @@ class FarmWorld(ShellDrones):
             client.BINDINGS_WORKER = before
 
     def pages(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("a schedd answers a query as one stream of ads")
+        raise NotSupportedError("a schedd answers a query as one stream of ads")
 
     def cut_listings(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("nothing in this lab can cut a stream of ads from the schedd")
+        raise NotSupportedError("nothing in this lab can cut a stream of ads from the schedd")
 
     @asynccontextmanager
     async def refused_starts(self) -> AsyncIterator[None]:
@@ -89,7 +89,7 @@ class FarmWorld(ShellDrones):
         await asyncio.to_thread(until, lambda: self.pool.run(*ask).strip() == most, 30, what=what)
 
     def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
-        raise NotSupported("this lab's schedd lets each user remove their own jobs")
+        raise NotSupportedError("this lab's schedd lets each user remove their own jobs")
 
     def forgetful_site(self) -> HTCondorSite:
         config = site_config(self.pool, self.work).model_copy(

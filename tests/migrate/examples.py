@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from provisioner.config import Problem
-from provisioner.config.strict_yaml import Document
+from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import Converted, Finding, Source, Verdict, convert
 
 HTCONDOR = """\
@@ -276,7 +276,7 @@ def read(
     installed: Sequence[str] = ("htcondor", "local"),
 ) -> tuple[Converted | None, list[Problem]]:
     """What comes of ``text``, and what forbids that anything does."""
-    documents = [Document("tardis.yml"), Document("cobald.yml")]
+    documents = [YamlDocument("tardis.yml"), YamlDocument("cobald.yml")]
     made = convert(
         Source(documents[0], text),
         None if cobald is None else Source(documents[1], cobald),

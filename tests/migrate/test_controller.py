@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provisioner.config.strict_yaml import Document
+from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import Converted, Verdict
 from provisioner.migrate.told import read as read_yaml
 from tests.migrate.examples import ALL, CLOUDS, COBALD, FAKE, HTCONDOR, SLURM, about, converted, finding
@@ -138,7 +138,7 @@ def leaves(told: Any, path: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("name", ALL)
 def test_every_key_of_theirs_is_told_of_by_itself_or_with_what_is_around_it(name: str) -> None:
     made = converted(ALL[name])
-    reading = read_yaml(ALL[name], Document("tardis.yml"))
+    reading = read_yaml(ALL[name], YamlDocument("tardis.yml"))
     assert reading is not None
     told = {f.key.partition(" ")[0] for f in made.findings}
     untold = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.config.strict_yaml import Document, parse
+from provisioner.config.strict_yaml import YamlDocument, parse
 from provisioner.migrate import Verdict
 from tests.migrate.examples import ALL, JDLS, read
 
@@ -104,7 +104,7 @@ def judge(text: str, jdls: dict[str, str]) -> None:
         return
     assert next(iter(made.files)) == "provisioner.yaml"
     for name, content in made.files.items():
-        document = Document(name)
+        document = YamlDocument(name)
         parse(content, document)
         assert document.problems == []
         content.encode("utf-8")

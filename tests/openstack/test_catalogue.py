@@ -100,14 +100,12 @@ async def test_what_is_not_there_is_named_with_what_is() -> None:
         "there is no flavour `gpu.a100.2` for this project: did you mean `gpu.a100.1`?"
     )
     assert await refusal(stocked(), networks=["public"]) == (
-        "there is no network `public` for this project: known here: drones"
+        "there is no network `public` for this project: choose from drones"
     )
     assert await refusal(stocked(), security_groups=["drones"]) == (
-        "there is no security group `drones` for this project: there is none at all"
+        "there is no security group `drones` for this project: there are none"
     )
-    assert await refusal(stocked(), key_pair="me") == (
-        "there is no key pair `me` for this project: there is none at all"
-    )
+    assert await refusal(stocked(), key_pair="me") == ("there is no key pair `me` for this project: there are none")
     assert await refusal(stocked(), image="ubuntu") == "there is no image `ubuntu` for this project"
 
 

@@ -128,7 +128,7 @@ def test_a_region_may_have_keys_of_its_own(tmp_path: Path) -> None:
     assert (read(tmp_path, text).region, read(tmp_path, text).auth_url) == ("KA", "https://ka/v3")
     there = read(tmp_path, text, region="HD")
     assert (there.region, there.auth_url) == ("HD", "https://keystone.gridka.de:5000/v3")
-    assert "under `regions` there is no `HE`: known here: KA, HD" in refused(tmp_path, text, region="HE")
+    assert "under `regions` there is no `HE`: choose from KA, HD" in refused(tmp_path, text, region="HE")
 
 
 def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:

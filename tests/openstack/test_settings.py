@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from adapters.openstack.creation import Resolved, request
 from adapters.openstack.hosts import nodes
 from adapters.openstack.settings import OpenStackSiteConfig
-from provisioner.config import ConfigErrors, SiteSpec, check, load
+from provisioner.config import ConfigError, SiteConfig, check, load
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
 H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=1000)
@@ -242,7 +242,7 @@ def test_mistakes_are_told_where_they_stand(tmp_path: Path, right: str, wrong: s
     found = {f"{p.line}:{p.col}": p for p in check(tmp_path / "provisioner.yaml")}
     assert found.keys() == told.keys(), [*map(str, found.values())]
     assert all(words in found[spot].message and found[spot].file == str(site) for spot, words in told.items()), found
-    with pytest.raises(ConfigErrors):
+    with pytest.raises(ConfigError):
         load(tmp_path / "provisioner.yaml")
 
 
@@ -282,13 +282,13 @@ FILE = Path(__file__).parents[2] / "site_configs" / "gridka-cloud.yaml"
 
 
 @pytest.fixture
-def gridka(tmp_path: Path) -> SiteSpec:
+def gridka(tmp_path: Path) -> SiteConfig:
     (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("SITE", str(FILE)))
     [site] = load(tmp_path / "provisioner.yaml").sites
     return site
 
 
-def test_gridkas_file_fits_gridkas_hosts(gridka: SiteSpec) -> None:
+def test_gridkas_file_fits_gridkas_hosts(gridka: SiteConfig) -> None:
     found = nodes(gridka.options, gridka.types, (), (), {}).nodes
     assert {(node.name, node.types, node.free_gpu_milli) for node in found} == {
         ("gk-gpu-01", ("v100s",), 4000),
@@ -299,7 +299,7 @@ def test_gridkas_file_fits_gridkas_hosts(gridka: SiteSpec) -> None:
     assert sum(kind.max_drones or 0 for kind in gridka.types) == gridka.policy.max_drones == 20
 
 
-def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteSpec) -> None:
+def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteConfig) -> None:
     """As many drones as it has GPUs fit, and the reserve asks for no more than one of them has."""
     [kept] = gridka.policy.blocking
     for node in nodes(gridka.options, gridka.types, (), (), {}).nodes:
@@ -311,7 +311,7 @@ def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteSpec) -> None:
         assert kept.cpus <= kind.cpus and kept.memory_mib <= kind.memory_mib
 
 
-def test_gridkas_times_go_with_how_nova_works(gridka: SiteSpec) -> None:
+def test_gridkas_times_go_with_how_nova_works(gridka: SiteConfig) -> None:
     assert gridka.policy.grace_s < 60, "Nova's shutdown_timeout, unless the image says otherwise"
     assert gridka.policy.order_confirm_s > 300, "a create without an answer may still get through"
     assert gridka.policy.order_deadline_s >= gridka.options.create_deadline + gridka.options.deadline

@@ -53,7 +53,7 @@ def test_what_is_understood(text: str, question: Question) -> None:
     ("text", "complaint"),
     [
         ("horika down", "no site `horika` here: did you mean `horeka`?"),
-        ("", "no site `` here: known here: horeka, topas"),
+        ("", "no site `` here: choose from horeka, topas"),
         ("horeka", "is not understood: write `SITE down`"),
         ("horeka dwon", "is not understood: did you mean `down`?"),
         ("horeka down soon", "`horeka down soon`: "),

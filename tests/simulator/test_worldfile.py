@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.config import ConfigErrors, Settings, load
-from provisioner.config.fields import fields_of
+from provisioner.config import ConfigError, Settings, load
+from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
 from provisioner.simulator import worldfile
 from provisioner.simulator.draws import Fixed, LogNormal, Uniform
@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def refused(settings: Settings, text: str) -> str:
-    with pytest.raises(ConfigErrors) as caught:
+    with pytest.raises(ConfigError) as caught:
         world(settings, text)
     return str(caught.value).replace(f"{settings.path.parent}/", "")
 
@@ -107,7 +107,7 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
         ("sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n", "world.yaml:3:13: `gpus` is missing"),
         (
             "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t5]}\n",
-            "world.yaml:4:29: site cloud has no type `t5`: known here: t4",
+            "world.yaml:4:29: site cloud has no type `t5`: choose from t4",
         ),
         (
             "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t4]}\n      z: {gpus: 4, serves: [t4]}\n",
@@ -153,7 +153,7 @@ def test_all_mistakes_are_named_at_once(settings: Settings) -> None:
 
 
 def test_a_file_that_is_not_there(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigErrors, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         world_of(settings, tmp_path / "nothing.yaml", span_s=1.0)
 
 

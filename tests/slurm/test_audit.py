@@ -13,7 +13,7 @@ import pytest
 from adapters.slurm.blocking import audit_cluster, parse_seconds, preempt_mode, render_blocking
 from adapters.slurm.capacity import list_nodes
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
-from provisioner.config import SiteSpec, load
+from provisioner.config import SiteConfig, load
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, SitePolicy
 from tests.slurm.test_capacity import (
@@ -258,13 +258,13 @@ sites: [HOREKA]
 
 
 @pytest.fixture
-def horeka(tmp_path: Path) -> SiteSpec:
+def horeka(tmp_path: Path) -> SiteConfig:
     (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("HOREKA", str(FILE)))
     [site] = load(tmp_path / "provisioner.yaml").sites
     return site
 
 
-def as_told(site: SiteSpec) -> list[SlurmNode]:
+def as_told(site: SiteConfig) -> list[SlurmNode]:
     """The nodes of its file, with all that is printed for them in force."""
     limits = ("accelerated", "accelerated-h100")
     return [
@@ -283,7 +283,7 @@ def as_told(site: SiteSpec) -> list[SlurmNode]:
     ]
 
 
-def test_horekas_file_fits_horekas_nodes(horeka: SiteSpec) -> None:
+def test_horekas_file_fits_horekas_nodes(horeka: SiteConfig) -> None:
     here = as_told(horeka)
     found = list_nodes(here, PARTITIONS, horeka.types, horeka.options, now=1.0)
     assert {(node.name[:5], node.types, node.free_gpu_milli) for node in found} == {
@@ -294,7 +294,7 @@ def test_horekas_file_fits_horekas_nodes(horeka: SiteSpec) -> None:
     assert sum(node.gpu_milli for node in found) == (668 + 88) * 1000
 
 
-def test_with_what_is_printed_for_it_horeka_has_no_gap(horeka: SiteSpec) -> None:
+def test_with_what_is_printed_for_it_horeka_has_no_gap(horeka: SiteConfig) -> None:
     text = render_blocking(horeka.policy, horeka.types, horeka.options)
     most = {m[1]: int(m[2]) for m in re.finditer(r"^PartitionName=\S+-(\w100) .*MaxMemPerCPU=(\d+)$", text, re.M)}
     assert most == {"a100": 3584, "h100": 5717}

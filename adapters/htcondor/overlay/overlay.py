@@ -21,7 +21,7 @@ from adapters.htcondor.overlay.work import ClaimWitnesses
 from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token, user_of
 from adapters.shared.printing import printable
 from provisioner import drone
-from provisioner.config.units import SecretUnreadable
+from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, UnavailableError
 from provisioner.model import (
     Bootstrap,
@@ -72,7 +72,7 @@ class DroneToken:
         return cls(config, order.drone_id, order.comes_within_s + life_s + order.grace_s)
 
     def read(self) -> str:
-        """Return the token. SecretUnreadable if there is none."""
+        """Return the token. SecretUnreadableError if there is none."""
         config = self.config
         if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
             assert config.drone_signing_key is not None  # validated
@@ -230,7 +230,7 @@ class HTCondorOverlay:
         """The drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         try:
             token = await asyncio.to_thread(DroneToken.of(self._config, order).read)
-        except SecretUnreadable as error:
+        except SecretUnreadableError as error:
             raise AuthError(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}
         env = {
@@ -286,7 +286,7 @@ def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
     """Return the scopes that the controller's token is limited to; None for all, and where no single token tells."""
     try:
         return read_token(config.token.read()).scopes if config.token is not None else None
-    except (SecretUnreadable, InvalidTokenError):
+    except (SecretUnreadableError, InvalidTokenError):
         return None
 
 

@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 
 from adapters.htcondor.expression import Expression
 from adapters.shared.commands.settings import SshSettings
+from provisioner.config.messages import choices
 from provisioner.config.models import mistake_at
-from provisioner.config.nearest import choices
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 

@@ -13,7 +13,7 @@ import asyncssh
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.totp import Codes
 from adapters.shared.printing import printable
-from provisioner.config.units import Secret, SecretUnreadable
+from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 
 _CODE = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
@@ -81,7 +81,7 @@ async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitSt
             phrase = settings.passphrase.read() if settings.passphrase else None
             # in a thread: a key with a passphrase is slow to open, on purpose
             keys += await to_thread(asyncssh.load_keypairs, str(settings.key), phrase)
-        except (OSError, ValueError, SecretUnreadable) as error:
+        except (OSError, ValueError, SecretUnreadableError) as error:
             raise AuthError(f"{where}: key {settings.key}: {_words(error)}") from None
     if settings.agent:
         path = os.environ.get("SSH_AUTH_SOCK", "")
@@ -162,7 +162,7 @@ class _Answers(asyncssh.SSHClient):
         self._said.add(what)
         try:
             return secret.read()
-        except SecretUnreadable as error:
+        except SecretUnreadableError as error:
             self._complain(str(error))
             return None
 

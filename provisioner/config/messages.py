@@ -1,0 +1,360 @@
+"""Error messages for values that pydantic rejects: what is wrong, where, and what to write instead."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from provisioner.config import units
+from provisioner.config.strict_yaml import Steps, YamlDocument
+
+_REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
+"""Error types of which one place may have several; of all others only the first is reported."""
+
+
+def report_errors(document: YamlDocument, error: ValidationError, model: type[BaseModel], at: Steps = ()) -> None:
+    """Add a problem to ``document`` for each error that ``model`` found in the value at ``at``."""
+    reported: set[Steps] = set()
+    details = [(_steps_in(document, at, detail), detail) for detail in error.errors(include_url=False)]
+    places = [steps for steps, _ in details]
+    for steps, detail in details:
+        kind = detail["type"]
+        if document.is_full:
+            return
+        if steps in reported and kind not in _REPEATABLE:
+            continue
+        if _follows_from_broken(document, steps, kind) or _is_other_union_member(steps, kind, places):
+            continue
+        reported.add(steps)
+        if kind == "mistake_at":
+            steps = (*steps, detail["ctx"]["at"])
+        if kind == "missing":
+            position = document.key_position(steps[:-1])
+        elif kind == "extra_forbidden" or detail["loc"][-1:] == ("[key]",):
+            position = document.key_position(steps)
+        else:
+            position = document.value_position(steps)
+        document.complain(position, _message(detail, model, steps, at))
+
+
+def _steps_in(document: YamlDocument, at: Steps, detail: ErrorDetails) -> Steps:
+    """Return the steps to the value in the document: pydantic's location without its marks for unions and keys."""
+    steps: Steps = at
+    for step in detail["loc"]:
+        if (*steps, step) in document.values:
+            steps = (*steps, step)
+    return (*steps, detail["loc"][-1]) if detail["type"] == "missing" else steps
+
+
+def _follows_from_broken(document: YamlDocument, steps: Steps, kind: str) -> bool:
+    """Return whether the error is a consequence of a value that already has a problem."""
+    compares = kind in ("value_error", "mistake_at")
+    return any(
+        steps[: len(broken)] == broken or (compares and broken[: len(steps)] == steps) for broken in document.broken
+    )
+
+
+def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool:
+    """Return whether the error is of a union member that was not meant.
+
+    Of `auto` or a list of mappings, the list was meant if something is wrong inside the list.
+    """
+    mismatch = kind.endswith("_type") or kind in ("literal_error", "enum")
+    return mismatch and any(len(place) > len(steps) and place[: len(steps)] == steps for place in places)
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
+    below = steps[len(at) :]
+    key = _key(steps)
+    context: dict[str, Any] = detail.get("ctx") or {}
+    match detail["type"]:
+        case "mistake_at":
+            return _with_key(key, str(context["message"]))
+        case "value_error":
+            return _with_key(key, str(context["error"]))
+        case "missing":
+            return f"missing key `{key}`{_repair(model, below, key)}"
+        case "extra_forbidden":
+            return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
+        case "literal_error" | "enum" if isinstance(detail["input"], str):
+            names = [name.strip(" '") for name in str(context["expected"]).replace(" or ", ", ").split(",")]
+            near = nearest(detail["input"], names)
+            hint = f": did you mean `{near}`?" if near else ""
+            return f"`{key}`: {_shown(detail['input'])} is not one of {', '.join(names)}{hint}"
+        case _:
+            return _wrong_value(detail, model, below, key, context)
+
+
+def _key(steps: Steps) -> str:
+    """Return the last key, with the index after it for an entry of a list: ``sites[0]``."""
+    name = next((step for step in reversed(steps) if isinstance(step, str)), "")
+    return f"{name}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else name
+
+
+def _with_key(key: str, message: str) -> str:
+    return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
+
+
+def _wrong_value(detail: ErrorDetails, model: type[BaseModel], below: Steps, key: str, context: dict[str, Any]) -> str:
+    found, kind = detail["input"], detail["type"]
+    repair = _repair(model, below, key)
+    if kind in _BOUNDS:
+        name, phrase = _BOUNDS[kind]
+        return f"`{key}` must be {phrase} {context[name]:g}, is {_shown(found)}"
+    if kind in ("too_short", "too_long"):
+        return f"`{key}` has too {'few' if kind == 'too_short' else 'many'} entries{repair}"
+    if kind in ("string_too_short", "string_too_long"):
+        return f"`{key}` is too {kind.rpartition('_')[2]}{repair}"
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        quoted = f'"{json.dumps(found)}"'
+        return f"`{key}` must be text, is {_kind(found)}: write {_entry(below, key, quoted)}"
+    if kind.endswith("_type") or kind in _TYPE_MISMATCHES:
+        field = field_at(model, below)
+        expected = in_words(field.annotation, field.metadata) if field else _TYPES.get(kind, "other")
+        return f"`{key}`: expected {expected}, found {_kind(found)}{repair}"
+    return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{repair}"
+
+
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_TYPE_MISMATCHES = {"int_from_float", "int_parsing", "float_parsing", "bool_parsing", "literal_error", "enum"}
+_TYPES = {
+    "string_type": "text",
+    "int_type": "whole number",
+    "float_type": "number",
+    "bool_type": "`true` or `false`",
+    "list_type": "list",
+    "dict_type": "mapping",
+    "model_type": "mapping",
+}
+
+
+def _kind(value: object) -> str:
+    match value:
+        case bool():
+            return f"the boolean {_shown(value)}"
+        case int() | float():
+            return f"the number {_shown(value)}"
+        case str():
+            return "text"
+        case list():
+            return "a list"
+        case dict():
+            return "a mapping"
+        case _:
+            return "nothing"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value) if isinstance(value, bool | int | float) else " ".join(str(value).split())
+    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
+
+
+def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
+    """Return what to write instead of an unknown key: a similar key, its right place, or all keys."""
+    here = model_at(model, below[:-1])
+    valid = list(fields_of(here)) if here else []
+    instead = choices(key, valid)
+    if nearest(key, valid):
+        return instead
+    has_options = here is not None and "options" in valid
+    right_place = next((path for path, name in _all_keys(here or model if has_options else model) if name == key), "")
+    if right_place:
+        return f"it belongs under `{right_place}`"
+    return f"{instead}; options of the adapter belong under `options`" if has_options else instead
+
+
+def _all_keys(model: type[BaseModel], path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the path and the name of each key below the top of ``model``."""
+    for name, field in fields_of(model).items():
+        if path:
+            yield path, name
+        below = model_at(field.annotation, ()) if depth < 4 else None
+        if below is not None:
+            yield from _all_keys(below, f"{path}.{name}" if path else name, depth + 1)
+
+
+def missing_mapping(key: str, model: type[BaseModel]) -> str:
+    """Return the message for a missing mapping that has required keys."""
+    required = {name: field for name, field in fields_of(model).items() if field.is_required()}
+    inner = ", ".join(
+        f"{name}: {flow(field.examples[0]) if field.examples else '...'}" for name, field in required.items()
+    )
+    return f"missing key `{key}`: write `{key}: {{{inner}}}`"
+
+
+def _repair(model: type[BaseModel], below: Steps, key: str) -> str:
+    """Return what to write instead, from the field's example."""
+    field = field_at(model, below)
+    if field is None or not field.examples:
+        return ""
+    return f": write {_entry(below, key, flow(field.examples[0]))}"
+
+
+def _entry(below: Steps, key: str, text: str) -> str:
+    return f"`{text}`" if below and isinstance(below[-1], int) else f"`{key}: {text}`"
+
+
+def flow(value: object) -> str:
+    """Return ``value`` as YAML on one line."""
+    match value:
+        case dict():
+            return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(flow(inner) for inner in value) + "]"
+        case str() if not _needs_quotes(value):
+            return value
+        case _:
+            return json.dumps(value)
+
+
+def _needs_quotes(text: str) -> bool:
+    plain = text.replace("_", "").replace("-", "").replace(" ", "").replace("/", "").replace(".", "")
+    first_is_letter = text[:1].isalpha() or text[:1] in "/0123456789"
+    looks_like_number = text.replace(".", "").isdigit()
+    word = text.lower() in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
+    return not plain.isalnum() or not first_is_letter or looks_like_number or word
+
+
+def nearest(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that ``word`` was probably meant to be; None if no name is similar."""
+    plain = {name.lower().replace("-", "_"): name for name in sorted(valid)}
+    near = get_close_matches(word.lower().replace("-", "_"), plain, n=1, cutoff=0.6)
+    return plain[near[0]] if near else None
+
+
+def choices(word: str, valid: Iterable[str]) -> str:
+    """Return the end of a message about the unknown ``word``: the nearest valid name, or all of them."""
+    names = list(valid)
+    near = nearest(word, names)
+    if near is not None:
+        return f"did you mean `{near}`?"
+    if not names:
+        return "there are none"
+    return f"choose from {', '.join(names)}"
+
+
+# -------------------------------------------------------------------------------------------- fields of pydantic models
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of ``model`` by their YAML keys."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def union_members(annotation: Any) -> Iterator[Any]:
+    """Yield the alternatives of an annotation, without ``None`` and ``Annotated``."""
+    if get_origin(annotation) is Annotated:
+        yield from union_members(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from union_members(member)
+    elif annotation is not type(None):
+        yield annotation
+
+
+def model_at(annotation: Any, steps: Sequence[str | int]) -> type[BaseModel] | None:
+    """Return the model whose keys are valid at ``steps`` below ``annotation``; unknown steps are skipped."""
+    for step in steps:
+        annotation = _below(annotation, step) or annotation
+    return next(
+        (each for each in union_members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)), None
+    )
+
+
+def field_at(annotation: Any, steps: Sequence[str | int]) -> FieldInfo | None:
+    """Return the field that the last of ``steps`` names; None for an entry of a list or a free key."""
+    if not steps:
+        return None
+    model = model_at(annotation, steps[:-1])
+    return fields_of(model).get(str(steps[-1])) if model else None
+
+
+def _below(annotation: Any, step: str | int) -> Any:
+    for member in union_members(annotation):
+        origin = get_origin(member)
+        if isinstance(member, type) and issubclass(member, BaseModel) and step in fields_of(member):
+            return fields_of(member)[str(step)].annotation
+        if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(step, str):
+            return get_args(member)[1]
+        if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(step, int):
+            return get_args(member)[0]
+    return None
+
+
+_UNITS: dict[Any, tuple[str, Callable[[Any], str]]] = {
+    units.parse_size: ("size", units.format_size),
+    units.parse_duration: ("duration", units.format_duration),
+    units.parse_gpus: ("GPUs", units.format_gpus),
+    units.parse_capability: ("number", lambda tenfold: f"{tenfold / 10:.1f}"),
+    units.parse_cuda_version: ("version in quotes", lambda v: f'"{v // 1000}.{v % 1000 // 10}"'),
+    units.parse_name: ("name", str),
+    units.parse_path: ("path", str),
+}
+
+
+def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[str, Callable[[Any], str]] | None:
+    """Return the name of a unit type and the function that formats its values; None for a type without a unit."""
+    for mark in metadata:
+        if isinstance(mark, BeforeValidator) and mark.func in _UNITS:
+            return _UNITS[mark.func]
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return unit_of(inner, marks)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((unit for member in get_args(annotation) if (unit := unit_of(member))), None)
+    return None
+
+
+_PLAIN = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "`true` or `false`",
+    units.Secret: "secret by reference",
+}
+
+
+def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Return what to write for a value of this type, in words."""
+    unit = unit_of(annotation, metadata)
+    if unit is not None:
+        return unit[0]
+    return " or ".join(dict.fromkeys(_member_in_words(member) for member in union_members(annotation)))
+
+
+def _member_in_words(member: Any) -> str:
+    origin = get_origin(member)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(member))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _container_in_words("mapping", get_args(member)[1])
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return _container_in_words("list", get_args(member)[0])
+    if isinstance(member, type) and issubclass(member, Enum):
+        return ", ".join(f"`{each.value}`" for each in member)
+    if member in _PLAIN:
+        return _PLAIN[member]
+    return "mapping" if isinstance(member, type) and issubclass(member, BaseModel) else "value"
+
+
+def _container_in_words(container: str, inner: Any) -> str:
+    if inner is Any:
+        return container
+    words = in_words(inner)
+    return f"{container} of {'mappings' if words == 'mapping' else words}"
