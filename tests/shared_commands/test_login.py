@@ -182,14 +182,14 @@ async def test_a_seed_that_cannot_be_had_is_named(asking: NewServer, tmp_path: P
     ("options", "words"),
     [
         ({}, "no way to be let in"),
-        ({"key": "id", "known_hosts": None}, "a path is wanted"),
+        ({"key": "id", "known_hosts": None}, "expected a path"),
         ({"key": "id", "host": "-oProxyCommand=x"}, "host"),
         ({"key": "id", "user": "a b"}, "user"),
         ({"key": "id", "jump": "a@b@c"}, "jump"),
         ({"key": "id", "retry": "2min", "retry_at_most": "1min"}, "shorter than"),
         ({"agent": True, "passphrase": {"env": "X"}}, "belongs to a `key`"),
         ({"key": "id", "strict": False}, "strict"),
-        ({"password": "very secret"}, "never written into the configuration"),
+        ({"password": "very secret"}, "must not be in the configuration"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(options: dict[str, object], words: str) -> None:

@@ -104,7 +104,7 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
         ("sites:\n  farm:\n    boot: {median: 5s}\n", "world.yaml:3:11: `boot`: write `75s`, `{low: 10s, high: 1min}`"),
         ("sites:\n  farm:\n    boot: {low: 5s, high: 1s}\n", "world.yaml:3:17: `low`: is longer than `high`"),
         ("sites:\n  farm:\n    failures: {dies_young: 0.7, eats_jobs: 0.7}\n", "the chances add up to 1.4"),
-        ("sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n", "world.yaml:3:13: `gpus` is missing"),
+        ("sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n", "world.yaml:3:13: missing key `gpus`"),
         (
             "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t5]}\n",
             "world.yaml:4:29: site cloud has no type `t5`: choose from t4",
