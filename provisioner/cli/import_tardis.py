@@ -16,7 +16,7 @@ from provisioner.cli.exits import Exit, Failure
 from provisioner.cli.listing import Column, Listing
 from provisioner.cli.options import Pick, Show, shared
 from provisioner.cli.output import note, picked, present
-from provisioner.migrate import Converted, Finding, Source, Verdict, convert
+from provisioner.migrate import ImportFinding, ImportOutcome, ImportResult, ImportSource, convert
 
 if TYPE_CHECKING:
     from provisioner.config.strict_yaml import YamlDocument
@@ -25,8 +25,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 SCHEMA = "provisioner.import/1"
 
-_FIRST = (Verdict.NEEDED, Verdict.DROPPED, Verdict.CHANGED, Verdict.CONVERTED)
-_TINTS = {Verdict.CONVERTED: "green", Verdict.CHANGED: "yellow", Verdict.DROPPED: "yellow", Verdict.NEEDED: "red"}
+_FIRST = (ImportOutcome.NEEDED, ImportOutcome.DROPPED, ImportOutcome.CHANGED, ImportOutcome.CONVERTED)
+_TINTS = {
+    ImportOutcome.CONVERTED: "green",
+    ImportOutcome.CHANGED: "yellow",
+    ImportOutcome.DROPPED: "yellow",
+    ImportOutcome.NEEDED: "red",
+}
 
 
 @app.command()
@@ -78,7 +83,7 @@ def import_tardis(
     _tell(made)
 
 
-def columns() -> tuple[Column[Finding], ...]:
+def columns() -> tuple[Column[ImportFinding], ...]:
     """Of findings."""
     return (
         Column(
@@ -98,7 +103,7 @@ def columns() -> tuple[Column[Finding], ...]:
             "What became of it.",
             level=0,
             head="BECAME",
-            choices=tuple(v.value for v in Verdict),
+            choices=tuple(v.value for v in ImportOutcome),
             tint=lambda f: _TINTS[f.verdict],
         ),
         text("key", lambda f: f.key, "Its key there, dotted.", level=0, least=20, tail=True),
@@ -116,14 +121,14 @@ def columns() -> tuple[Column[Finding], ...]:
     )
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> ImportSource:
     from provisioner.config.strict_yaml import YamlDocument, text_of
 
     document = YamlDocument(str(path))
     content = text_of(path, document)
     if content is None:
         raise _refusal([document])
-    return Source(document, content)
+    return ImportSource(document, content)
 
 
 def _refusal(documents: list[YamlDocument]) -> Failure:
@@ -167,8 +172,8 @@ def _write(to: Path, files: Mapping[str, str], force: bool) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-def _tell(made: Converted) -> None:
-    counts = ", ".join(f"{made.count(v)} {v.value}" for v in Verdict if made.count(v))
-    if made.count(Verdict.NEEDED):
+def _tell(made: ImportResult) -> None:
+    counts = ", ".join(f"{made.count(v)} {v.value}" for v in ImportOutcome if made.count(v))
+    if made.count(ImportOutcome.NEEDED):
         raise Failure(f"{counts}; fill in what stands in <...>, then: provisioner check", code=Exit.UNMET)
     note(counts)

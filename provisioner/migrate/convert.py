@@ -1,4 +1,4 @@
-"""The whole way: TARDIS's file (and COBalD's) in, our files and findings out. It opens no file itself."""
+"""The conversion of TARDIS's file (and COBalD's) into our files and findings. It opens no file itself."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from pathlib import PurePath
 from provisioner.config.strict_yaml import Position, YamlDocument
 from provisioner.formatting import sanitize
 from provisioner.migrate import controller
+from provisioner.migrate.controller import CobaldPipeline, tardis_file
 from provisioner.migrate.executors import KINDS, kind_of
-from provisioner.migrate.findings import Finding, Notes, Verdict
 from provisioner.migrate.htcondor import ReadFile
-from provisioner.migrate.pipeline import Pipeline, tardis_file
-from provisioner.migrate.section import Section
-from provisioner.migrate.shapes import our_name, renamed
-from provisioner.migrate.sites import FAKE, Site
-from provisioner.migrate.told import Told, read, walk
+from provisioner.migrate.machine_types import our_name, renamed
+from provisioner.migrate.report import ImportFinding, ImportOutcome, ImportReport, KeyReader
+from provisioner.migrate.sites import FAKE, SiteImport
+from provisioner.migrate.yaml11 import YamlValue, read, walk
 
 _SIMULATED = {"PeriodicValue", "RandomGauss"}
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A file of theirs."""
+class ImportSource:
+    """A configuration file of TARDIS or COBalD."""
 
     document: YamlDocument
-    """Takes the problems that forbid a conversion."""
+    """Receives the problems that prevent a conversion."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """What came of it."""
+class ImportResult:
+    """The result of an import."""
 
     files: Mapping[str, str]
-    """Path, from the directory of the controller file, to text."""
-    findings: tuple[Finding, ...]
-    """In the order of the files and lines."""
+    """Text by path, relative to the directory of the controller file."""
+    findings: tuple[ImportFinding, ...]
+    """Sorted by file and line."""
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: ImportOutcome) -> int:
         return sum(f.verdict is verdict for f in self.findings)
 
 
 def convert(
-    tardis: Source, cobald: Source | None, *, installed: Collection[str], read_file: ReadFile
-) -> Converted | None:
-    """Our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
+    tardis: ImportSource, cobald: ImportSource | None, *, installed: Collection[str], read_file: ReadFile
+) -> ImportResult | None:
+    """Return our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
 
     ``installed``: site adapters that there are. ``read_file``: the text of a file that the configuration names.
     """
@@ -54,15 +53,15 @@ def convert(
     outer = read(cobald.text, cobald.document) if cobald is not None else None
     if reading is None or (cobald is not None and outer is None):
         return None
-    notes = Notes(tardis.document.file)
-    steering = Pipeline(notes)
+    notes = ImportReport(tardis.document.file)
+    steering = CobaldPipeline(notes)
     inside, root = _root(reading.root, notes, steering)
     sites = _sites(root, tardis.document)
     if tardis.document.problems:
         return None
     if cobald is not None and outer is not None:
-        steering = Pipeline(Notes(cobald.document.file, notes.found))
-        section = Section(outer.root, "", steering.notes)
+        steering = CobaldPipeline(ImportReport(cobald.document.file, notes.found))
+        section = KeyReader(outer.root, "", steering.notes)
         inner = section.take("tardis")
         if inner is not None:
             steering.notes.dropped(inner.line, "tardis", "a TARDIS configuration of its own: import it by itself")
@@ -77,12 +76,12 @@ def convert(
         _tag(one, notes)
     order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
     found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
-    return Converted(files, tuple(found))
+    return ImportResult(files, tuple(found))
 
 
-def _root(whole: Told, notes: Notes, steering: Pipeline) -> tuple[Told, Section]:
-    """What holds ``Sites``: TARDIS's own file, or ``tardis`` in COBalD's, of which the rest is read by the way."""
-    root = Section(whole, "", notes)
+def _root(whole: YamlValue, notes: ImportReport, steering: CobaldPipeline) -> tuple[YamlValue, KeyReader]:
+    """Return what contains ``Sites``: TARDIS's own file, or ``tardis`` in COBalD's, which is read as well."""
+    root = KeyReader(whole, "", notes)
     inner = root.peek("tardis")
     if root.peek("Sites") is not None or inner is None:
         return whole, root
@@ -91,12 +90,12 @@ def _root(whole: Told, notes: Notes, steering: Pipeline) -> tuple[Told, Section]
     return inner, section
 
 
-def _sites(root: Section, document: YamlDocument) -> list[Site]:
-    """Complains of what makes it no TARDIS configuration."""
-    told = root.take("Sites")
-    if told is None or not told.items:
-        line = told.line if told is not None else root.line
-        named = tardis_file(root.peek("pipeline")) if told is None else ""
+def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
+    """Return the sites. Adds a problem if this is not a TARDIS configuration."""
+    setting = root.take("Sites")
+    if setting is None or not setting.items:
+        line = setting.line if setting is not None else root.line
+        named = tardis_file(root.peek("pipeline")) if setting is None else ""
         if named:
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
             document.complain(
@@ -107,15 +106,15 @@ def _sites(root: Section, document: YamlDocument) -> list[Site]:
             return []
         document.complain(Position(line, 1), "`Sites` is wanted: a list of sites, each with `name` and `adapter`")
         return []
-    found: list[Site] = []
-    for n, one in enumerate(told.items):
-        entry = Section(one, f"{root.name('Sites')}[{n}]", root.notes)
+    found: list[SiteImport] = []
+    for n, one in enumerate(setting.items):
+        entry = KeyReader(one, f"{root.name('Sites')}[{n}]", root.notes)
         name, adapter = entry.take("name"), entry.take("adapter")
         if name is None or not name.text or adapter is None or not adapter.text:
             document.complain(Position(one.line, 1), "a site is a mapping with `name` and `adapter`, both of them text")
             continue
         ours = our_name(name.text, [site.name for site in found])
-        site = Site(entry, root.below(name.text), ours, adapter)
+        site = SiteImport(entry, root.below(name.text), ours, adapter)
         found.append(site)
         if adapter.text == FAKE:
             root.notes.needed(
@@ -139,8 +138,8 @@ def _sites(root: Section, document: YamlDocument) -> list[Site]:
     return found
 
 
-def _limit(steering: Pipeline, sites: list[Site]) -> tuple[int, str] | None:
-    """``policy.max_drones`` for a limit in cores at all sites together."""
+def _limit(steering: CobaldPipeline, sites: list[SiteImport]) -> tuple[int, str] | None:
+    """Return ``policy.max_drones`` for a limit in cores at all sites together."""
     if steering.cores is None:
         return None
     cores, line, key = steering.cores
@@ -158,7 +157,7 @@ def _limit(steering: Pipeline, sites: list[Site]) -> tuple[int, str] | None:
     return most, f"{cores:g} cores, {smallest} each"
 
 
-def _rest(root: Section, notes: Notes, oddities: Sequence[tuple[int, str]]) -> None:
+def _rest(root: KeyReader, notes: ImportReport, oddities: Sequence[tuple[int, str]]) -> None:
     notes.needed(
         1,
         "",
@@ -170,7 +169,9 @@ def _rest(root: Section, notes: Notes, oddities: Sequence[tuple[int, str]]) -> N
         notes.needed(line, "", "", oddity)
 
 
-def _tag(told: Told, notes: Notes) -> None:
+def _tag(setting: YamlValue, notes: ImportReport) -> None:
     known = KINDS | _SIMULATED
-    if told.tag and kind_of(told) not in known and not told.tag.startswith("!Tardis"):
-        notes.needed(told.line, told.tag, "", "nothing is done for a tag that TARDIS does not have: write the value")
+    if setting.tag and kind_of(setting) not in known and not setting.tag.startswith("!Tardis"):
+        notes.needed(
+            setting.line, setting.tag, "", "nothing is done for a tag that TARDIS does not have: write the value"
+        )

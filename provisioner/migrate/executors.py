@@ -1,10 +1,10 @@
-"""TARDIS's executors as our ways to run a site's tools: here, or over ssh. Secrets are named, never copied."""
+"""TARDIS's executors as our transports: tools on this host, or over ssh. Secrets are named, never copied."""
 
 from __future__ import annotations
 
-from provisioner.migrate.section import Section
-from provisioner.migrate.told import Told
-from provisioner.migrate.written import Block, wanted
+from provisioner.migrate.report import KeyReader
+from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 KINDS = {"ShellExecutor", "SSHExecutor", "DupingSSHExecutor"}
 _SECRETS = {
@@ -17,75 +17,75 @@ _OURS = {"mfa_config": "totp"}
 _NAMES = {"host": "host", "username": "user", "tunnel": "jump"}
 
 
-def kind_of(told: Told) -> str:
-    """``SSHExecutor`` for ``!TardisSSHExecutor`` and ``!SSHExecutor``; other tags as they are."""
-    return told.tag.removeprefix("!").removeprefix("Tardis")
+def kind_of(setting: YamlValue) -> str:
+    """Return ``SSHExecutor`` for ``!TardisSSHExecutor`` and ``!SSHExecutor``; other tags unchanged."""
+    return setting.tag.removeprefix("!").removeprefix("Tardis")
 
 
-def put_executor(section: Section, options: Block, ours: str) -> None:
+def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
     """Take ``executor`` from a site's section and write ``transport`` and ``tools`` into its options at ``ours``."""
-    told, key = section.take("executor"), section.name("executor")
-    if told is None:
+    setting, key = section.take("executor"), section.name("executor")
+    if setting is None:
         options.put("transport", "tools", "the site's tools, run on this host")
         return
-    kind = kind_of(told)
+    kind = kind_of(setting)
     if kind not in KINDS:
         section.notes.needed(
-            told.line,
+            setting.line,
             key,
             f"{ours}.transport",
-            f"`{told.tag or 'this'}` is no executor of TARDIS: say how the site's tools run",
+            f"`{setting.tag or 'this'}` is no executor of TARDIS: say how the site's tools run",
         )
-        options.put("transport", wanted("tools, with ssh if the site is elsewhere"))
+        options.put("transport", placeholder("tools, with ssh if the site is elsewhere"))
         return
     options.put("transport", "tools")
     if kind == "ShellExecutor":
-        section.notes.converted(told.line, key, f"{ours}.transport", "the tools run on this host")
+        section.notes.converted(setting.line, key, f"{ours}.transport", "the tools run on this host")
         return
-    given = Section(Told(told.value, told.line), key, section.notes)
+    given = KeyReader(YamlValue(setting.value, setting.line), key, section.notes)
     ssh = _ssh(given, f"{ours}.tools.ssh")
     if kind == "DupingSSHExecutor":
         ssh.put("forced_command", "stdin")
         wrapper = given.take("wrapper")
         section.notes.converted(
-            wrapper.line if wrapper else told.line,
+            wrapper.line if wrapper else setting.line,
             given.name("wrapper") if wrapper else key,
             f"{ours}.tools.ssh.forced_command",
             "the far end reads its command from its input, as with the wrapper",
         )
     else:
-        section.notes.converted(told.line, key, f"{ours}.tools.ssh", "the tools run over one ssh connection")
+        section.notes.converted(setting.line, key, f"{ours}.tools.ssh", "the tools run over one ssh connection")
     given.drop_rest("an option of asyncssh: our ssh has its own, see `ssh` in the reference")
-    tools = Block()
+    tools = YamlBlock()
     tools.put("ssh", ssh)
     options.put("tools", tools)
 
 
-def _ssh(given: Section, ours: str) -> Block:
-    block, notes = Block(), given.notes
+def _ssh(given: KeyReader, ours: str) -> YamlBlock:
+    block, notes = YamlBlock(), given.notes
     for theirs, name in _NAMES.items():
-        told = given.take(theirs)
-        if told is not None and told.text:
-            block.put(name, told.text)
-            notes.converted(told.line, given.name(theirs), f"{ours}.{name}")
+        setting = given.take(theirs)
+        if setting is not None and setting.text:
+            block.put(name, setting.text)
+            notes.converted(setting.line, given.name(theirs), f"{ours}.{name}")
         elif name != "jump":
-            block.put(name, wanted(f"{name} at the login node"))
-            notes.needed(told.line if told else given.line, given.name(theirs), f"{ours}.{name}", "write it")
+            block.put(name, placeholder(f"{name} at the login node"))
+            notes.needed(setting.line if setting else given.line, given.name(theirs), f"{ours}.{name}", "write it")
     port = given.take("port")
     if port is not None:
         number = port.number
         good = number is not None and number == int(number) and 1 <= number <= 65535
-        block.put("port", int(number) if good and number else wanted("port"))
+        block.put("port", int(number) if good and number else placeholder("port"))
         (notes.converted if good else notes.needed)(port.line, given.name("port"), f"{ours}.port", "the ssh port")
     let_in = _key(given, block, ours)
     _known_hosts(given, block, ours)
     for theirs, why in _SECRETS.items():
-        told = given.take(theirs)
-        if told is not None:
+        setting = given.take(theirs)
+        if setting is not None:
             name = _OURS.get(theirs, theirs)
             let_in |= name != "passphrase"
-            block.put(name, wanted(f"{{file: PATH}} with the {name}"))
-            notes.needed(told.line, given.name(theirs), f"{ours}.{name}", why)
+            block.put(name, placeholder(f"{{file: PATH}} with the {name}"))
+            notes.needed(setting.line, given.name(theirs), f"{ours}.{name}", why)
     if not let_in:
         block.put("agent", True)
         notes.changed(
@@ -97,31 +97,31 @@ def _ssh(given: Section, ours: str) -> Block:
     return block
 
 
-def _key(given: Section, block: Block, ours: str) -> bool:
-    told = given.take("client_keys")
-    if told is None:
+def _key(given: KeyReader, block: YamlBlock, ours: str) -> bool:
+    setting = given.take("client_keys")
+    if setting is None:
         return False
-    first, *others = [one.text or "" for one in told.items or [told]]
+    first, *others = [one.text or "" for one in setting.items or [setting]]
     if not first:
-        block.put("key", wanted("file of the private key"))
-        given.notes.needed(told.line, given.name("client_keys"), f"{ours}.key", "name the file of the private key")
+        block.put("key", placeholder("file of the private key"))
+        given.notes.needed(setting.line, given.name("client_keys"), f"{ours}.key", "name the file of the private key")
         return True
     block.put("key", first)
     more = f"; there is one key here: {len(others)} further left out" if others else ""
-    given.notes.converted(told.line, given.name("client_keys"), f"{ours}.key", f"the private key{more}")
+    given.notes.converted(setting.line, given.name("client_keys"), f"{ours}.key", f"the private key{more}")
     return True
 
 
-def _known_hosts(given: Section, block: Block, ours: str) -> None:
-    told, key = given.take("known_hosts"), given.name("known_hosts")
-    if told is None:
+def _known_hosts(given: KeyReader, block: YamlBlock, ours: str) -> None:
+    setting, key = given.take("known_hosts"), given.name("known_hosts")
+    if setting is None:
         return
-    if told.text:
-        block.put("known_hosts", told.text)
-        given.notes.converted(told.line, key, f"{ours}.known_hosts")
+    if setting.text:
+        block.put("known_hosts", setting.text)
+        given.notes.converted(setting.line, key, f"{ours}.known_hosts")
     else:
         given.notes.changed(
-            told.line,
+            setting.line,
             key,
             f"{ours}.known_hosts",
             "TARDIS believed any host. Here the host must be in ~/.ssh/known_hosts, or in the file named here",

@@ -3,28 +3,117 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from string import Template
 
 from provisioner.config.units import parse_addresses
-from provisioner.migrate.environment import OURS as OUR_VARIABLES
-from provisioner.migrate.environment import variables
 from provisioner.migrate.executors import put_executor
-from provisioner.migrate.findings import Notes
-from provisioner.migrate.jdl import Command, commands, filled
-from provisioner.migrate.section import Section
-from provisioner.migrate.shapes import MachineType
-from provisioner.migrate.written import Block, Quoted, wanted
+from provisioner.migrate.machine_types import MachineType
+from provisioner.migrate.report import ImportReport, KeyReader
+from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
+
+_COMMAND = re.compile(r"\s*((?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)\s*(.*)", re.DOTALL)
+_QUEUE = re.compile(r"\s*queue\b.*", re.IGNORECASE | re.DOTALL)
+_MANY_LINES = re.compile(r"\s*[\w.+]+\s*@=\s*(\w+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitCommand:
+    """One command of a submit file, continuation lines joined."""
+
+    line: int
+    name: str
+    """As written, such as ``+IsBackfill`` or ``queue``; empty for a line that is not a command."""
+    value: str
+
+    @property
+    def bare(self) -> str:
+        """Return the name in lower case, without the ``+`` or ``MY.`` of an attribute."""
+        return re.sub(r"^(\+|my\.)", "", self.name.lower())
+
+
+def commands(text: str) -> list[SubmitCommand]:
+    """Return the commands of a template, in order. A multi-line value (``name @=end``) has an empty name."""
+    found: list[SubmitCommand] = []
+    pending, began, until = "", 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        if not pending and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        began = began or number
+        line = line.lstrip() if pending else line
+        if line.rstrip().endswith("\\"):
+            pending += line.rstrip()[:-1].rstrip() + " "
+            continue
+        many = _MANY_LINES.fullmatch(line)
+        until = f"@{many[1]}" if many else ""
+        found.append(_command(began, pending + line))
+        pending, began = "", 0
+    if pending.strip():
+        found.append(_command(began, pending))
+    return found
+
+
+def _command(line: int, text: str) -> SubmitCommand:
+    if _QUEUE.fullmatch(text):
+        return SubmitCommand(line, "queue", text.strip())
+    parts = _COMMAND.fullmatch(text)
+    if parts is None:
+        return SubmitCommand(line, "", text.strip())
+    return SubmitCommand(line, parts[1], parts[2].strip())
+
+
+def filled(value: str, numbers: Mapping[str, str]) -> tuple[str, str]:
+    """Return ``value`` with TARDIS's variables substituted, and the first name that is not in ``numbers`` (or "").
+
+    ``$$`` is how a template writes a single ``$``.
+    """
+    try:
+        return Template(value).substitute(numbers), ""
+    except KeyError as error:
+        return value, str(error.args[0])
+    except ValueError:
+        return value, "$"
+
+
+_WORD = re.compile(r"(?:[^\s']|'(?:[^']|'')*')+")
+_QUOTED = re.compile(r"'((?:[^']|'')*)'")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+OUR_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+"""Variables that our site sets."""
+
+
+def variables(value: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each variable, in both syntaxes of HTCondor: ``"A=1 B='x y'"`` and ``A=1;B=2``.
+
+    The name is empty for text that is not a variable.
+    """
+    text = value.strip()
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        words = [_QUOTED.sub(_plain, word) for word in _WORD.findall(text[1:-1].replace('""', '"'))]
+    else:
+        words = [part.strip() for part in text.split(";") if part.strip()]
+    for word in words:
+        name, given, rest = word.partition("=")
+        yield (name, rest) if given and _NAME.fullmatch(name) else ("", word)
+
+
+def _plain(quoted: re.Match[str]) -> str:
+    return quoted[1].replace("''", "'")
+
 
 ReadFile = Callable[[str], str | None]
-"""The text of a file that the configuration names; None if it cannot be read."""
+"""Returns the text of a file that the configuration names; None if it cannot be read."""
 
 _SHAPE = "it follows from the drone type"
 _DRONE = "a drone brings its own"
 _LIFE = "a drone is started once and never again"
 _ENVIRONMENT = "drones get their own environment; write further variables under `options.env`"
 _THEIRS = {"Environment", "Arguments", "Uuid"}
-"""What TARDIS fills in for its pilots; of no use to ours."""
+"""Variables that TARDIS substitutes for its pilots, without use here."""
 OURS = {
     **dict.fromkeys(("request_cpus", "request_memory", "request_disk", "request_gpus"), _SHAPE),
     **dict.fromkeys(("requestcpus", "requestmemory", "requestdisk", "requestgpus"), _SHAPE),
@@ -67,7 +156,7 @@ OURS = {
     **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "write `timeouts.grace`"),
     "provisionerusesreserve": "`blocking` decides it",
 }
-"""Submit commands and attributes, in small letters, that our site sets itself, and why they are not taken over."""
+"""Submit commands and attributes, in lower case, that our site sets, with the reason why they are not imported."""
 _PILOT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
     " container, mounts, a proxy) has to be there on the node, or goes into `overlay.options.drone_config`"
@@ -85,7 +174,7 @@ _SILENT = {
     "environment",
     "arguments",
 }
-"""Of these: what every template of TARDIS has, so that nothing is lost."""
+"""Those of them that every template of TARDIS has, so that nothing is lost."""
 _NO_TICK = "there is no such cache: each tick looks once (`policy.interval`, `timeouts.view_max_age`)"
 COMMON = {
     "max_age": _NO_TICK,
@@ -93,7 +182,7 @@ COMMON = {
     "bulk_size": "drones of one type are submitted at once; `limits.max_starts_per_tick` says how many",
     "bulk_delay": "calls are not collected: each tick makes one",
 }
-"""Keys of a site's section that several adapters of TARDIS have, and why they are not needed."""
+"""Keys of a site's section that several adapters of TARDIS share, with the reason why they are not needed."""
 
 
 _POLICY = (
@@ -109,72 +198,72 @@ _OWNER = (
 )
 
 
-class HTCondorSite:
-    """Options of one site. Its types are read one after the other, then their sizes, then the options are written."""
+class HTCondorSiteImport:
+    """Import of one HTCondor site: its types are read one by one, then their sizes, then the options are written."""
 
-    def __init__(self, section: Section, ours: str, name: str, read_file: ReadFile) -> None:
+    def __init__(self, section: KeyReader, ours: str, name: str, read_file: ReadFile) -> None:
         self.section, self.ours, self.name, self.read_file = section, f"{ours}: options", name, read_file
         self.file = ours
         self.notes = section.notes
-        self.place = Block()
-        """``collector``, ``schedd``, ``spool``, as ``SubmitOptions`` say."""
+        self.place = YamlBlock()
+        """``collector``, ``schedd`` and ``spool`` from ``SubmitOptions``."""
         self.places: dict[str, str] = {}
-        self.templates: list[tuple[MachineType, Notes, list[Command]]] = []
+        self.templates: list[tuple[MachineType, ImportReport, list[SubmitCommand]]] = []
         self.submits: dict[str, dict[str, str]] = {}
         self.requirements: dict[str, str] = {}
         self.env: dict[str, str] = {}
-        self.taken: list[tuple[MachineType, Notes, int, str, str]] = []
-        """Commands that were taken over: type, notes, line, name, and what of it needs you."""
+        self.taken: list[tuple[MachineType, ImportReport, int, str, str]] = []
+        """Commands that were imported: type, report, line, name, and what needs you."""
 
-    def machine(self, machine: MachineType, given: Section) -> None:
-        """What the configuration and the template of one type say, GPUs included."""
+    def machine(self, machine: MachineType, given: KeyReader) -> None:
+        """Read the configuration and the template of one type, with its GPUs."""
         self.submits[machine.ours] = {}
         self._submit_options(machine, given.below("SubmitOptions"))
-        told, key = given.take("jdl"), given.name("jdl")
+        setting, key = given.take("jdl"), given.name("jdl")
         given.drop_rest("TARDIS's HTCondor adapter has no such option")
-        text = self.read_file(told.text) if told is not None and told.text else None
-        if told is None or not told.text:
-            self.requirements[machine.ours] = wanted("requirements of this type, or remove the line")
+        text = self.read_file(setting.text) if setting is not None and setting.text else None
+        if setting is None or not setting.text:
+            self.requirements[machine.ours] = placeholder("requirements of this type, or remove the line")
             self.notes.needed(
-                told.line if told else given.line,
+                setting.line if setting else given.line,
                 key,
                 f"{self.ours}.types.{machine.ours}.requirements",
                 "no submit template: write what the site wants of its jobs, such as an accounting group under `submit`",
             )
         elif text is None:
-            self.requirements[machine.ours] = wanted(f"requirements of {told.text}, or remove the line")
+            self.requirements[machine.ours] = placeholder(f"requirements of {setting.text}, or remove the line")
             self.notes.needed(
-                told.line,
+                setting.line,
                 key,
                 f"{self.ours}.types.{machine.ours}.requirements",
-                f"{told.text} cannot be read here: put it beside the configuration and import again, or write its"
+                f"{setting.text} cannot be read here: put it beside the configuration and import again, or write its"
                 " requirements here and its accounting group and attributes under `submit`",
             )
         else:
             found = commands(text)
-            self.notes.converted(told.line, key, self.ours, f"{len(found)} commands read, told one by one")
-            self.templates.append((machine, Notes(told.text, self.notes.found), found))
-            _read_gpus(machine, told.text, found)
+            self.notes.converted(setting.line, key, self.ours, f"{len(found)} commands read, told one by one")
+            self.templates.append((machine, ImportReport(setting.text, self.notes.found), found))
+            _read_gpus(machine, setting.text, found)
 
-    def _submit_options(self, machine: MachineType, given: Section) -> None:
-        """Options of ``condor_submit``."""
-        for theirs, told in given.left():
-            key, text = given.name(theirs), told.text or ""
+    def _submit_options(self, machine: MachineType, given: KeyReader) -> None:
+        """Import options of ``condor_submit``."""
+        for theirs, setting in given.left():
+            key, text = given.name(theirs), setting.text or ""
             match theirs:
                 case "pool" if found := address(text):
-                    self._place("collector", found, told.line, key)
+                    self._place("collector", found, setting.line, key)
                 case "name" | "remote" if re.fullmatch(r"[A-Za-z0-9@._-]{1,255}", text):
-                    self._place("schedd", text, told.line, key)
+                    self._place("schedd", text, setting.line, key)
                 case "spool":
-                    self.notes.converted(told.line, key, f"{self.ours}.spool", "the default here")
+                    self.notes.converted(setting.line, key, f"{self.ours}.spool", "the default here")
                 case "append" | "a" if "=" in text:
-                    added = [Command(told.line, one.name, one.value) for one in commands(text)]
+                    added = [SubmitCommand(setting.line, one.name, one.value) for one in commands(text)]
                     self.templates.append((machine, self.notes, added))
                 case _:
-                    self.notes.dropped(told.line, key, f"`condor_submit -{theirs}` has no counterpart")
+                    self.notes.dropped(setting.line, key, f"`condor_submit -{theirs}` has no counterpart")
 
     def _place(self, name: str, value: str, line: int, key: str) -> None:
-        """A site has one of each: the first that is named."""
+        """Set an option that a site has once: the first value counts."""
         first = self.places.setdefault(name, value)
         self.place.put(name, first)
         if first == value:
@@ -187,12 +276,12 @@ class HTCondorSite:
     # ------------------------------------------------------------------------------------------------------ template
 
     def take_commands(self) -> None:
-        """The templates' commands, once the sizes are known that they may name."""
+        """Import the templates' commands, after the sizes that they may refer to."""
         for machine, notes, found in self.templates:
             for command in found:
                 self._command(machine, notes, command)
 
-    def _command(self, machine: MachineType, notes: Notes, command: Command) -> None:
+    def _command(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
         line, name, bare = command.line, command.name, command.bare
         value, unknown = filled(command.value, machine.numbers)
         if not name:
@@ -211,7 +300,7 @@ class HTCondorSite:
         elif unknown in _THEIRS and bare != "requirements":
             notes.dropped(line, name, f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
         elif unknown and bare == "requirements":
-            self.requirements[machine.ours] = wanted(f"requirements without ${unknown}, which has no value here")
+            self.requirements[machine.ours] = placeholder(f"requirements without ${unknown}, which has no value here")
             notes.needed(
                 line,
                 name,
@@ -223,7 +312,7 @@ class HTCondorSite:
                 machine,
                 notes,
                 command,
-                wanted(f"{name} without ${unknown}, which has no value here"),
+                placeholder(f"{name} without ${unknown}, which has no value here"),
                 f"`${unknown}` has no value here: write the value, or remove the line",
             )
         elif not value or not value.isprintable():
@@ -234,16 +323,18 @@ class HTCondorSite:
         else:
             self._write(machine, notes, command, value)
 
-    def _write(self, machine: MachineType, notes: Notes, command: Command, value: str, needs: str = "") -> None:
-        """Under ``submit``: of the site or of the type, which is known once all types are."""
+    def _write(
+        self, machine: MachineType, notes: ImportReport, command: SubmitCommand, value: str, needs: str = ""
+    ) -> None:
+        """Record a command for ``submit``; :meth:`options` decides whether of the site or of the type."""
         written = self.submits[machine.ours]
         for other in [n for n in written if re.sub(r"^(\+|my\.)", "", n.lower()) == command.bare]:
             del written[other]
         written[command.name] = value
         self.taken.append((machine, notes, command.line, command.name, needs))
 
-    def _environment(self, machine: MachineType, notes: Notes, command: Command) -> None:
-        """Variables go to ``options.env``, which is of the site: of two values the first counts."""
+    def _environment(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
+        """Import variables into ``options.env`` of the site; of two values the first counts."""
         text = Template(command.value).safe_substitute(machine.numbers | dict.fromkeys(_THEIRS, ""))
         if not text.replace('"', "").strip():
             notes.converted(command.line, command.name, "", f"the provisioner sets it itself ({_ENVIRONMENT})")
@@ -254,7 +345,7 @@ class HTCondorSite:
             elif OUR_VARIABLES.fullmatch(name):
                 notes.dropped(command.line, key, "the site sets this variable itself")
             elif "$" in value or not value.isprintable():
-                value = wanted(f"{name} without macros")
+                value = placeholder(f"{name} without macros")
                 if self.env.setdefault(name, value) == value:
                     notes.needed(command.line, key, at, "what fills it in is not here: write the value")
             elif self.env.setdefault(name, value) == value:
@@ -265,7 +356,7 @@ class HTCondorSite:
     # ------------------------------------------------------------------------------------------------------- options
 
     def policy(self) -> tuple[str, ...]:
-        """What TARDIS has no word for: remarks for the site file, above its types, and a finding that names them."""
+        """Return comments for the site file on what TARDIS cannot express, and report them."""
         self.notes.changed(
             self.section.line,
             self.section.path,
@@ -275,11 +366,11 @@ class HTCondorSite:
         )
         return _POLICY
 
-    def options(self) -> Block:
-        """Everything under ``options``."""
-        block, place = Block(), self.place
+    def options(self) -> YamlBlock:
+        """Return everything under ``options``."""
+        block, place = YamlBlock(), self.place
         if "collector" not in place.keys:
-            place.put("collector", wanted("host:9618 of the site's collector"))
+            place.put("collector", placeholder("host:9618 of the site's collector"))
             self.notes.needed(
                 self.section.line,
                 self.section.path,
@@ -308,9 +399,9 @@ class HTCondorSite:
                 notes.converted(line, name, f"{at}.{name}")
         if common:
             block.put("submit", _commands_block(common))
-        special = Block()
+        special = YamlBlock()
         for name, written in self.submits.items():
-            one = Block()
+            one = YamlBlock()
             rest = {k: v for k, v in written.items() if k not in common}
             if rest:
                 one.put("submit", _commands_block(rest))
@@ -341,7 +432,7 @@ def address(pool: str) -> str:
 _PORT = re.compile(r":\d{1,5}(\?|$)")
 
 
-def _read_gpus(machine: MachineType, file: str, found: list[Command]) -> None:
+def _read_gpus(machine: MachineType, file: str, found: list[SubmitCommand]) -> None:
     for command in found:
         if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
             machine.gpus = int(command.value)
@@ -351,13 +442,13 @@ def _read_gpus(machine: MachineType, file: str, found: list[Command]) -> None:
 
 
 def _common(submits: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Commands that all types have in common."""
+    """Return the commands that all types have in common."""
     first, *others = submits.values() or [{}]
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
 
 
-def _commands_block(written: dict[str, str]) -> Block:
-    block = Block()
+def _commands_block(written: dict[str, str]) -> YamlBlock:
+    block = YamlBlock()
     for name, value in written.items():
-        block.put(name, Quoted(value))
+        block.put(name, QuotedText(value))
     return block

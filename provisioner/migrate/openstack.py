@@ -1,4 +1,4 @@
-"""Options of an OpenStack site from TARDIS's OpenStack adapter: the login, and what each type asks Nova for."""
+"""Options of an OpenStack site from TARDIS's OpenStack adapter: the login, and each type's request to Nova."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from provisioner.migrate.htcondor import COMMON
-from provisioner.migrate.section import Section
-from provisioner.migrate.shapes import MachineType
-from provisioner.migrate.told import Told
-from provisioner.migrate.written import Block, wanted
+from provisioner.migrate.machine_types import MachineType
+from provisioner.migrate.report import KeyReader
+from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
-Option = str | bool | Sequence[str] | dict[str, str]
+OptionValue = str | bool | Sequence[str] | dict[str, str]
 Say = Callable[[int, str, str, str], None]
-"""One of the ways of ``Notes`` to tell: line, key, ours, text."""
+"""A method of ``ImportReport``: line, key, ours, text."""
 
 _PASSWORD = ("username", "project_name", "user_domain_name", "project_domain_name")
-"""What goes with a password, by the names that clouds.yaml has for it too."""
+"""Keys that accompany a password, with the same names as in clouds.yaml."""
 _CREDENTIAL = ("application_credential_id", "application_credential_secret")
 _NOT_COPIED = "a secret: not copied"
 _NAME_OR_ID = re.compile(r"[^\s/,][^/,\n]{0,254}")
@@ -38,12 +38,12 @@ _GONE = {
     "min_count": "each drone is one server",
     "max_count": "each drone is one server",
 }
-"""Keys of a request for a server that a drone's does not have, and what does their work."""
+"""Keys of a server request that drones do not have, with their replacement."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """An option that was taken over: where it stood, what it is called here, and what there is to say."""
+class _ImportedOption:
+    """An imported option: its old place, its new name, and the message."""
 
     type: str
     line: int
@@ -53,19 +53,19 @@ class _Taken:
     text: str
 
 
-class OpenStackSite:
-    """Options of one site, as its types are read one after the other."""
+class OpenStackSiteImport:
+    """Import of one site, type by type."""
 
-    def __init__(self, section: Section, ours: str, name: str) -> None:
+    def __init__(self, section: KeyReader, ours: str, name: str) -> None:
         self.section, self.notes, self.ours, self.name = section, section.notes, f"{ours}: options", name
         self.flavors: dict[str, str] = {}
-        self.per_type: dict[str, dict[str, Option]] = {}
-        self.taken: list[_Taken] = []
+        self.per_type: dict[str, dict[str, OptionValue]] = {}
+        self.taken: list[_ImportedOption] = []
 
     # --------------------------------------------------------------------------------------------------------- types
 
-    def machine(self, machine: MachineType, given: Section, ours: str) -> None:
-        """Everything that TARDIS asks Nova for with servers of one type; it passes on what it is told, key by key."""
+    def machine(self, machine: MachineType, given: KeyReader, ours: str) -> None:
+        """Import the server request of one type; TARDIS passes its keys on to Nova."""
         self.per_type[machine.ours] = {}
         self._flavor(machine, given, f"{self.ours}.types.{machine.ours}.flavor")
         self._boot(machine, given)
@@ -80,25 +80,25 @@ class OpenStackSite:
             ("availability_zone", "availability_zone", _name, "availability zone, by name"),
             ("config_drive", "config_drive", _switch, "true, or false"),
         ):
-            told = given.take(theirs)
-            if told is not None:
-                self._option(machine, told, given.name(theirs), name, read(told), what)
+            setting = given.take(theirs)
+            if setting is not None:
+                self._option(machine, setting, given.name(theirs), name, read(setting), what)
         given.drop(_GONE)
         given.drop_rest("drones ask Nova for nothing of the kind")
 
-    def _flavor(self, machine: MachineType, given: Section, at: str) -> None:
-        told, key = given.take("flavorRef"), given.name("flavorRef")
-        flavor = _reference(told) if told is not None else None
+    def _flavor(self, machine: MachineType, given: KeyReader, at: str) -> None:
+        setting, key = given.take("flavorRef"), given.name("flavorRef")
+        flavor = _reference(setting) if setting is not None else None
         self.flavors[machine.ours] = flavor or _blank("flavour, by name or id")
-        if told is not None and flavor is not None:
+        if setting is not None and flavor is not None:
             text = "`provisioner check --live` compares it with the type, GPUs included"
-            self.notes.converted(told.line, key, at, text)
+            self.notes.converted(setting.line, key, at, text)
         else:
-            line = told.line if told is not None else given.line
+            line = setting.line if setting is not None else given.line
             self.notes.needed(line, key, at, "write the flavour that servers of this type have")
 
-    def _boot(self, machine: MachineType, given: Section) -> None:
-        """The image, or the volume that is made of it."""
+    def _boot(self, machine: MachineType, given: KeyReader) -> None:
+        """Import the image, or the volume that is created from it."""
         disks, key = given.take("block_device_mapping_v2"), given.name("block_device_mapping_v2")
         volume = _volume(disks) if disks is not None else None
         if disks is not None and volume is not None:
@@ -113,16 +113,16 @@ class OpenStackSite:
                 "a server boots from its image, or from one volume that is made of it, and has no other: write"
                 " `boot_volume`, or nothing if the flavour's disk will do",
             )
-        told = given.take("imageRef")
-        where = told if told is not None else Told(None, given.line)
-        image = _reference(told) if told is not None else None
+        setting = given.take("imageRef")
+        where = setting if setting is not None else YamlValue(None, given.line)
+        image = _reference(setting) if setting is not None else None
         self._option(machine, where, given.name("imageRef"), "image", image, "image, by name or id")
 
-    def _boot_volume(self, machine: MachineType, line: int, key: str, volume: dict[str, Told]) -> None:
+    def _boot_volume(self, machine: MachineType, line: int, key: str, volume: dict[str, YamlValue]) -> None:
         image, size, kind = volume["uuid"], volume.get("volume_size"), volume.get("volume_type")
         self._option(machine, image, f"{key}.uuid", "image", _reference(image), "image, by name or id")
         whole = _whole_gib(size) if size is not None else 0
-        written = {"size": f"{whole} GiB" if whole else wanted("size of the volume, as 40 GiB")}
+        written = {"size": f"{whole} GiB" if whole else placeholder("size of the volume, as 40 GiB")}
         if kind is not None and kind.text:
             written["type"] = kind.text
         self.per_type[machine.ours]["boot_volume"] = written
@@ -132,21 +132,23 @@ class OpenStackSite:
             note, name, text = self.notes.needed, "boot_volume.size", "write how large the volume is, as `40 GiB`"
         elif goes is None or _switch(goes) is not True:
             note, text = self.notes.changed, "it is deleted with its server; with TARDIS it stayed behind"
-        self.taken.append(_Taken(machine.ours, line, key, name, note, text))
+        self.taken.append(_ImportedOption(machine.ours, line, key, name, note, text))
 
-    def _option(self, machine: MachineType, told: Told, key: str, name: str, value: Option | None, what: str) -> None:
+    def _option(
+        self, machine: MachineType, setting: YamlValue, key: str, name: str, value: OptionValue | None, what: str
+    ) -> None:
         note: Say = self.notes.converted
         text = ""
         if value is None:
             value, note, text = _blank(what), self.notes.needed, f"write it: {what}"
         self.per_type[machine.ours][name] = value
-        self.taken.append(_Taken(machine.ours, told.line, key, name, note, text))
+        self.taken.append(_ImportedOption(machine.ours, setting.line, key, name, note, text))
 
     # ------------------------------------------------------------------------------------------------------- options
 
-    def options(self) -> Block:
-        """Everything under ``options``."""
-        block = Block()
+    def options(self) -> YamlBlock:
+        """Return everything under ``options``."""
+        block = YamlBlock()
         if any(self.section.peek(key) is not None for key in _CREDENTIAL):
             self._credential(block)
         else:
@@ -163,10 +165,10 @@ class OpenStackSite:
         self.section.drop_rest("TARDIS's OpenStack adapter has no such option")
         return block
 
-    def _types(self, common: dict[str, Option]) -> Block:
-        types = Block()
+    def _types(self, common: dict[str, OptionValue]) -> YamlBlock:
+        types = YamlBlock()
         for name, written in self.per_type.items():
-            one = Block()
+            one = YamlBlock()
             one.put("flavor", self.flavors[name])
             _put(one, {k: v for k, v in written.items() if k not in common})
             types.put(name, one)
@@ -174,27 +176,27 @@ class OpenStackSite:
             types.put("unnamed", _blank("a drone type: flavor"))
         return types
 
-    def _credential(self, block: Block) -> None:
-        """``auth``: the site file itself says who we are, but for the secret."""
-        auth, at = Block(), f"{self.ours}.auth"
+    def _credential(self, block: YamlBlock) -> None:
+        """Write ``auth``: the login in the site file itself, without the secret."""
+        auth, at = YamlBlock(), f"{self.ours}.auth"
         for theirs, name, read, what in (
             ("auth_url", "url", _url, "https://keystone.example.org:5000/v3"),
             ("application_credential_id", "application_credential_id", _credential_id, "id of the credential"),
         ):
-            told, key = self.section.take(theirs), self.section.name(theirs)
-            value = read(told) if told is not None else None
-            auth.put(name, value or wanted(what))
-            if told is not None and value is not None:
-                self.notes.converted(told.line, key, f"{at}.{name}")
+            setting, key = self.section.take(theirs), self.section.name(theirs)
+            value = read(setting) if setting is not None else None
+            auth.put(name, value or placeholder(what))
+            if setting is not None and value is not None:
+                self.notes.converted(setting.line, key, f"{at}.{name}")
             else:
-                line = told.line if told is not None else self.section.line
+                line = setting.line if setting is not None else self.section.line
                 self.notes.needed(line, key, f"{at}.{name}", f"write it: {what}")
         name = "application_credential_secret"
         file = f"{self.name}.secret"
-        auth.put(name, wanted(f"{{file: {file}}}"))
-        told = self.section.take(name)
+        auth.put(name, placeholder(f"{{file: {file}}}"))
+        setting = self.section.take(name)
         self.notes.needed(
-            told.line if told is not None else self.section.line,
+            setting.line if setting is not None else self.section.line,
             self.section.name(name),
             f"{at}.{name}",
             f"{_NOT_COPIED}. Put it into a file that only the service can read, and name that: `{{file: {file}}}`",
@@ -207,23 +209,23 @@ class OpenStackSite:
             }
         )
 
-    def _cloud(self, block: Block) -> None:
-        """``cloud``: an entry of a clouds.yaml, which stands here as a remark with all but the password."""
-        auth, key = Block(), self.section.name("password")
+    def _cloud(self, block: YamlBlock) -> None:
+        """Write ``cloud``: an entry of a clouds.yaml, given as a comment without the password."""
+        auth, key = YamlBlock(), self.section.name("password")
         for name in ("auth_url", *_PASSWORD):
-            told = self.section.take(name)
-            value = (_url(told) if name == "auth_url" else told.text) if told is not None else None
+            setting = self.section.take(name)
+            value = (_url(setting) if name == "auth_url" else setting.text) if setting is not None else None
             auth.put(name, value or "...")
-            if told is not None:
+            if setting is not None:
                 self.notes.dropped(
-                    told.line,
+                    setting.line,
                     self.section.name(name),
                     f"it goes into clouds.yaml, entry `{self.name}`: a remark under `options` has that, to be copied",
                 )
         auth.put("password", "...")
-        told = self.section.take("password")
+        setting = self.section.take("password")
         self.notes.needed(
-            told.line if told is not None else self.section.line,
+            setting.line if setting is not None else self.section.line,
             key,
             f"{self.ours}.cloud",
             f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` as in the"
@@ -240,22 +242,22 @@ class OpenStackSite:
 
 
 def _blank(what: str) -> str:
-    """A mark, and no name of anything at all: names have no comma in them."""
-    return wanted(what if "," in what else f"{what}, ...")
+    """Return a placeholder that cannot be a name: names contain no comma."""
+    return placeholder(what if "," in what else f"{what}, ...")
 
 
-def _nested(outer: str, middle: str, inner: str, block: Block) -> Block:
+def _nested(outer: str, middle: str, inner: str, block: YamlBlock) -> YamlBlock:
     for name in (inner, middle, outer):
-        above = Block()
+        above = YamlBlock()
         above.put(name, block)
         block = above
     return block
 
 
-def _put(block: Block, written: dict[str, Option]) -> None:
+def _put(block: YamlBlock, written: dict[str, OptionValue]) -> None:
     for name, value in written.items():
         if isinstance(value, dict):
-            one = Block()
+            one = YamlBlock()
             _put(one, dict(value))
             block.put(name, one)
         else:
@@ -265,53 +267,53 @@ def _put(block: Block, written: dict[str, Option]) -> None:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _name(told: Told) -> str | None:
-    text = told.text or ""
+def _name(setting: YamlValue) -> str | None:
+    text = setting.text or ""
     return text if _NAME_OR_ID.fullmatch(text) and text.isprintable() else None
 
 
-def _reference(told: Told) -> str | None:
-    """An id; Nova takes an address that ends in it as well."""
-    text = told.text or ""
-    return _name(Told(text.rstrip("/").rpartition("/")[2], told.line))
+def _reference(setting: YamlValue) -> str | None:
+    """Return the id; Nova also accepts a URL that ends in it."""
+    text = setting.text or ""
+    return _name(YamlValue(text.rstrip("/").rpartition("/")[2], setting.line))
 
 
-def _url(told: Told) -> str | None:
-    """Without a login in it."""
-    parts = _URL.fullmatch(told.text or "")
+def _url(setting: YamlValue) -> str | None:
+    """Return the URL without credentials."""
+    parts = _URL.fullmatch(setting.text or "")
     return f"{parts[1]}{parts[2]}" if parts and parts[2].isprintable() else None
 
 
-def _credential_id(told: Told) -> str | None:
-    text = told.text or ""
+def _credential_id(setting: YamlValue) -> str | None:
+    text = setting.text or ""
     return text if _CREDENTIAL_ID.fullmatch(text) else None
 
 
-def _switch(told: Told) -> bool | None:
-    return {"true": True, "false": False}.get((told.text or "").lower())
+def _switch(setting: YamlValue) -> bool | None:
+    return {"true": True, "false": False}.get((setting.text or "").lower())
 
 
-def _names(told: Told, key: str, most: int) -> list[str] | None:
-    """``[{key: NAME}, ...]``; None if there is anything else in it."""
+def _names(setting: YamlValue, key: str, most: int) -> list[str] | None:
+    """Return the names of ``[{key: NAME}, ...]``; None if it contains anything else."""
     found = [
         _name(one.value[key]) if isinstance(one.value, dict) and not one.tag and set(one.value) == {key} else None
-        for one in told.items
+        for one in setting.items
     ]
     names = [name for name in found if name is not None]
     return names if 0 < len(found) == len(names) <= most else None
 
 
-def _networks(told: Told) -> list[str] | None:
-    return [] if told.text == "none" else _names(told, "uuid", _MOST_NETWORKS)
+def _networks(setting: YamlValue) -> list[str] | None:
+    return [] if setting.text == "none" else _names(setting, "uuid", _MOST_NETWORKS)
 
 
-def _groups(told: Told) -> list[str] | None:
-    return _names(told, "name", _MOST_GROUPS)
+def _groups(setting: YamlValue) -> list[str] | None:
+    return _names(setting, "name", _MOST_GROUPS)
 
 
-def _volume(told: Told) -> dict[str, Told] | None:
-    """The only block device, if it is a volume made from an image, to boot from."""
-    only = told.items[0] if len(told.items) == 1 else None
+def _volume(setting: YamlValue) -> dict[str, YamlValue] | None:
+    """Return the only block device, if it is a boot volume that is created from an image."""
+    only = setting.items[0] if len(setting.items) == 1 else None
     if only is None or only.tag or not isinstance(only.value, dict):
         return None
     volume = only.value
@@ -323,7 +325,7 @@ def _volume(told: Told) -> dict[str, Told] | None:
     return volume if kinds == ["image", "volume", "0"] else None
 
 
-def _whole_gib(told: Told) -> int:
-    """0 for what is no such size."""
-    number = told.number
+def _whole_gib(setting: YamlValue) -> int:
+    """Return the size; 0 if it is not a valid one."""
+    number = setting.number
     return int(number) if number is not None and number == int(number) and 1 <= number <= _LARGEST_GIB else 0

@@ -1,19 +1,78 @@
-"""One site of TARDIS as a site file of ours: names, quota, machine types, and the options of its kind."""
+"""One site of TARDIS as a site file: name, quota, machine types, and the options of its kind."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 
 from provisioner.migrate.controller import header
-from provisioner.migrate.elsewhere import OtherSite
-from provisioner.migrate.htcondor import HTCondorSite, ReadFile
-from provisioner.migrate.openstack import OpenStackSite
-from provisioner.migrate.section import Section
-from provisioner.migrate.shapes import MachineType, drone_type, machine_types, our_name
-from provisioner.migrate.slurm import SlurmSite
-from provisioner.migrate.told import Told
-from provisioner.migrate.written import Block, wanted
+from provisioner.migrate.executors import put_executor
+from provisioner.migrate.htcondor import COMMON, HTCondorSiteImport, ReadFile
+from provisioner.migrate.machine_types import MachineType, drone_type, machine_types, moab_walltime_s, our_name
+from provisioner.migrate.openstack import OpenStackSiteImport
+from provisioner.migrate.report import KeyReader
+from provisioner.migrate.slurm import SlurmSiteImport
+from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 from provisioner.model import SitePolicy
+
+_SECRET = re.compile(r"pass|secret|token|api_?key|totp|credential|private", re.IGNORECASE)
+_LOGIN_IN_URL = re.compile(r"//[^/@\s]*@")
+
+
+class UnsupportedSiteImport:
+    """Import of a site of another kind: its options become comments, without secrets."""
+
+    def __init__(self, section: KeyReader, ours: str, adapter: str) -> None:
+        self.section, self.notes, self.ours, self.adapter = section, section.notes, f"{ours}: options", adapter
+        self.remarks: list[str] = []
+
+    def machine(self, machine: MachineType, given: KeyReader, ours: str) -> None:
+        setting = given.take("Walltime")
+        seconds = moab_walltime_s(setting.text) if setting is not None and setting.text else None
+        if setting is not None and seconds is not None:
+            machine.walltime_s = seconds
+            self.notes.converted(setting.line, given.name("Walltime"), f"{ours}: types.{machine.ours}.walltime")
+        elif setting is not None:
+            self.notes.needed(setting.line, given.name("Walltime"), f"{ours}: types.{machine.ours}", "write `walltime`")
+        self._keep(given, f"types.{machine.ours}.")
+
+    def options(self) -> YamlBlock:
+        self.section.drop(COMMON)
+        block = YamlBlock()
+        if self.section.peek("executor") is not None:
+            put_executor(self.section, block, self.ours)
+        self._keep(self.section, "")
+        for remark in self.remarks:
+            block.remark(remark)
+        return block
+
+    def _keep(self, given: KeyReader, path: str) -> None:
+        for key, setting in given.left():
+            if _SECRET.search(key):
+                self.remarks.append(f"{path}{key}: (a secret: not copied)")
+                self.notes.dropped(setting.line, given.name(key), "a secret: not copied; keep it in a file of its own")
+                continue
+            self.remarks += [_LOGIN_IN_URL.sub("//", line) for line in _lines(f"{path}{key}", setting)]
+            self.notes.dropped(
+                setting.line, given.name(key), "kept as a remark under `options`, for an adapter to come"
+            )
+
+
+def _lines(path: str, setting: YamlValue) -> Iterator[str]:
+    """Yield each plain value below ``setting`` with its path; secrets without their value."""
+    if _SECRET.search(path.rpartition(".")[2]):
+        yield f"{path}: (a secret: not copied)"
+    elif isinstance(setting.value, dict):
+        for key, below in setting.value.items():
+            yield from _lines(f"{path}.{key}", below)
+    elif isinstance(setting.value, list):
+        for n, below in enumerate(setting.value):
+            yield from _lines(f"{path}[{n}]", below)
+    else:
+        value = "" if setting.value is None else setting.value
+        yield f"{path}: {value} {setting.tag}".strip()
+
 
 FAKE = "FakeSite"
 _MOST_DRONES = 1_000_000
@@ -24,18 +83,18 @@ _AGE = (
 _HEARTBEAT = "drones are not looked at one by one: each tick looks at all of a site at once (`policy.interval`)"
 
 
-class Site:
-    """One entry of ``Sites`` with its section, and the file that it becomes."""
+class SiteImport:
+    """Import of one entry of ``Sites`` with its section."""
 
-    def __init__(self, entry: Section, section: Section, name: str, adapter: Told) -> None:
+    def __init__(self, entry: KeyReader, section: KeyReader, name: str, adapter: YamlValue) -> None:
         self.entry, self.section, self.name = entry, section, name
         self.adapter, self.kind = adapter, adapter.text or ""
         self.file = f"site_configs/{name}.yaml"
         self.machines: list[MachineType] = []
 
     def text(self, source: str, installed: Collection[str], read_file: ReadFile) -> str:
-        """The site file."""
-        block = Block()
+        """Return the text of the site file."""
+        block = YamlBlock()
         block.remark("yaml-language-server: $schema=../docs/reference/site.schema.json")
         block.remark("")
         for line in header(f"Site {self.name}, from {source}"):
@@ -72,23 +131,23 @@ class Site:
             )
         return ours
 
-    def _types_and_options(self, read_file: ReadFile) -> tuple[Block, Block, tuple[str, ...]]:
-        section, types = self.section, Block()
+    def _types_and_options(self, read_file: ReadFile) -> tuple[YamlBlock, YamlBlock, tuple[str, ...]]:
+        section, types = self.section, YamlBlock()
         self.machines = machine_types(section, self.file)
         given, sizes = section.below("MachineTypeConfiguration"), section.below("MachineMetaData")
-        site: HTCondorSite | OpenStackSite | SlurmSite | OtherSite
+        site: HTCondorSiteImport | OpenStackSiteImport | SlurmSiteImport | UnsupportedSiteImport
         match self.kind:
             case "HTCondor":
-                site = HTCondorSite(section, self.file, self.name, read_file)
+                site = HTCondorSiteImport(section, self.file, self.name, read_file)
             case "Slurm":
-                site = SlurmSite(section, self.file)
+                site = SlurmSiteImport(section, self.file)
             case "OpenStack":
-                site = OpenStackSite(section, self.file, self.name)
+                site = OpenStackSiteImport(section, self.file, self.name)
             case _:
-                site = OtherSite(section, self.file, self.kind)
+                site = UnsupportedSiteImport(section, self.file, self.kind)
         for machine in self.machines:
             own = given.below(machine.theirs)
-            if isinstance(site, HTCondorSite):
+            if isinstance(site, HTCondorSiteImport):
                 site.machine(machine, own)
             else:
                 site.machine(machine, own, self.file)
@@ -103,37 +162,42 @@ class Site:
             types.put(machine.ours, shape)
         for left in (given, sizes):
             left.drop_rest("not in MachineTypes, so TARDIS does not use it: left out")
-        if isinstance(site, HTCondorSite):
+        if isinstance(site, HTCondorSiteImport):
             site.take_commands()
         if not self.machines:
-            types.put("unnamed", wanted("a drone type: gpus, cpus, memory, disk"))
-        return types, site.options(), site.policy() if isinstance(site, HTCondorSite) else ()
+            types.put("unnamed", placeholder("a drone type: gpus, cpus, memory, disk"))
+        return types, site.options(), site.policy() if isinstance(site, HTCondorSiteImport) else ()
 
     # -------------------------------------------------------------------------------------------------------- limits
 
     def _quota(self) -> float | None:
-        """Cores; None for no limit, or none that can be read."""
-        told = self.entry.peek("quota")
-        return told.number if told is not None and told.number is not None and told.number > 0 else None
+        """Return the quota in cores; None if there is no limit or it cannot be read."""
+        setting = self.entry.peek("quota")
+        return setting.number if setting is not None and setting.number is not None and setting.number > 0 else None
 
-    def _cap(self, machine: MachineType, shape: Block) -> None:
+    def _cap(self, machine: MachineType, shape: YamlBlock) -> None:
         quota = self._quota()
         if len(self.machines) > 1 and quota is not None and machine.cores:
             shape.put("max_drones", _drones(quota, machine.cores))
 
-    def _limits(self) -> Block:
-        block, at = Block(), f"{self.file}: limits.max_drones"
-        quota, told, key = self._quota(), self.entry.take("quota"), self.entry.name("quota")
+    def _limits(self) -> YamlBlock:
+        block, at = YamlBlock(), f"{self.file}: limits.max_drones"
+        quota, setting, key = self._quota(), self.entry.take("quota"), self.entry.name("quota")
         cores = [m.cores for m in self.machines if m.cores]
-        line = told.line if told is not None else self.entry.line
-        if told is not None and quota is None and (told.number is None or told.number == 0) and not _is_infinite(told):
-            block.put("max_drones", wanted("most drones at one time"))
+        line = setting.line if setting is not None else self.entry.line
+        if (
+            setting is not None
+            and quota is None
+            and (setting.number is None or setting.number == 0)
+            and not _is_infinite(setting)
+        ):
+            block.put("max_drones", placeholder("most drones at one time"))
             self.entry.notes.needed(line, key, at, "this quota cannot be read: write how many drones may be there")
         elif quota is None:
             block.put("max_drones", SitePolicy(self.name).max_drones, "the default; TARDIS had no limit")
             self.entry.notes.changed(line, key, at, "no limit in TARDIS; here there always is one")
         elif not cores:
-            block.put("max_drones", wanted("most drones at one time"))
+            block.put("max_drones", placeholder("most drones at one time"))
             self.entry.notes.needed(line, key, at, f"{quota:g} cores, but no type says how many it has: write drones")
         else:
             most = _drones(quota, min(cores))
@@ -144,8 +208,8 @@ class Site:
         return block
 
 
-def _is_infinite(told: Told) -> bool:
-    return not told.tag and isinstance(told.value, float) and told.value == float("inf")
+def _is_infinite(setting: YamlValue) -> bool:
+    return not setting.tag and isinstance(setting.value, float) and setting.value == float("inf")
 
 
 def _drones(quota: float, cores: int) -> int:

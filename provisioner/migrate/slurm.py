@@ -6,10 +6,10 @@ import re
 
 from provisioner.migrate.executors import put_executor
 from provisioner.migrate.htcondor import COMMON
-from provisioner.migrate.section import Section
-from provisioner.migrate.shapes import MachineType, slurm_walltime_s
-from provisioner.migrate.told import Told
-from provisioner.migrate.written import Block, Quoted, wanted
+from provisioner.migrate.machine_types import MachineType, slurm_walltime_s
+from provisioner.migrate.report import KeyReader
+from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
 
 _LONG = {
     "A": "account",
@@ -88,35 +88,35 @@ _OURS = {
     "quiet",
     "verbose",
 }
-"""Options of ``sbatch`` that follow from the drone type, or that make a drone of a job. The site refuses them."""
+"""Options of ``sbatch`` that follow from the drone type or define a drone. The site refuses them."""
 _NAMED = ("partition", "account", "qos", "reservation", "constraint", "gres")
-"""Options with a key of their own; the others stand under ``submit``."""
+"""Options with a key of their own; the others go under ``submit``."""
 _GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}
 _FROM_THE_SITE = "TARDIS's `Partition` says where drones go"
 _GPU = re.compile(r"(?:gpu:?)?(?:([A-Za-z][\w.-]*):?)?(\d{1,4})?")
 _PILOT = "TARDIS starts your pilot script; here our drone script runs: what yours prepares has to be there on the node"
 
 
-class SlurmSite:
-    """Options of one site, as its types are read one after the other."""
+class SlurmSiteImport:
+    """Import of one site, type by type."""
 
-    def __init__(self, section: Section, ours: str) -> None:
+    def __init__(self, section: KeyReader, ours: str) -> None:
         self.section, self.notes, self.ours = section, section.notes, f"{ours}: options"
         self.per_type: dict[str, dict[str, str | bool]] = {}
         self.taken: list[tuple[MachineType, int, str, str, str, bool]] = []
-        """Options that were taken over: type, line, key, name, what there is to say, and whether it needs you."""
+        """Imported options: type, line, key, name, message, and whether it needs you."""
 
-    def machine(self, machine: MachineType, given: Section, ours: str) -> None:
-        """Everything that TARDIS tells ``sbatch`` for one type."""
+    def machine(self, machine: MachineType, given: KeyReader, ours: str) -> None:
+        """Import the options of ``sbatch`` for one type."""
         written = self.per_type.setdefault(machine.ours, {})
         self._walltime(machine, given, f"{ours}: types.{machine.ours}.walltime")
-        told, key = given.take("Partition"), given.name("Partition")
-        if told is not None and told.text:
-            written["partition"] = told.text
-            self.taken.append((machine, told.line, key, "partition", "", False))
+        setting, key = given.take("Partition"), given.name("Partition")
+        if setting is not None and setting.text:
+            written["partition"] = setting.text
+            self.taken.append((machine, setting.line, key, "partition", "", False))
         else:
-            written["partition"] = wanted("partition")
-            line = told.line if told else given.line
+            written["partition"] = placeholder("partition")
+            line = setting.line if setting else given.line
             self.taken.append((machine, line, key, "partition", "write the partition", True))
         options = given.below("SubmitOptions")
         for form in ("short", "long"):
@@ -134,18 +134,21 @@ class SlurmSite:
         )
         given.drop_rest("TARDIS's Slurm adapter has no such option")
 
-    def _walltime(self, machine: MachineType, given: Section, ours: str) -> None:
-        told = given.take("Walltime")
-        machine.walltime_s = slurm_walltime_s(told.text) if told is not None and told.text else None
-        if told is not None and machine.walltime_s is not None:
+    def _walltime(self, machine: MachineType, given: KeyReader, ours: str) -> None:
+        setting = given.take("Walltime")
+        machine.walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
+        if setting is not None and machine.walltime_s is not None:
             self.notes.converted(
-                told.line, given.name("Walltime"), ours, f"`--time={told.text}`; a drone takes no job near its end"
+                setting.line,
+                given.name("Walltime"),
+                ours,
+                f"`--time={setting.text}`; a drone takes no job near its end",
             )
         else:
-            line = told.line if told is not None else given.line
+            line = setting.line if setting is not None else given.line
             self.notes.needed(line, given.name("Walltime"), ours, "write how long a drone may run, as `24h`")
 
-    def _option(self, machine: MachineType, name: str, value: Told, key: str, at: str) -> None:
+    def _option(self, machine: MachineType, name: str, value: YamlValue, key: str, at: str) -> None:
         text = (value.text or "") if value.value is not None else ""
         if not name or not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", name) or (value.value is not None and not text):
             self.notes.dropped(value.line, key, "this option of `sbatch` is not known here: write its long form")
@@ -164,7 +167,7 @@ class SlurmSite:
             self.taken.append((machine, value.line, key, name, "", False))
 
     def _gpus(self, machine: MachineType, name: str, text: str, line: int, key: str, at: str) -> None:
-        """``gres: gpu:a100:2,mic:1``, ``gpus: a100:2``: the number makes the shape, the name stays."""
+        """Import ``gres: gpu:a100:2,mic:1`` or ``gpus: a100:2``: the number defines the drone type, the name stays."""
         parts = text.split(",")
         ours = [p for p in parts if name != "gres" or re.match(r"gpu(:|$)", p.strip())]
         rest = [p.strip() for p in parts if p not in ours]
@@ -180,9 +183,9 @@ class SlurmSite:
         if rest:
             self.notes.dropped(line, key, f"`--gres={','.join(rest)}`: drones ask for no generic resource but GPUs")
 
-    def options(self) -> Block:
-        """Everything under ``options``."""
-        block = Block()
+    def options(self) -> YamlBlock:
+        """Return everything under ``options``."""
+        block = YamlBlock()
         put_executor(self.section, block, self.ours)
         first, *others = list(self.per_type.values()) or [{}]
         common = {k: v for k, v in first.items() if k != "gres" and all(other.get(k) == v for other in others)}
@@ -191,9 +194,9 @@ class SlurmSite:
             note = self.notes.needed if needs_you else self.notes.converted
             note(line, key, f"{at}.{name}" if name in _NAMED else f"{at}.submit.{name}", text)
         _put(block, common)
-        special = Block()
+        special = YamlBlock()
         for name, written in self.per_type.items():
-            one = Block()
+            one = YamlBlock()
             _put(one, {k: v for k, v in written.items() if k not in common})
             if one.keys:
                 special.put(name, one)
@@ -205,17 +208,17 @@ class SlurmSite:
 
 
 def _short_for(name: str) -> str:
-    """The option of ours that ``sbatch`` takes a shortened name for; "" if it is none of them."""
+    """Return the option that ``sbatch`` takes a shortened name for; "" if it is none of ours."""
     return next((ours for ours in (*sorted(_OURS | _GPUS), *_NAMED) if ours.startswith(name)), "")
 
 
-def _put(block: Block, written: dict[str, str | bool]) -> None:
-    """What has a key of its own by its name, all else under ``submit``."""
-    submit = Block()
+def _put(block: YamlBlock, written: dict[str, str | bool]) -> None:
+    """Write options with a key of their own by name, all others under ``submit``."""
+    submit = YamlBlock()
     for name, value in written.items():
         if name in _NAMED:
             block.put(name, value)
         else:
-            submit.put(name, Quoted(value) if isinstance(value, str) else value)
+            submit.put(name, QuotedText(value) if isinstance(value, str) else value)
     if submit.keys:
         block.put("submit", submit)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from provisioner.config import Problem
 from provisioner.config.strict_yaml import YamlDocument
-from provisioner.migrate import Converted, Finding, Source, Verdict, convert
+from provisioner.migrate import ImportFinding, ImportOutcome, ImportResult, ImportSource, convert
 
 HTCONDOR = """\
 BatchSystem:
@@ -274,36 +274,36 @@ def read(
     *,
     files: Mapping[str, str] | None = None,
     installed: Sequence[str] = ("htcondor", "local"),
-) -> tuple[Converted | None, list[Problem]]:
+) -> tuple[ImportResult | None, list[Problem]]:
     """What comes of ``text``, and what forbids that anything does."""
     documents = [YamlDocument("tardis.yml"), YamlDocument("cobald.yml")]
     made = convert(
-        Source(documents[0], text),
-        None if cobald is None else Source(documents[1], cobald),
+        ImportSource(documents[0], text),
+        None if cobald is None else ImportSource(documents[1], cobald),
         installed=installed,
         read_file=(JDLS if files is None else files).get,
     )
     return made, [problem for document in documents for problem in document.problems]
 
 
-def converted(text: str, cobald: str | None = None, **more: object) -> Converted:
+def converted(text: str, cobald: str | None = None, **more: object) -> ImportResult:
     made, problems = read(text, cobald, **more)  # type: ignore[arg-type]
     assert problems == []
     assert made is not None
     return made
 
 
-def about(made: Converted, key: str) -> list[tuple[Verdict, int, str]]:
+def about(made: ImportResult, key: str) -> list[tuple[ImportOutcome, int, str]]:
     """Findings about a key of theirs: verdict, line and key of ours."""
     return [(f.verdict, f.line, f.ours) for f in made.findings if f.key == key]
 
 
-def finding(made: Converted, key: str) -> Finding:
+def finding(made: ImportResult, key: str) -> ImportFinding:
     (one,) = [f for f in made.findings if f.key == key]
     return one
 
 
-def written(made: Converted, directory: Path) -> Path:
+def written(made: ImportResult, directory: Path) -> Path:
     """The files in ``directory``; the path of the controller file."""
     for name, text in made.files.items():
         path = directory / name

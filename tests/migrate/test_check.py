@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.config import Problem, check
 from provisioner.loader import site_adapters
-from provisioner.migrate import Verdict
+from provisioner.migrate import ImportOutcome
 from tests.migrate.examples import ALL, COBALD, HTCONDOR, converted, written
 
 MARK = re.compile(r'"<.*>"')
@@ -62,7 +62,7 @@ def test_each_mark_has_a_finding_that_says_what_to_write(name: str) -> None:
         needed = [
             f.ours.rpartition(".")[2].rpartition(" ")[2]
             for f in made.findings
-            if f.verdict is Verdict.NEEDED and f.ours.startswith(f"{file}:")
+            if f.verdict is ImportOutcome.NEEDED and f.ours.startswith(f"{file}:")
         ]
         assert [key for key in keys if keys.count(key) > needed.count(key)] == []
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from provisioner.config.strict_yaml import YamlDocument
-from provisioner.migrate import Converted, Verdict
-from provisioner.migrate.told import read as read_yaml
+from provisioner.migrate import ImportOutcome, ImportResult
+from provisioner.migrate.yaml11 import read as read_yaml
 from tests.migrate.examples import ALL, CLOUDS, COBALD, FAKE, HTCONDOR, SLURM, about, converted, finding
 
 PROVISIONER = """\
@@ -39,7 +39,7 @@ policy:
 """
 
 
-def controller(made: Converted) -> Any:
+def controller(made: ImportResult) -> Any:
     return yaml.safe_load(made.files["provisioner.yaml"])
 
 
@@ -59,7 +59,7 @@ def test_the_pool_is_its_collector(pool: str, collector: str) -> None:
     made = converted(HTCONDOR.replace("pool: pool.example.org", f"pool: {pool}"))
     assert controller(made)["overlay"]["options"]["collector"] == collector
     assert about(made, "BatchSystem.options.pool") == [
-        (Verdict.CONVERTED, 7, "provisioner.yaml: overlay.options.collector")
+        (ImportOutcome.CONVERTED, 7, "provisioner.yaml: overlay.options.collector")
     ]
 
 
@@ -67,21 +67,21 @@ def test_what_tardis_left_to_the_host_needs_you() -> None:
     made = converted(HTCONDOR.replace("  options:\n    pool: pool.example.org\n", ""))
     options = controller(made)["overlay"]["options"]
     assert {key for key, value in options.items() if value.startswith("<")} == set(options)
-    needed = [f.ours for f in made.findings if f.verdict is Verdict.NEEDED and f.key == "BatchSystem"]
+    needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.key == "BatchSystem"]
     assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
 
 
 def test_ratios_have_no_counterpart_and_it_says_what_has() -> None:
     told = finding(converted(HTCONDOR), "BatchSystem.ratios")
-    assert (told.verdict, told.line) == (Verdict.DROPPED, 4)
+    assert (told.verdict, told.line) == (ImportOutcome.DROPPED, 4)
     assert "policy.idle_timeout" in told.text
 
 
 def test_a_pool_that_is_no_htcondor_needs_you() -> None:
     made = converted(CLOUDS)
     assert controller(made)["overlay"]["adapter"] == "htcondor"
-    assert about(made, "BatchSystem.adapter") == [(Verdict.NEEDED, 8, "provisioner.yaml: overlay.adapter")]
-    assert about(made, "BatchSystem.executor")[0][0] is Verdict.NEEDED
+    assert about(made, "BatchSystem.adapter") == [(ImportOutcome.NEEDED, 8, "provisioner.yaml: overlay.adapter")]
+    assert about(made, "BatchSystem.executor")[0][0] is ImportOutcome.NEEDED
 
 
 def test_a_fake_pool_becomes_the_embedded_queue() -> None:
@@ -91,9 +91,9 @@ def test_a_fake_pool_becomes_the_embedded_queue() -> None:
 def test_plugins_are_not_forgotten() -> None:
     made = converted(CLOUDS)
     assert {f.key: f.verdict for f in made.findings if f.key.startswith("Plugins.")} == {
-        "Plugins.SqliteRegistry": Verdict.CHANGED,
-        "Plugins.TelegrafMonitoring": Verdict.DROPPED,
-        "Plugins.Auditor": Verdict.DROPPED,
+        "Plugins.SqliteRegistry": ImportOutcome.CHANGED,
+        "Plugins.TelegrafMonitoring": ImportOutcome.DROPPED,
+        "Plugins.Auditor": ImportOutcome.DROPPED,
     }
     assert "let them run out first" in finding(made, "Plugins.SqliteRegistry").text
 
@@ -104,23 +104,23 @@ def test_plugins_are_not_forgotten() -> None:
 def test_the_pipeline_is_explained_step_by_step() -> None:
     made = converted(SLURM, COBALD)
     assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
-        (2, "pipeline[0] !LinearController", Verdict.DROPPED),
-        (3, "pipeline[1].granularity", Verdict.DROPPED),
-        (3, "pipeline[1].backlog", Verdict.DROPPED),
-        (3, "pipeline[1] !Standardiser", Verdict.CONVERTED),
-        (3, "pipeline[1].maximum", Verdict.CHANGED),
-        (4, "pipeline[2] !Buffer", Verdict.DROPPED),
-        (5, "pipeline[3] !TardisPoolFactory", Verdict.CONVERTED),
-        (6, "logging", Verdict.DROPPED),
-        (7, "monitor", Verdict.DROPPED),
+        (2, "pipeline[0] !LinearController", ImportOutcome.DROPPED),
+        (3, "pipeline[1].granularity", ImportOutcome.DROPPED),
+        (3, "pipeline[1].backlog", ImportOutcome.DROPPED),
+        (3, "pipeline[1] !Standardiser", ImportOutcome.CONVERTED),
+        (3, "pipeline[1].maximum", ImportOutcome.CHANGED),
+        (4, "pipeline[2] !Buffer", ImportOutcome.DROPPED),
+        (5, "pipeline[3] !TardisPoolFactory", ImportOutcome.CONVERTED),
+        (6, "logging", ImportOutcome.DROPPED),
+        (7, "monitor", ImportOutcome.DROPPED),
     ]
     assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
 
 
 def test_one_file_with_both_in_it_is_read_as_both() -> None:
     made = converted(FAKE)
-    assert about(made, "pipeline[0] !LinearController") == [(Verdict.DROPPED, 2, "")]
-    assert about(made, "pipeline[3] !create_composite_pool") == [(Verdict.CONVERTED, 7, "provisioner.yaml")]
+    assert about(made, "pipeline[0] !LinearController") == [(ImportOutcome.DROPPED, 2, "")]
+    assert about(made, "pipeline[3] !create_composite_pool") == [(ImportOutcome.CONVERTED, 7, "provisioner.yaml")]
 
 
 # ----------------------------------------------------------------------------------------------------- nothing is lost
@@ -152,8 +152,8 @@ def test_every_key_of_theirs_is_told_of_by_itself_or_with_what_is_around_it(name
 def test_a_key_that_nobody_knows_is_told_of() -> None:
     text = HTCONDOR.replace("  max_age: 1\n  MachineTypes", "  max_agee: 1\n  MachineTypes") + "Elsewhere: {a: 1}\n"
     made = converted(text)
-    assert about(made, "TOPAS.max_agee") == [(Verdict.DROPPED, 13, "")]
-    assert about(made, "Elsewhere")[0][0] is Verdict.DROPPED
+    assert about(made, "TOPAS.max_agee") == [(ImportOutcome.DROPPED, 13, "")]
+    assert about(made, "Elsewhere")[0][0] is ImportOutcome.DROPPED
 
 
 @pytest.mark.parametrize(
@@ -163,6 +163,6 @@ def test_a_tag_that_is_not_tardiss_is_told_of_and_runs_nothing(value: str, tmp_p
     monkeypatch.chdir(tmp_path)
     made = converted(HTCONDOR.replace("Cores: 42", f"Cores: {value}"))
     tag = value.partition(" ")[0]
-    assert about(made, tag) == [(Verdict.NEEDED, 25, "")]
+    assert about(made, tag) == [(ImportOutcome.NEEDED, 25, "")]
     assert yaml.safe_load(made.files["site_configs/topas.yaml"])["types"]["whole"]["cpus"] == "<CPU cores of one drone>"
     assert list(tmp_path.iterdir()) == []

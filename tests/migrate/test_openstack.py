@@ -13,7 +13,7 @@ from adapters.openstack import clouds
 from adapters.openstack.settings import BootVolume, OpenStackSiteConfig
 from provisioner.config import check
 from provisioner.loader import site_adapters
-from provisioner.migrate import Converted, Verdict
+from provisioner.migrate import ImportOutcome, ImportResult
 from tests.migrate.examples import OPENSTACK, about, converted, finding, written
 from tests.migrate.test_check import complained, marked
 
@@ -37,18 +37,18 @@ AT = "site_configs/vault.yaml: options"
 NETWORK = "fe0317c6-0bed-488b-9108-13726656a0ea"
 
 
-def options(made: Converted, name: str) -> Any:
+def options(made: ImportResult, name: str) -> Any:
     return yaml.safe_load(made.files[f"site_configs/{name}.yaml"])["options"]
 
 
-def with_type(text: str) -> Converted:
+def with_type(text: str) -> ImportResult:
     """The site Vault, its only type configured by ``text``."""
     before, _, after = OPENSTACK.partition("    volume:\n      flavorRef: m1.small\n")
     rest = after.partition("  MachineMetaData:\n")[2]
     return converted(f"{before}    volume: {text}\n  MachineMetaData:\n{rest}")
 
 
-def problems(made: Converted, directory: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
+def problems(made: ImportResult, directory: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
     """Lines that `provisioner check` complains of, and lines with a mark."""
     path = written(made, directory)
     return complained(check(path)), marked(path)
@@ -61,10 +61,10 @@ def test_a_password_site_names_a_cloud_and_says_what_its_entry_is() -> None:
     made = converted(OPENSTACK)
     assert ENTRY in made.files["site_configs/woohoo.yaml"]
     told = finding(made, "Woohoo.password")
-    assert (told.verdict, told.line, told.ours) == (Verdict.NEEDED, 8, "site_configs/woohoo.yaml: options.cloud")
+    assert (told.verdict, told.line, told.ours) == (ImportOutcome.NEEDED, 8, "site_configs/woohoo.yaml: options.cloud")
     assert "clouds.yaml" in told.text and "`woohoo`" in told.text
     for number, key in ((6, "auth_url"), (7, "username"), (9, "project_name"), (10, "user_domain_name")):
-        assert about(made, f"Woohoo.{key}") == [(Verdict.DROPPED, number, "")]
+        assert about(made, f"Woohoo.{key}") == [(ImportOutcome.DROPPED, number, "")]
 
 
 def test_the_entry_filled_in_is_one_that_the_site_logs_in_with(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_the_entry_lacks_is_left_open() -> None:
     made = converted(OPENSTACK.replace("  username: woohoo\n  password: gee-heim\n", ""))
     text = made.files["site_configs/woohoo.yaml"]
     assert "  #       username: ...\n" in text and "  #       password: ...\n" in text
-    assert about(made, "Woohoo.password") == [(Verdict.NEEDED, 5, "site_configs/woohoo.yaml: options.cloud")]
+    assert about(made, "Woohoo.password") == [(ImportOutcome.NEEDED, 5, "site_configs/woohoo.yaml: options.cloud")]
 
 
 def test_an_application_credential_stands_in_the_site_file_but_for_its_secret() -> None:
@@ -97,22 +97,22 @@ def test_an_application_credential_stands_in_the_site_file_but_for_its_secret() 
         "application_credential_secret": "<{file: vault.secret}>",
     }
     secret = "application_credential_secret"
-    assert about(made, f"Vault.{secret}") == [(Verdict.NEEDED, 41, f"{AT}.auth.{secret}")]
+    assert about(made, f"Vault.{secret}") == [(ImportOutcome.NEEDED, 41, f"{AT}.auth.{secret}")]
 
 
 def test_of_both_the_application_credential_is_taken() -> None:
     both = "  username: ops\n  password: gee-heim\n  application_credential_id: 0123"
     made = converted(OPENSTACK.replace("  application_credential_id: 0123", both))
     assert "cloud" not in options(made, "vault")
-    assert about(made, "Vault.username") == [(Verdict.DROPPED, 40, "")]
-    assert about(made, "Vault.password") == [(Verdict.DROPPED, 41, "")]
+    assert about(made, "Vault.username") == [(ImportOutcome.DROPPED, 40, "")]
+    assert about(made, "Vault.password") == [(ImportOutcome.DROPPED, 41, "")]
     assert "gee-heim" not in made.files["site_configs/vault.yaml"]
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "https://a:gee-heim@c@d/v3", "https://a/v3?token=gee-heim", "[1]", "~"])
 def test_an_address_that_is_none_needs_you(url: str) -> None:
     made = converted(OPENSTACK.replace("https://vault.example.org:5000", url))
-    assert about(made, "Vault.auth_url") == [(Verdict.NEEDED, 39, f"{AT}.auth.url")]
+    assert about(made, "Vault.auth_url") == [(ImportOutcome.NEEDED, 39, f"{AT}.auth.url")]
     assert options(made, "vault")["auth"]["url"] == "<https://keystone.example.org:5000/v3>"
     assert "gee-heim" not in "".join(made.files.values())
 
@@ -155,10 +155,10 @@ def test_what_types_have_in_common_is_said_once_and_the_rest_of_each() -> None:
 def test_findings_name_the_place_where_it_is_written() -> None:
     made = converted(OPENSTACK)
     at = "site_configs/woohoo.yaml: options"
-    assert about(made, f"{XLARGE}.networks") == [(Verdict.CONVERTED, 17, f"{at}.networks")]
-    assert about(made, f"{GPU}.key_name") == [(Verdict.CONVERTED, 29, f"{at}.key_pair")]
-    assert about(made, f"{GPU}.flavorRef") == [(Verdict.CONVERTED, 25, f"{at}.types.gpu-1.flavor")]
-    assert about(made, f"{GPU}.security_groups") == [(Verdict.CONVERTED, 28, f"{at}.types.gpu-1.security_groups")]
+    assert about(made, f"{XLARGE}.networks") == [(ImportOutcome.CONVERTED, 17, f"{at}.networks")]
+    assert about(made, f"{GPU}.key_name") == [(ImportOutcome.CONVERTED, 29, f"{at}.key_pair")]
+    assert about(made, f"{GPU}.flavorRef") == [(ImportOutcome.CONVERTED, 25, f"{at}.types.gpu-1.flavor")]
+    assert about(made, f"{GPU}.security_groups") == [(ImportOutcome.CONVERTED, 28, f"{at}.types.gpu-1.security_groups")]
 
 
 def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> None:
@@ -166,7 +166,7 @@ def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> Non
     dropped = {
         f.key.removeprefix("Woohoo.MachineTypeConfiguration.")
         for f in made.findings
-        if f.verdict is Verdict.DROPPED and "Woohoo.MachineTypeConfiguration." in f.key
+        if f.verdict is ImportOutcome.DROPPED and "Woohoo.MachineTypeConfiguration." in f.key
     }
     assert dropped == {
         "m1.xlarge.user_data",
@@ -200,7 +200,7 @@ def test_a_volume_to_boot_from_is_kept() -> None:
     assert OpenStackSiteConfig.model_validate(config).server("volume").boot_volume == BootVolume.model_validate(
         {"size": "40 GiB", "type": "ssd"}
     )
-    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(Verdict.CONVERTED, 46, f"{AT}.boot_volume")]
+    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(ImportOutcome.CONVERTED, 46, f"{AT}.boot_volume")]
 
 
 DISK = "boot_index: 0, uuid: i, source_type: image, destination_type: volume"
@@ -210,7 +210,7 @@ DISK = "boot_index: 0, uuid: i, source_type: image, destination_type: volume"
 def test_a_volume_that_stayed_behind_does_not_here(goes: str) -> None:
     made = with_type(f"{{flavorRef: a, block_device_mapping_v2: [{{{DISK}, volume_size: 7{goes}}}]}}")
     assert options(made, "vault")["boot_volume"] == {"size": "7 GiB"}
-    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(Verdict.CHANGED, 44, f"{AT}.boot_volume")]
+    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(ImportOutcome.CHANGED, 44, f"{AT}.boot_volume")]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_other_disks_need_you_and_the_image_stays(disks: str) -> None:
     found = options(made, "vault")
     assert found["image"] == "i" and "boot_volume" not in found
     key = f"{VOLUME}.block_device_mapping_v2"
-    assert about(made, key) == [(Verdict.NEEDED, 44, f"{AT}.types.volume.boot_volume")]
+    assert about(made, key) == [(ImportOutcome.NEEDED, 44, f"{AT}.types.volume.boot_volume")]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_other_disks_need_you_and_the_image_stays(disks: str) -> None:
 def test_networks(networks: str, written_as: list[str] | None) -> None:
     made = with_type(f"{{flavorRef: a, imageRef: i, networks: {networks}}}")
     assert options(made, "vault").get("networks") == written_as
-    assert finding(made, f"{VOLUME}.networks").verdict is Verdict.CONVERTED
+    assert finding(made, f"{VOLUME}.networks").verdict is ImportOutcome.CONVERTED
 
 
 # --------------------------------------------------------------------------------------------------------------- check
@@ -251,7 +251,7 @@ def test_the_gpus_of_a_flavour_have_to_be_told() -> None:
     """A flavour with GPUs became a CPU drone, and the verdict was `changed`."""
     made = converted(OPENSTACK)
     told = [f for f in made.findings if f.ours.endswith(".gpus") and f.ours.startswith("site_configs/woohoo.yaml")]
-    assert told and {f.verdict for f in told} == {Verdict.NEEDED}
+    assert told and {f.verdict for f in told} == {ImportOutcome.NEEDED}
     types = yaml.safe_load(made.files["site_configs/woohoo.yaml"])["types"].values()
     assert {kind["gpus"] for kind in types} == {"<GPUs of one drone, 0 for a CPU drone>"}
 
@@ -301,7 +301,7 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     image = "imageRef: i, " if not theirs.startswith(("imageRef", "block")) else ""
     made = with_type(f"{{{before}{image}{theirs}}}")
     where = f"{AT}.types.volume" if ours == "flavor" else AT
-    needed = [f.ours for f in made.findings if f.verdict is Verdict.NEEDED and f.line == 44]
+    needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.line == 44]
     assert needed == [f"{where}.{ours}"]
     complaints, marks = problems(made, tmp_path)
     assert complaints == marks

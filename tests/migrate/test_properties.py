@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.config.strict_yaml import YamlDocument, parse
-from provisioner.migrate import Verdict
+from provisioner.migrate import ImportOutcome
 from tests.migrate.examples import ALL, JDLS, read
 
 JUNK = [
@@ -112,7 +112,7 @@ def judge(text: str, jdls: dict[str, str]) -> None:
         lines = last if found.file == "tardis.yml" else len(jdls[found.file].splitlines()) + 1
         assert 1 <= found.line <= lines
         assert found.text.isprintable() and found.key.isprintable() and found.ours.isprintable()
-        assert found.verdict is not Verdict.NEEDED or found.text
+        assert found.verdict is not ImportOutcome.NEEDED or found.text
 
 
 @pytest.mark.parametrize("name", ALL)

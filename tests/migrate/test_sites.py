@@ -10,10 +10,9 @@ import yaml
 from adapters.htcondor.site import settings
 from adapters.slurm.settings import REFUSED_OPTIONS as REFUSED_BY_SLURM_SITE
 from adapters.slurm.settings import SlurmSiteConfig
-from provisioner.migrate import Converted, Verdict
-from provisioner.migrate.environment import OURS as OUR_VARIABLES
-from provisioner.migrate.htcondor import OURS
-from provisioner.migrate.shapes import moab_walltime_s, slurm_walltime_s
+from provisioner.migrate import ImportOutcome, ImportResult
+from provisioner.migrate.htcondor import OUR_VARIABLES, OURS
+from provisioner.migrate.machine_types import moab_walltime_s, slurm_walltime_s
 from tests.migrate.examples import CLOUDS, FAKE, HTCONDOR, SLURM, about, converted, finding, read
 
 TOPAS = """\
@@ -73,7 +72,7 @@ options:
 """
 
 
-def site(made: Converted, name: str) -> Any:
+def site(made: ImportResult, name: str) -> Any:
     return yaml.safe_load(made.files[f"site_configs/{name}.yaml"])
 
 
@@ -86,7 +85,7 @@ def test_an_htcondor_site_keeps_its_types_its_place_and_its_submit_commands() ->
 
 def test_every_command_of_a_template_is_told_of_at_its_own_line() -> None:
     found = [(f.line, f.key, f.verdict) for f in converted(HTCONDOR).findings if f.file == "gpu.jdl"]
-    taken, changed, dropped = Verdict.CONVERTED, Verdict.CHANGED, Verdict.DROPPED
+    taken, changed, dropped = ImportOutcome.CONVERTED, ImportOutcome.CHANGED, ImportOutcome.DROPPED
     assert found == [
         (2, "executable", changed),
         (3, "transfer_input_files", changed),
@@ -110,7 +109,7 @@ def test_every_command_of_a_template_is_told_of_at_its_own_line() -> None:
 def test_a_template_that_is_not_there_needs_you_and_says_where() -> None:
     made = converted(HTCONDOR, files={})
     key = "TOPAS.MachineTypeConfiguration.whole.jdl"
-    assert about(made, key) == [(Verdict.NEEDED, 22, "site_configs/topas.yaml: options.types.whole.requirements")]
+    assert about(made, key) == [(ImportOutcome.NEEDED, 22, "site_configs/topas.yaml: options.types.whole.requirements")]
     assert "whole.jdl cannot be read here" in finding(made, key).text
     assert site(made, "topas")["types"]["one-gpu"]["gpus"] == 0
     marked = site(made, "topas")["options"]["types"]["whole"]["requirements"]
@@ -121,9 +120,9 @@ def test_what_a_template_says_that_is_no_command_needs_you() -> None:
     template = "include : x\nenvironment @=end\nexecutable = /bin/rm\n@end\nrank = 1\n"
     made = converted(HTCONDOR, files={"gpu.jdl": template})
     assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "gpu.jdl"] == [
-        (1, "include : x", Verdict.NEEDED),
-        (2, "environment @=end", Verdict.NEEDED),
-        (5, "rank", Verdict.CONVERTED),
+        (1, "include : x", ImportOutcome.NEEDED),
+        (2, "environment @=end", ImportOutcome.NEEDED),
+        (5, "rank", ImportOutcome.CONVERTED),
     ]
 
 
@@ -147,14 +146,14 @@ def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
     }
     found = [(f.key, f.verdict, f.ours) for f in made.findings if f.key.startswith("environment")]
     assert found == [
-        ("environment A", Verdict.CONVERTED, f"{at}.A"),
-        ("environment B", Verdict.CONVERTED, f"{at}.B"),
-        ("environment C", Verdict.NEEDED, f"{at}.C"),
-        ("environment DRONE_DIR", Verdict.DROPPED, ""),
-        ("environment", Verdict.DROPPED, ""),
-        ("environment D", Verdict.CONVERTED, f"{at}.D"),
-        ("environment A", Verdict.CHANGED, f"{at}.A"),
-        ("environment E", Verdict.CONVERTED, f"{at}.E"),
+        ("environment A", ImportOutcome.CONVERTED, f"{at}.A"),
+        ("environment B", ImportOutcome.CONVERTED, f"{at}.B"),
+        ("environment C", ImportOutcome.NEEDED, f"{at}.C"),
+        ("environment DRONE_DIR", ImportOutcome.DROPPED, ""),
+        ("environment", ImportOutcome.DROPPED, ""),
+        ("environment D", ImportOutcome.CONVERTED, f"{at}.D"),
+        ("environment A", ImportOutcome.CHANGED, f"{at}.A"),
+        ("environment E", ImportOutcome.CONVERTED, f"{at}.E"),
     ]
 
 
@@ -170,25 +169,27 @@ def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_wri
         "requirements": "<requirements without $Foo, which has no value here>",
     }
     at = "site_configs/topas.yaml: options"
-    assert about(made, "requirements") == [(Verdict.NEEDED, 2, f"{at}.types.one-gpu.requirements")]
-    assert about(made, "accounting_group") == [(Verdict.NEEDED, 3, f"{at}.types.one-gpu.submit.accounting_group")]
-    assert about(made, "+Color")[0] == (Verdict.CONVERTED, 4, f"{at}.submit.+Color")
+    assert about(made, "requirements") == [(ImportOutcome.NEEDED, 2, f"{at}.types.one-gpu.requirements")]
+    assert about(made, "accounting_group") == [(ImportOutcome.NEEDED, 3, f"{at}.types.one-gpu.submit.accounting_group")]
+    assert about(made, "+Color")[0] == (ImportOutcome.CONVERTED, 4, f"{at}.submit.+Color")
 
 
 def test_findings_of_a_slurm_site_name_the_place_where_it_is_written() -> None:
     made = converted(SLURM)
     key, at = "hpc.MachineTypeConfiguration.one_day", "site_configs/hpc.yaml: options"
-    assert about(made, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.partition")]
-    assert about(made, f"{key}.SubmitOptions.short.C") == [(Verdict.CONVERTED, 21, f"{at}.types.one-day.constraint")]
+    assert about(made, f"{key}.Partition") == [(ImportOutcome.CONVERTED, 18, f"{at}.partition")]
+    assert about(made, f"{key}.SubmitOptions.short.C") == [
+        (ImportOutcome.CONVERTED, 21, f"{at}.types.one-day.constraint")
+    ]
     other = converted(SLURM.replace("Partition: normal", "Partition: long", 1))
-    assert about(other, f"{key}.Partition") == [(Verdict.CONVERTED, 18, f"{at}.types.one-day.partition")]
+    assert about(other, f"{key}.Partition") == [(ImportOutcome.CONVERTED, 18, f"{at}.types.one-day.partition")]
 
 
 def test_blocking_and_owner_are_named_once_and_stand_there_as_remarks() -> None:
     made = converted(HTCONDOR)
     named = [f for f in made.findings if "blocking" in f.ours]
     assert [(f.verdict, f.ours) for f in named] == [
-        (Verdict.CHANGED, "site_configs/topas.yaml: blocking, owner, options.owner")
+        (ImportOutcome.CHANGED, "site_configs/topas.yaml: blocking, owner, options.owner")
     ]
     text = made.files["site_configs/topas.yaml"]
     lines = [line.replace("# ", "", 1) if line.lstrip().startswith("# ") else line for line in text.splitlines()[4:]]
@@ -212,7 +213,7 @@ def test_a_type_that_goes_to_another_schedd_needs_you() -> None:
     made = converted(HTCONDOR.replace("whole: {jdl: whole.jdl}", "whole: {jdl: whole.jdl, SubmitOptions: {name: b}}"))
     assert site(made, "topas")["options"]["schedd"] == "grid@submit.example.org"
     key = "TOPAS.MachineTypeConfiguration.whole.SubmitOptions.name"
-    assert about(made, key) == [(Verdict.NEEDED, 22, "site_configs/topas.yaml: options.schedd")]
+    assert about(made, key) == [(ImportOutcome.NEEDED, 22, "site_configs/topas.yaml: options.schedd")]
 
 
 def test_a_site_that_is_reached_over_ssh_is_so_here_too() -> None:
@@ -224,13 +225,13 @@ def test_a_site_that_is_reached_over_ssh_is_so_here_too() -> None:
     assert tools.ssh is not None
     assert (tools.ssh.host, tools.ssh.port, tools.ssh.user) == ("login.example.org", 2222, "ops")
     assert str(tools.ssh.key) == "/k"
-    assert about(made, "TOPAS.executor.keepalive") == [(Verdict.DROPPED, 13, "")]
+    assert about(made, "TOPAS.executor.keepalive") == [(ImportOutcome.DROPPED, 13, "")]
 
 
 def test_a_type_without_a_sign_of_gpus_is_a_cpu_drone_and_that_is_said() -> None:
     made = converted(HTCONDOR)
     assert about(made, "TOPAS.MachineMetaData.whole") == [
-        (Verdict.CHANGED, 14, "site_configs/topas.yaml: types.whole.gpus")
+        (ImportOutcome.CHANGED, 14, "site_configs/topas.yaml: types.whole.gpus")
     ]
 
 
@@ -249,7 +250,7 @@ def test_a_quota_of_cores_is_a_number_of_drones(quota: str, most: int, words: st
     made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
     assert site(made, "hpc")["limits"] == {"max_drones": most}
     told = finding(made, "Sites[0].quota")
-    assert (told.verdict, told.line) == (Verdict.CHANGED, 3)
+    assert (told.verdict, told.line) == (ImportOutcome.CHANGED, 3)
     assert words in told.text
 
 
@@ -257,14 +258,14 @@ def test_a_quota_of_cores_is_a_number_of_drones(quota: str, most: int, words: st
 def test_no_limit_there_is_the_default_here_and_that_is_said(quota: str) -> None:
     made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
     assert site(made, "hpc")["limits"] == {"max_drones": 10}
-    assert finding(made, "Sites[0].quota").verdict is Verdict.CHANGED
+    assert finding(made, "Sites[0].quota").verdict is ImportOutcome.CHANGED
 
 
 @pytest.mark.parametrize("quota", ["0", "many", "[1]", "!env QUOTA", "{}"])
 def test_a_quota_that_is_none_needs_you(quota: str) -> None:
     made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
     assert site(made, "hpc")["limits"] == {"max_drones": "<most drones at one time>"}
-    assert finding(made, "Sites[0].quota").verdict is Verdict.NEEDED
+    assert finding(made, "Sites[0].quota").verdict is ImportOutcome.NEEDED
 
 
 def test_types_of_different_sizes_have_a_cap_each() -> None:
@@ -295,7 +296,7 @@ def test_a_slurm_site_keeps_partition_walltime_gpus_and_the_way_there() -> None:
     }
     SlurmSiteConfig.model_validate(whole["options"])
     key = "hpc.MachineTypeConfiguration.one_day.SubmitOptions.long.gres"
-    assert [f.text for f in made.findings if f.key == key and f.verdict is Verdict.DROPPED] == [
+    assert [f.text for f in made.findings if f.key == key and f.verdict is ImportOutcome.DROPPED] == [
         "`--gres=mic:1`: drones ask for no generic resource but GPUs"
     ]
 
@@ -305,7 +306,7 @@ def test_what_the_slurm_site_refuses_is_not_taken_over(name: str) -> None:
     made = converted(with_options(f"{{long: {{{name}: '1'}}}}"))
     assert "types" not in site(made, "hpc")["options"]
     [only] = [f for f in made.findings if f.key.endswith(f".long.{name}")]
-    assert (only.verdict, only.text) == (Verdict.DROPPED, f"the provisioner sets `--{name}` itself")
+    assert (only.verdict, only.text) == (ImportOutcome.DROPPED, f"the provisioner sets `--{name}` itself")
 
 
 @pytest.mark.parametrize("name", OWN_KEYS)
@@ -319,7 +320,7 @@ def test_options_with_a_key_of_their_own_stand_there(name: str) -> None:
 
 def test_a_shortened_name_of_an_option_that_is_ours_needs_you() -> None:
     made = converted(with_options("{long: {part: dev, job-na: x, nice: '1'}}"))
-    left = [f for f in made.findings if f.verdict is Verdict.NEEDED and ".long." in f.key]
+    left = [f for f in made.findings if f.verdict is ImportOutcome.NEEDED and ".long." in f.key]
     found = {f.key.rpartition(".")[2]: f.text for f in left}
     assert found.keys() == {"part", "job-na"}
     assert "`--partition`" in found["part"] and "`--job-name`" in found["job-na"]
@@ -332,15 +333,15 @@ def with_options(options: str) -> str:
 
 
 def test_an_adapter_that_is_not_there_needs_you() -> None:
-    assert about(converted(SLURM), "Sites[0].adapter") == [(Verdict.NEEDED, 3, "site_configs/hpc.yaml: adapter")]
+    assert about(converted(SLURM), "Sites[0].adapter") == [(ImportOutcome.NEEDED, 3, "site_configs/hpc.yaml: adapter")]
     made = converted(SLURM, installed=("slurm",))
-    assert about(made, "Sites[0].adapter") == [(Verdict.CONVERTED, 3, "site_configs/hpc.yaml: adapter")]
+    assert about(made, "Sites[0].adapter") == [(ImportOutcome.CONVERTED, 3, "site_configs/hpc.yaml: adapter")]
 
 
 def test_what_tardis_does_not_use_is_left_out_and_said() -> None:
     made = converted(SLURM)
     key = "hpc.MachineTypeConfiguration.six_hours"
-    assert about(made, key) == [(Verdict.DROPPED, 29, "")]
+    assert about(made, key) == [(ImportOutcome.DROPPED, 29, "")]
     assert "six-hours" not in site(made, "hpc")["types"]
 
 
@@ -348,7 +349,7 @@ def test_an_unquoted_time_means_to_us_what_it_means_to_tardis() -> None:
     made = converted(SLURM)
     assert site(made, "hpc")["types"]["twelve-hours"]["walltime"] == "30d"
     odd = [f for f in made.findings if "YAML 1.1" in f.text]
-    assert [(f.verdict, f.line) for f in odd] == [(Verdict.NEEDED, 26)]
+    assert [(f.verdict, f.line) for f in odd] == [(ImportOutcome.NEEDED, 26)]
 
 
 @pytest.mark.parametrize(
@@ -432,8 +433,8 @@ def test_a_second_factor_and_an_unchecked_host_need_you() -> None:
         "forced_command": "stdin",
     }
     key = "moab-site.executor"
-    assert about(made, f"{key}.mfa_config")[0][0] is Verdict.NEEDED
-    assert about(made, f"{key}.known_hosts")[0][0] is Verdict.CHANGED
+    assert about(made, f"{key}.mfa_config")[0][0] is ImportOutcome.NEEDED
+    assert about(made, f"{key}.known_hosts")[0][0] is ImportOutcome.CHANGED
 
 
 @pytest.mark.parametrize("text", [CLOUDS, FAKE, SLURM, HTCONDOR], ids=["clouds", "fake", "slurm", "htcondor"])
@@ -447,7 +448,7 @@ def test_a_simulated_site_is_not_taken_over() -> None:
     made = converted(FAKE)
     assert list(made.files) == ["provisioner.yaml"]
     assert yaml.safe_load(made.files["provisioner.yaml"])["sites"] == []
-    assert finding(made, "tardis.Sites[0].adapter").verdict is Verdict.NEEDED
+    assert finding(made, "tardis.Sites[0].adapter").verdict is ImportOutcome.NEEDED
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -462,7 +463,7 @@ def test_a_simulated_site_is_not_taken_over() -> None:
         ("a: 1\n", 1, "`Sites` is wanted"),
         ("a: 1\nSites: {x: 1}\n", 2, "`Sites` is wanted"),
         ("Sites:\n- name: x\n- 3\n", 2, "a site is a mapping with `name` and `adapter`"),
-        ("Sites: [{name: a, adapter: Slurm}\n", 1, "`[` is opened here"),
+        ("Sites: [{name: a, adapter: Slurm}\n", 1, "unclosed `[`"),
         ("Sites: &a [*a]\n", 1, "holds itself"),
         ("Sites:\n  - name: a\n\tadapter: b\n", 3, "tab"),
         ("? [a]\n: b\nSites: []\n", 1, "a key is wanted"),

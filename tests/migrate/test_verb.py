@@ -104,7 +104,7 @@ def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"Sites: [a\n", "tardis.yml:1:8: `[` is opened here"),
+        (b"Sites: [a\n", "tardis.yml:1:8: unclosed `[`"),
         (b"a: \xff\n", "tardis.yml:1:4: byte 0xff is not UTF-8"),
         (b"BatchSystem: {}\n", "tardis.yml:1:1: `Sites` is wanted"),
         (b"Sites:\n  - name: a\n", "tardis.yml:2:1: a site is a mapping"),

@@ -1,4 +1,4 @@
-"""Our YAML as text: blocks of keys with remarks, every value in a form that our strict reader takes for what it is."""
+"""A writer of YAML: blocks of keys with comments, every value in a form that our strict reader reads back."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+@=:% -]*")
 _REMARK_COLUMN = 34
 
 
-class Quoted(str):
-    """A text that is written in quotes, whatever is in it."""
+class QuotedText(str):
+    """A text that is always written in quotes."""
 
 
-class Block:
-    """A mapping that is being written, or nothing but remarks."""
+class YamlBlock:
+    """A mapping to be written, or only comments."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.keys: set[str] = set()
 
-    def put(self, key: str, value: Scalar | Sequence[Scalar] | Block, remark: str = "") -> None:
-        """``key: value``. A key that is there already is left alone."""
+    def put(self, key: str, value: Scalar | Sequence[Scalar] | YamlBlock, remark: str = "") -> None:
+        """Add ``key: value``, unless the key is present."""
         if key in self.keys:
             return
         self.keys.add(key)
         name = _text(key)
         match value:
-            case Block() if value.keys:
+            case YamlBlock() if value.keys:
                 self.lines += [f"{name}:", *(f"  {line}" if line else "" for line in value.lines)]
-            case Block():
+            case YamlBlock():
                 self.lines += [f"{name}: {{}}", *(f"  {line}" for line in value.lines)]
             case str() | bool() | int() | float():
                 self._line(f"{name}: {_text(value)}", remark)
@@ -44,11 +44,11 @@ class Block:
                 self._line(f"{name}: []", remark)
 
     def remark(self, text: str) -> None:
-        """A line of its own."""
+        """Add a comment line."""
         self.lines.append(f"# {sanitize(text, 160)}".rstrip())
 
     def space(self) -> None:
-        """An empty line."""
+        """Add an empty line."""
         self.lines.append("")
 
     def _line(self, line: str, remark: str) -> None:
@@ -58,8 +58,8 @@ class Block:
         return "".join(f"{line}\n" for line in self.lines)
 
 
-def wanted(what: str) -> str:
-    """What stands where only the operator knows the value: `provisioner check` takes it for a mistake, at its line."""
+def placeholder(what: str) -> str:
+    """Return the text for a value that only the operator knows: `provisioner check` reports it at its line."""
     return f"<{what}>"
 
 
@@ -70,7 +70,7 @@ def _text(value: Scalar) -> str:
         case int() | float():
             return f"{value:g}" if isinstance(value, float) else str(value)
         case _:
-            return value if not isinstance(value, Quoted) and _is_plain(value) else _quoted(value)
+            return value if not isinstance(value, QuotedText) and _is_plain(value) else _quoted(value)
 
 
 def _is_plain(text: str) -> bool:

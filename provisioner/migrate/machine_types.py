@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from provisioner.config.units import NAME_PATTERN, format_duration, format_size
-from provisioner.migrate.section import Section
-from provisioner.migrate.told import Told
-from provisioner.migrate.written import Block, wanted
+from provisioner.migrate.report import KeyReader
+from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 _MOST_CPUS = 100_000
 _MOST_MIB = 1024**3
@@ -17,7 +17,7 @@ _MOST_MIB = 1024**3
 
 @dataclass(slots=True)
 class MachineType:
-    """One of ``MachineTypes``, and what is known of it."""
+    """One of ``MachineTypes``, with what is known about it."""
 
     theirs: str
     ours: str
@@ -25,17 +25,17 @@ class MachineType:
     cores: int | None = None
     gpus: int = 0
     gpu_key: str = ""
-    """Where the number of GPUs was found; empty: nowhere."""
+    """The key with the number of GPUs; empty if there is none."""
     gpu_model: str = ""
-    """As the site's scheduler calls it; not the driver's name."""
+    """The name in the site's scheduler, not that of the driver."""
     vram_mib: int = 0
     walltime_s: float | None = None
     numbers: dict[str, str] = field(default_factory=dict)
-    """What TARDIS fills into a submit template."""
+    """Values that TARDIS substitutes in a submit template."""
 
 
 def our_name(theirs: str, taken: Sequence[str]) -> str:
-    """A name of ours, a DNS label, like ``theirs`` and unlike those ``taken``."""
+    """Return a DNS label similar to ``theirs`` that is not in ``taken``."""
     base = re.sub(r"[^a-z0-9]+", "-", theirs.lower()).strip("-")[:60].strip("-") or "unnamed"
     assert re.fullmatch(NAME_PATTERN[1:-1], base)
     name, n = base, 2
@@ -45,15 +45,15 @@ def our_name(theirs: str, taken: Sequence[str]) -> str:
 
 
 def renamed(theirs: str, ours: str) -> str:
-    """What there is to say of a new name; nothing if it is the old one."""
+    """Return the message about a new name; empty if it is the old one."""
     return "" if ours == theirs else f"`{theirs}` is called `{ours}` here: names are DNS labels"
 
 
-def machine_types(section: Section, ours: str) -> list[MachineType]:
-    """The types that TARDIS uses; what is configured and not used is told of by whoever reads that."""
-    told = section.take("MachineTypes")
+def machine_types(section: KeyReader, ours: str) -> list[MachineType]:
+    """Return the types that TARDIS uses."""
+    setting = section.take("MachineTypes")
     found: list[MachineType] = []
-    for one in told.items if told is not None else []:
+    for one in setting.items if setting is not None else []:
         name = one.text
         if name is None:
             section.notes.needed(one.line, section.name("MachineTypes"), f"{ours}: types", "a name is wanted here")
@@ -63,16 +63,20 @@ def machine_types(section: Section, ours: str) -> list[MachineType]:
             key = f"{section.name('MachineTypes')}.{name}"
             section.notes.converted(one.line, key, f"{ours}: types.{made.ours}", renamed(name, made.ours))
     if not found:
-        line = told.line if told is not None else section.line
+        line = setting.line if setting is not None else section.line
         section.notes.needed(line, section.name("MachineTypes"), f"{ours}: types", "no machine type: write one")
     return found
 
 
-def drone_type(machine: MachineType, sizes: Section, ours: str, *, decimal: bool, hidden_gpus: bool = False) -> Block:
-    """The drone type of ``machine``, of whose GPUs is known already. ``decimal``: its GB are GB, not GiB.
-    ``hidden_gpus``: nothing in TARDIS's configuration tells whether it has GPUs."""
+def drone_type(
+    machine: MachineType, sizes: KeyReader, ours: str, *, decimal: bool, hidden_gpus: bool = False
+) -> YamlBlock:
+    """Return the drone type of ``machine``, whose GPUs are known already.
+
+    ``decimal``: its sizes are in GB, not GiB. ``hidden_gpus``: TARDIS's configuration does not tell its GPUs.
+    """
     at = f"{ours}: types.{machine.ours}"
-    block, notes = Block(), sizes.notes
+    block, notes = YamlBlock(), sizes.notes
     _gpus(machine, block, sizes, at, hidden=hidden_gpus)
     cores = sizes.take("Cores")
     number = cores.number if cores is not None else None
@@ -82,41 +86,41 @@ def drone_type(machine: MachineType, sizes: Section, ours: str, *, decimal: bool
         block.put("cpus", machine.cores)
         notes.converted(cores.line, sizes.name("Cores"), f"{at}.cpus")
     else:
-        block.put("cpus", wanted("CPU cores of one drone"))
+        block.put("cpus", placeholder("CPU cores of one drone"))
         notes.needed(_line(cores, sizes), sizes.name("Cores"), f"{at}.cpus", "a whole number of cores is wanted")
     for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
-        told = sizes.take(theirs)
-        size_mib = _size_mib(told, decimal=decimal)
-        if told is not None and size_mib:
+        setting = sizes.take(theirs)
+        size_mib = _size_mib(setting, decimal=decimal)
+        if setting is not None and size_mib:
             block.put(key, format_size(size_mib))
-            notes.converted(told.line, sizes.name(theirs), f"{at}.{key}", f"{format_size(size_mib)} of each drone")
-            machine.numbers[theirs] = f"{(told.number or 0) * factor:g}"
+            notes.converted(setting.line, sizes.name(theirs), f"{at}.{key}", f"{format_size(size_mib)} of each drone")
+            machine.numbers[theirs] = f"{(setting.number or 0) * factor:g}"
         else:
-            block.put(key, wanted(f"{key} of one drone, as 20 GiB"))
-            notes.needed(_line(told, sizes), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
+            block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
+            notes.needed(_line(setting, sizes), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
     sizes.drop_rest("TARDIS knows Cores, Memory and Disk; what else the slot should say goes into `ad`")
     if machine.walltime_s is not None:
         block.put("walltime", format_duration(machine.walltime_s))
     return block
 
 
-def _line(told: Told | None, section: Section) -> int:
-    return told.line if told is not None else section.line
+def _line(setting: YamlValue | None, section: KeyReader) -> int:
+    return setting.line if setting is not None else section.line
 
 
-def _size_mib(told: Told | None, *, decimal: bool) -> int:
-    """GiB (or GB) as MiB, rounded up; 0 for what is no such number."""
-    number = told.number if told is not None else None
+def _size_mib(setting: YamlValue | None, *, decimal: bool) -> int:
+    """Return GiB (or GB) in MiB, rounded up; 0 if it is not a valid number."""
+    number = setting.number if setting is not None else None
     if number is None or number <= 0 or number > _MOST_MIB / 1024:
         return 0
     size_mib = number * 1e9 / 1024**2 if decimal else number * 1024
     return max(-int(-size_mib // 1), 1)
 
 
-def _gpus(machine: MachineType, block: Block, sizes: Section, at: str, *, hidden: bool) -> None:
+def _gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str, *, hidden: bool) -> None:
     notes = sizes.notes
     if hidden and not machine.gpus:
-        block.put("gpus", wanted("GPUs of one drone, 0 for a CPU drone"))
+        block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone"))
         notes.needed(
             machine.line,
             f"{sizes.path}",
@@ -135,10 +139,12 @@ def _gpus(machine: MachineType, block: Block, sizes: Section, at: str, *, hidden
             " and `capability`",
         )
         return
-    block.put("vram", format_size(machine.vram_mib) if machine.vram_mib else wanted("memory of each GPU, as 40 GiB"))
+    block.put(
+        "vram", format_size(machine.vram_mib) if machine.vram_mib else placeholder("memory of each GPU, as 40 GiB")
+    )
     if not machine.vram_mib:
         notes.needed(machine.line, machine.gpu_key, f"{at}.vram", "jobs ask for GPUs by memory: write it, as `40 GiB`")
-    block.put("capability", wanted("CUDA compute capability, as 8.0"))
+    block.put("capability", placeholder("CUDA compute capability, as 8.0"))
     block.remark(
         "gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it"
         + (f"; the site says {machine.gpu_model}" if machine.gpu_model else "")
@@ -156,7 +162,7 @@ _SLURM = re.compile(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?")
 
 
 def slurm_walltime_s(text: str) -> float | None:
-    """Slurm's ``--time``: minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S. None for anything else, and for no time at all."""
+    """Return Slurm's ``--time`` (M, M:S, H:M:S, D-H, D-H:M, D-H:M:S) in seconds; None for anything else, and for 0."""
     parts = _SLURM.fullmatch(text.strip())
     if parts is None:
         return None
@@ -170,7 +176,7 @@ def slurm_walltime_s(text: str) -> float | None:
 
 
 def moab_walltime_s(text: str) -> float | None:
-    """Moab's ``walltime``: seconds, or ``[[DD:]HH:]MM:SS``."""
+    """Return Moab's ``walltime`` (seconds, or ``[[DD:]HH:]MM:SS``) in seconds; None for anything else, and for 0."""
     if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,3}", text.strip()):
         return None
     seconds = 0

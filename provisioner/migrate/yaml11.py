@@ -1,4 +1,4 @@
-"""YAML as TARDIS reads it (YAML 1.1), with the line of each value. Tags stay words: nothing is ever built of them."""
+"""YAML 1.1, as TARDIS reads it, with the line of each value. Tags stay text: no object is constructed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from provisioner.config.strict_yaml import Position, YamlDocument, composed
 
-Value = None | bool | int | float | str | list["Told"] | dict[str, "Told"]
+Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
 
 _MOST_NODES = 50_000
 _CORE = "tag:yaml.org,2002:"
@@ -18,25 +18,25 @@ _RESOLVER = yaml.SafeLoader("")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A value and where it stands."""
+class YamlValue:
+    """A value with its line."""
 
     value: Value
     line: int
-    """Of its key where it has one, from 1."""
+    """Line of its key, or of the value in a list; counts from 1."""
     tag: str = ""
-    """``!SSHExecutor``; also for COBalD's ``__type__: package.SSHExecutor``. Empty for plain values."""
+    """``!SSHExecutor``, also for COBalD's ``__type__: package.SSHExecutor``; empty for plain values."""
 
     @property
     def text(self) -> str | None:
-        """A plain scalar as text; None for anything else."""
+        """Return a plain scalar as text; None for anything else."""
         if self.tag or self.value is None or isinstance(self.value, list | dict):
             return None
         return ("true" if self.value else "false") if isinstance(self.value, bool) else str(self.value)
 
     @property
     def number(self) -> float | None:
-        """A plain finite number, also one in quotes; None for anything else."""
+        """Return a plain finite number, also one in quotes; None for anything else."""
         if self.tag or isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
             return None
         try:
@@ -46,80 +46,80 @@ class Told:
         return number if math.isfinite(number) else None
 
     @property
-    def items(self) -> list[Told]:
-        """Of a plain list; of anything else nothing."""
+    def items(self) -> list[YamlValue]:
+        """Return the items of a plain list; of anything else none."""
         return self.value if isinstance(self.value, list) and not self.tag else []
 
 
 @dataclass(slots=True)
-class Reading:
-    """A file that could be read."""
+class YamlFile:
+    """The content of a file."""
 
-    root: Told
+    root: YamlValue
     oddities: list[tuple[int, str]] = field(default_factory=list)
-    """What YAML lets pass and nobody means: line, and what it is."""
+    """Lines that are valid YAML and probably not intended, with the explanation."""
 
 
-def read(text: str, document: YamlDocument) -> Reading | None:
-    """``text`` with a mapping at its top. None, with the problems in ``document``, if that is not what it is."""
+def read(text: str, document: YamlDocument) -> YamlFile | None:
+    """Return the mapping in ``text``; None, with the problems in ``document``, if it is not one."""
     node = composed(text, document)
     if node is None:
         if not document.problems:
             document.complain(Position(1, 1), "is empty")
         return None
-    builder = _Builder(document)
+    builder = _ValueBuilder(document)
     try:
         root = builder.value(node, node.start_mark.line + 1)
-    except _TooMuch:
+    except _TooManyValuesError:
         document.complain(Position(1, 1), f"aliases expand to more than {_MOST_NODES} values")
         return None
     if not document.problems and not isinstance(root.value, dict):
         document.complain(Position(root.line, 1), "a mapping with `Sites` and `BatchSystem` is wanted at the top")
-    return None if document.problems else Reading(root, builder.oddities)
+    return None if document.problems else YamlFile(root, builder.oddities)
 
 
-def walk(told: Told) -> Iterator[Told]:
-    """``told`` and everything in it."""
-    yield told
-    if isinstance(told.value, list):
-        for one in told.value:
+def walk(setting: YamlValue) -> Iterator[YamlValue]:
+    """Yield ``setting`` and everything in it."""
+    yield setting
+    if isinstance(setting.value, list):
+        for one in setting.value:
             yield from walk(one)
-    elif isinstance(told.value, dict):
-        for one in told.value.values():
+    elif isinstance(setting.value, dict):
+        for one in setting.value.values():
             yield from walk(one)
 
 
-class _TooMuch(Exception):
-    """Aliases expand beyond all reason."""
+class _TooManyValuesError(Exception):
+    """Aliases that expand to more values than the limit."""
 
 
-class _Builder:
+class _ValueBuilder:
     def __init__(self, document: YamlDocument) -> None:
         self.document = document
         self.oddities: list[tuple[int, str]] = []
         self.active: set[int] = set()
         self.count = 0
 
-    def value(self, node: yaml.Node, line: int) -> Told:
+    def value(self, node: yaml.Node, line: int) -> YamlValue:
         self.count += 1
         if self.count > _MOST_NODES:
-            raise _TooMuch
+            raise _TooManyValuesError
         if id(node) in self.active:
             self.complain(node, "an alias of something that holds itself: write it out")
-            return Told(None, line)
+            return YamlValue(None, line)
         self.active.add(id(node))
         try:
             return self.inner(node, line)
         finally:
             self.active.discard(id(node))
 
-    def inner(self, node: yaml.Node, line: int) -> Told:
+    def inner(self, node: yaml.Node, line: int) -> YamlValue:
         tag = "" if node.tag.startswith(_CORE) and "/" not in node.tag else node.tag.replace(_CORE, "!!")
         match node:
             case yaml.ScalarNode():
-                return Told((node.value or None) if tag else self.scalar(node), line, tag)
+                return YamlValue((node.value or None) if tag else self.scalar(node), line, tag)
             case yaml.SequenceNode():
-                return Told([self.value(item, _line(item)) for item in node.value], line, tag)
+                return YamlValue([self.value(item, _line(item)) for item in node.value], line, tag)
             case yaml.MappingNode():
                 return self.mapping(node, line, tag)
             case _:
@@ -133,8 +133,8 @@ class _Builder:
             )
         return value
 
-    def mapping(self, node: yaml.MappingNode, line: int, tag: str) -> Told:
-        found: dict[str, Told] = {}
+    def mapping(self, node: yaml.MappingNode, line: int, tag: str) -> YamlValue:
+        found: dict[str, YamlValue] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -153,15 +153,15 @@ class _Builder:
         if not tag and kind is not None and isinstance(kind.value, str):
             del found["__type__"]
             tag = "!" + kind.value.rpartition(".")[2]
-        return Told(found, line, tag)
+        return YamlValue(found, line, tag)
 
-    def merge(self, source: yaml.Node, found: dict[str, Told]) -> None:
+    def merge(self, source: yaml.Node, found: dict[str, YamlValue]) -> None:
         for one in source.value if isinstance(source, yaml.SequenceNode) else [source]:
-            told = self.value(one, _line(one))
-            if not isinstance(told.value, dict):
+            setting = self.value(one, _line(one))
+            if not isinstance(setting.value, dict):
                 self.complain(one, "`<<` takes in another mapping: write `<<: *anchor`")
                 continue
-            for key, value in told.value.items():
+            for key, value in setting.value.items():
                 found.setdefault(key, value)
 
     def complain(self, node: yaml.Node, message: str) -> None:
@@ -173,7 +173,7 @@ def _line(node: yaml.Node) -> int:
 
 
 def _scalar(node: yaml.ScalarNode) -> Value:
-    """What YAML 1.1 makes of a scalar; a date, or a number that is none, stays text."""
+    """Return the value of a scalar in YAML 1.1; a date or an invalid number stays text."""
     text, tag = str(node.value), node.tag
     if tag == f"{_CORE}str" and node.style is None:
         tag = str(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
