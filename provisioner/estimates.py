@@ -1,8 +1,8 @@
-"""What experience tells the planner: how long jobs run, drones take and owners leave room, and how long to stay idle.
+"""Estimates that the planner uses: run times of jobs, start delays, growth of owners, and idle times.
 
-Values only, as :mod:`provisioner.controller.estimation` has gathered them. :class:`Estimates` is part of the
-snapshot, so
-that a decision made from it can be made again. Nothing of it is needed: where nothing is known, nothing is held back.
+They are values only; :mod:`provisioner.controller.estimation` collects them. :class:`Estimates` is part of the
+snapshot, so that a plan made from it can be repeated. Nothing depends on an estimate: where nothing is known, nothing
+is held back.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0)
-"""How far ahead is looked for an owner who comes back."""
+"""Horizons over which the growth of an owner is estimated."""
 USUAL_RUN_S = 1800.0
-"""Of a job of which nothing is known."""
+"""Run time of a job about which nothing is known."""
 TAIL_FACTOR = 4.0
-"""A mean run time counts up to so many medians, and a minute more: one job of two weeks is no forecast."""
+"""A mean run time counts up to this many medians plus a minute: one job of two weeks is no forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartDelays:
-    """How long drones of a type take to come: means, in seconds."""
+    """Mean start delays of a drone type, in seconds."""
 
     queue_s: float
     """From the order to its place at the site; it holds nothing until then."""
@@ -31,36 +31,39 @@ class StartDelays:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGrowth:
-    """How much more an owner came to hold within each of :data:`HORIZONS_S`, at equally many past moments."""
+    """Growth of an owner's use within each of :data:`HORIZONS_S`, at equally spaced past moments."""
 
     gpu_milli: tuple[tuple[int, ...], ...]
     """A row for each horizon, ascending: equally likely values."""
 
     def chances(self, head_milli: int) -> tuple[float, ...]:
-        """For each horizon: how likely it is that the owner takes more than ``head_milli`` within it."""
+        """Return, for each horizon, the probability that the owner grows by more than ``head_milli``."""
         return tuple(1.0 - bisect_right(row, head_milli) / len(row) if row else 0.0 for row in self.gpu_milli)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All of it."""
+    """All estimates of one moment."""
 
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Equally likely run times in seconds, ascending, by what :func:`run_keys` says."""
+    """Equally likely run times in seconds, ascending, by the keys of :func:`run_keys`."""
     delays: Mapping[str, StartDelays] = field(default_factory=dict)
     """By drone type's key."""
     rises: Mapping[str, OwnerGrowth] = field(default_factory=dict)
-    """By site whose owner's use is told."""
+    """By site whose owner's use is reported."""
     taken_per_s: Mapping[str, float] = field(default_factory=dict)
-    """By site: places taken back per second of a drone's run, where no owner's use is told."""
+    """By site: preemptions per second of a drone's run, if no owner's use is reported."""
     idle_s: Mapping[str, float] = field(default_factory=dict)
-    """By site: the idle time-out that would have cost least."""
+    """By site: the idle timeout that would have cost least."""
     gaps: Mapping[str, int] = field(default_factory=dict)
-    """By site: gaps between two jobs of a drone that are known."""
+    """By site: number of known gaps between two jobs of a drone."""
 
     def runs_of(self, owner: str, gpu_milli: int, cpus: int, memory_mib: int, walltime_s: float) -> tuple[float, ...]:
-        """Equally likely run times of jobs: of this user's jobs of this size, what the jobs declare, of this user's, of
-        all, or what is usual; never longer than declared."""
+        """Return equally likely run times of jobs, never longer than declared.
+
+        The first of these that is known: this user's jobs of this size, the declared walltime, this user's jobs, all
+        jobs, the usual run time.
+        """
         mine, _, _ = keys = run_keys(owner, gpu_milli, cpus, memory_mib)
         if walltime_s and mine not in self.runs:
             return (walltime_s,)
@@ -70,50 +73,50 @@ class Estimates:
 
 NO_ESTIMATES = Estimates()
 UNKNOWN = -1
-"""In a series of an owner's use: nobody looked."""
+"""Marks a missing sample in the series of an owner's use."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiteSamples:
-    """What was seen at one site."""
+    """Samples of one site."""
 
     use_milli: tuple[int, ...] = ()
-    """What its owner held, at equal steps, or :data:`UNKNOWN`; the newest last."""
+    """Use of the owner at equal steps, or :data:`UNKNOWN`; the newest last."""
     used_at: float = 0.0
-    """When the newest was seen."""
+    """Time of the newest sample."""
     gaps_s: tuple[float, ...] = ()
-    """How long drones waited for their next job, or would have."""
+    """Time that drones waited for their next job, or would have."""
     taken: float = 0.0
-    """Places taken back, older ones counted less."""
+    """Preemptions, older ones weighted less."""
     run_s: float = 0.0
-    """How long drones ran meanwhile, counted likewise."""
+    """Run time of drones meanwhile, weighted likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class EstimateSamples:
-    """What :class:`Estimates` is made of: the store keeps it, so that a restarted controller need not learn anew."""
+    """Samples behind :class:`Estimates`, stored so that a restarted controller keeps them."""
 
     at: float
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The newest run times, the newest last, by what :func:`run_keys` says; the key used last comes last."""
+    """The newest run times, the newest last, by the keys of :func:`run_keys`; the key used last comes last."""
     delays: Mapping[str, StartDelays] = field(default_factory=dict)
     """By drone type's key."""
     sites: Mapping[str, SiteSamples] = field(default_factory=dict)
     seen: frozenset[tuple[str, float]] = frozenset()
-    """Jobs whose ends were told last, by id and end: told once more, they count no second time."""
+    """Recently counted ends of jobs, by id and time: they do not count twice."""
 
 
 def run_keys(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> tuple[str, str, str]:
-    """Under what run times are kept: user and size, user, all; the most telling first."""
+    """Return the keys of a job's run times: user and size, user, all; the most specific first."""
     return f"{owner}/{gpu_milli}/{cpus}/{memory_mib}", owner, ""
 
 
 def owner_of(key: str) -> str:
-    """Whose run times a key of :func:`run_keys` is for; empty: everybody's."""
+    """Return the user of a key of :func:`run_keys`; empty for everybody."""
     parts = key.rsplit("/", 3)
     return parts[0] if len(parts) == 4 and all(map(str.isdigit, parts[1:])) else key
 
 
 def mean_run_s(runs: tuple[float, ...]) -> float:
-    """The mean of equally likely run times, less what a few very long ones add."""
+    """Return the mean of equally likely run times, limited to what :data:`TAIL_FACTOR` allows."""
     return min(sum(runs) / len(runs), TAIL_FACTOR * runs[len(runs) // 2] + 60.0)

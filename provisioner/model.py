@@ -1,7 +1,7 @@
-"""The nouns: job classes, drone types, drones, views, snapshots, actions and plans. Frozen values.
+"""Data model: job classes, drone types, drones, views, snapshots, actions and plans, as frozen values.
 
 Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at`` is seconds since the epoch, UTC),
-``gpu_milli`` (thousandths of one GPU, integer). Words follow ``docs/reference/glossary.md``.
+``gpu_milli`` (thousandths of one GPU, integer). Terms follow ``docs/reference/glossary.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.reasons import Reason
 
 DroneId = NewType("DroneId", str)
-"""Ours, chosen before the drone is asked for: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
+"""Id of a drone, chosen before its order: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
 
 TypeKey = NewType("TypeKey", str)
 """``<site>/<drone type>``: names a drone type across all sites."""
@@ -25,12 +25,12 @@ WHOLE_GPU = 1000
 
 
 def type_key(site: str, name: str) -> TypeKey:
-    """The key of drone type ``name`` of ``site``."""
+    """Return the key of drone type ``name`` of ``site``."""
     return TypeKey(f"{site}/{name}")
 
 
 class Sharing(StrEnum):
-    """How the jobs of one drone share a GPU."""
+    """Ways in which jobs of one drone share a GPU."""
 
     EXCLUSIVE = "exclusive"
     TIME_SLICED = "time-sliced"
@@ -43,8 +43,11 @@ class Sharing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DroneType:
-    """A shape that a site can start. ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU.
-    Without a GPU it is a CPU drone: it takes jobs that want no GPU, and never what is kept for free GPUs."""
+    """Shape of a drone that a site can start.
+
+    ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU. A type without a GPU is a CPU drone: it
+    takes jobs without a GPU, and never uses the reserve of free GPUs.
+    """
 
     site: str
     name: str
@@ -55,27 +58,28 @@ class DroneType:
     vram_mib: int = 0
     gpu_model: str = ""
     capability: int = 0
-    """CUDA compute capability times 10: 8.0 is 80. 0: not a GPU, or not told."""
+    """CUDA compute capability times 10: 8.0 is 80. 0: no GPU, or unknown."""
     driver: int = 0
-    """Newest CUDA version the driver supports, HTCondor's form: 12.4 is 12040. 0: not told."""
+    """Newest CUDA version that the driver supports, in HTCondor's form: 12.4 is 12040. 0: unknown."""
     arch: str = "X86_64"
     walltime_s: float = 0.0
-    """How long the site lets it live; 0 is without limit."""
+    """Longest life that the site allows; 0: no limit."""
     margin_s: float = 0.0
-    """Part of that which no job gets: the drone's start, the site's grace and what its adapter keeps for the end."""
+    """Part of the walltime that no job gets: the drone's start, the site's grace period, and the reserve of its
+    adapter."""
     sharing: Sharing = Sharing.EXCLUSIVE
     price: float = 1.0
-    """Relative cost of one GPU-hour; placement takes the cheapest fit first."""
+    """Relative cost of one GPU-hour; placement prefers the cheapest matching type."""
     max_drones: int | None = None
     ad: Mapping[str, str] = field(default_factory=dict)
-    """Extra ClassAd attributes of the slot, as expressions, for the matching template."""
+    """Additional ClassAd attributes of the slot, as expressions, for the matching template."""
     shares: int = 1
-    """As how many GPUs each of its GPUs is offered to small jobs, where ``sharing`` is not exclusive: a job gets one of
-    them, and ``vram_mib // shares`` of the VRAM."""
+    """Number of shares of each GPU for small jobs if ``sharing`` is not exclusive: a job gets one share with ``vram_mib
+    // shares`` of the VRAM."""
     power_w: float = 0.0
-    """Of one of its GPUs at work, with its part of the node; 0: not told."""
+    """Power of one of its GPUs at work, with its part of the node; 0: unknown."""
     kept_cpus: int = 0
-    """Of the drone's CPUs: what each of its free GPUs keeps for the job that will take it (blocking)."""
+    """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0
     kept_disk_mib: int = 0
 
@@ -85,7 +89,7 @@ class DroneType:
 
     @property
     def longest_job_s(self) -> float:
-        """The longest run that a job may state and still get a new drone of the type; 0 is without limit."""
+        """Return the longest walltime of a job that may get a new drone of the type; 0: no limit."""
         return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
 
 
@@ -94,7 +98,7 @@ class DroneType:
 
 @dataclass(frozen=True, slots=True)
 class UnmetRequirement:
-    """Why a job class cannot run on a drone type: the first dimension that fails, what is wanted and what is there."""
+    """First requirement of a job class that a drone type does not meet: request and available amount."""
 
     dimension: str
     wanted: str
@@ -111,60 +115,60 @@ class JobClass:
     memory_mib: int
     disk_mib: int = 0
     vram_mib: int = 0
-    """Least VRAM per GPU."""
+    """Smallest VRAM per GPU."""
     capability: int = 0
-    """Least CUDA compute capability times 10."""
+    """Smallest CUDA compute capability times 10."""
     driver: int = 0
-    """Least CUDA version supported by the driver."""
+    """Smallest CUDA version supported by the driver."""
     arch: str = ""
     waiting: int = 0
-    """Idle jobs that the last negotiation cycle has left idle: only these are demand."""
+    """Idle jobs that the last negotiation cycle left idle: only these are demand."""
     fresh: int = 0
-    """Idle jobs that no negotiation cycle has seen yet."""
+    """Idle jobs that no negotiation cycle has considered yet."""
     running: int = 0
     held: int = 0
     oldest_at: float = 0.0
-    """When the oldest idle job was submitted; 0 if none waits."""
+    """Submission time of the oldest idle job; 0 if none waits."""
     owner: str = ""
     """User or accounting group."""
     priority: int = 0
     walltime_s: float = 0.0
-    """What the job says that it needs (AllowedJobDuration, AllowedExecuteDuration, ...); 0 if it does not say."""
+    """Declared run time (AllowedJobDuration, AllowedExecuteDuration, ...); 0 if undeclared."""
     invalid: str = ""
-    """Set when the request itself can never be met by any slot: what is wrong and what to write instead."""
+    """Problem of a request that no slot can ever meet, and what to write instead."""
     refuses: Mapping[TypeKey, UnmetRequirement] = field(default_factory=dict)
-    """Drone types that the jobs' own requirements refuse, or whose START would refuse them, as the overlay's own
-    matchmaker judges. Types not named here are judged by the numbers above alone."""
+    """Drone types that the jobs' requirements refuse, or whose START refuses the jobs, by the overlay's own matchmaker.
+    All other types are judged by the numbers above alone."""
     job_ids: str = ""
-    """Ids of the idle jobs as ranges, for people: ``204.0-204.99, 207.3``."""
+    """Ids of the idle jobs as ranges, for display: ``204.0-204.99, 207.3``."""
     group: str = ""
-    """Accounting group, as in ``OverlayView.groups``; empty where there is none."""
+    """Accounting group, as in ``OverlayView.groups``; empty if there is none."""
     duty_milli: int = 0
-    """Share of a run on a GPU of its own in which the GPU works, in thousandths; 0 if the jobs do not say."""
+    """Share of a run on a GPU of its own in which the GPU works, in thousandths; 0 if undeclared."""
     width_milli: int = 0
-    """Share of a GPU's multiprocessors that their kernels fill, in thousandths; 0 if they do not say."""
+    """Share of a GPU's multiprocessors that their kernels fill, in thousandths; 0 if undeclared."""
     splits: bool = True
-    """Several of them are put on one exclusive GPU, by what they ask for. False: each takes all of it."""
+    """Several jobs share one exclusive GPU, by their requests. False: each takes all of it."""
     running_ids: str = ""
-    """Ids of those that run and of those that are held, like ``job_ids``."""
+    """Ids of running jobs and of held jobs, like ``job_ids``."""
     held_ids: str = ""
     idle_at: float = 0.0
-    """Since when one of them has been idle without a break, at most; a job that was preempted began anew to wait. 0
-    where the overlay does not tell: since ``oldest_at``."""
+    """Earliest start of a continuous idle time that still lasts; preempted jobs start again. 0 if the overlay does not
+    report it: then ``oldest_at`` counts."""
 
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
-    """Limit of the overlay that keeps these waiting, in words."""
+    """Description of the overlay's limit that keeps these jobs waiting."""
 
     @property
     def waits_since(self) -> float:
-        """The longest wait that goes on began then; 0 if none waits."""
+        """Return the start of the longest wait that still lasts; 0 if none waits."""
         return self.idle_at or self.oldest_at
 
 
 class SlotState(StrEnum):
-    """What a drone's slot does."""
+    """States of a drone's slot."""
 
     CHECKING = "checking"
     """In the pool but not accepting jobs yet."""
@@ -176,12 +180,12 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One drone as the overlay sees it; what is left in it for further jobs."""
+    """One drone as the overlay sees it, with its free resources."""
 
     drone_id: DroneId
     state: SlotState
     heard_at: float
-    """Last sign of life on this host's clock. A slot is alive by this, never by being listed."""
+    """Last sign of life by this host's clock. It decides whether a slot is alive, not the listing."""
     free_gpu_milli: int = 0
     free_cpus: int = 0
     free_memory_mib: int = 0
@@ -191,40 +195,40 @@ class Slot:
     jobs_started: int = 0
     """Jobs started since the drone joined."""
     idle_since: float = 0.0
-    """Since when no job runs; 0 if one runs or not told."""
+    """Start of the time without a job; 0 if one runs or unknown."""
     retires_at: float = 0.0
-    """No new job after this; 0 without end."""
+    """The slot accepts no new job after this; 0: never retires."""
     name: str = ""
-    """The overlay's name of it (``slot1@...``); untrusted text, for people only."""
+    """The overlay's name of the slot (``slot1@...``); untrusted text, for display only."""
     gpu_model: str = ""
     vram_mib: int = 0
     capability: int = 0
     work_gpu_milli: int = 0
-    """GPUs (of a CPU drone: CPUs, in thousandths) that jobs use now; 0 if none runs or not told."""
+    """GPUs (of a CPU drone: CPUs, in thousandths) that jobs use now; 0 if none runs or unknown."""
     work_at: float = 0.0
-    """Since when, on average over those, there is work that would be lost if the drone ended now: a job's start or its
-    last checkpoint. What is lost at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
+    """Average start of the work that would be lost if the drone ended now: a job's start or its last checkpoint. The
+    loss at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
     owner: str = ""
-    """Whose jobs run in it; empty if none runs, if they are of several, or if not told."""
+    """Owner of the running jobs; empty if none runs, if there are several owners, or if unknown."""
     begun_at: float = 0.0
-    """When the job that began first of those that run now began; 0 if none runs or not told."""
+    """Start of the running job that began first; 0 if none runs or unknown."""
     job_gpu_milli: int = 0
-    """What its job asks for, as its class does; with its CPUs and MiB below. 0 if none or several run, or not told."""
+    """Request of its job, with CPUs and memory below; 0 if none or several run, or unknown."""
     job_cpus: int = 0
     job_memory_mib: int = 0
     job_ids: str = ""
-    """Ids of the jobs that run now, with commas between; empty if none runs or not told."""
+    """Ids of the running jobs, separated by commas; empty if none runs or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedJob:
-    """A job that has left the queue because it was done, as its queue has it."""
+    """A job that completed and left the queue, as reported by its queue."""
 
     job_id: str
     ended_at: float
     submitted_at: float
     run_s: float
-    """Of its last, successful run."""
+    """Duration of its last, successful run."""
     gpu_milli: int
     cpus: int
     memory_mib: int
@@ -234,99 +238,100 @@ class CompletedJob:
     owner: str = ""
     group: str = ""
     walltime_s: float = 0.0
-    """What it said that it would need; 0 if it did not say."""
+    """Declared run time; 0 if undeclared."""
     drone_id: DroneId | None = None
-    """Where it ran; None if not in one of our drones, or not told."""
+    """The drone that it ran in; None if it was no drone, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An accounting group as the overlay sees it. Amounts are GPUs in thousandths, with those of its sub-groups:
-    ``physics.atlas`` is one of ``physics``."""
+    """An accounting group of the overlay.
+
+    Amounts are GPUs in thousandths and include sub-groups: ``physics.atlas`` is one of ``physics``.
+    """
 
     name: str
     quota_milli: int | None = None
-    """What it may use at once; None: as much as there is."""
+    """Amount that it may use at once; None: no quota."""
     used_milli: int = 0
     surplus: bool = True
-    """It may have more than its quota while others do not want theirs."""
+    """It may exceed its quota while others do not use theirs."""
     priority: float = 0.0
-    """The negotiator's effective priority: the lower, the sooner served; 0: not told."""
+    """The negotiator's effective priority: groups with lower values are served first; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A job that had to leave a drone before it was done, as its queue has it."""
+    """A job that left a drone before it completed, as reported by its queue."""
 
     drone_id: DroneId
     job_id: str
     at: float
     gpu_milli: int
-    """GPUs it used (of a CPU drone: CPUs, in thousandths)."""
+    """GPUs that it used (of a CPU drone: CPUs, in thousandths)."""
     lost_s: float
-    """Run time that it must do again: since its start there, or since its last checkpoint."""
+    """Run time that it must repeat: since its start there, or since its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that failed in a drone within seconds, or was held by it: the job's own fault, or that of the drone's
-    node."""
+    """A job that failed in a drone within seconds, or was held: by its own fault, or by that of the node."""
 
     drone_id: DroneId
     job_id: str
-    """As in ``CompletedJob``, where the job has left the queue."""
+    """As in ``CompletedJob``, if the job has left the queue."""
     at: float
     owner: str
     cause: str = ""
-    """Failure in words: ``held with code 12``."""
+    """Description of the failure: ``held with code 12``."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlayView:
-    """One consistent look at the overlay pool."""
+    """One consistent view of the overlay pool."""
 
     taken_at: float
     classes: tuple[JobClass, ...] = ()
     slots: tuple[Slot, ...] = ()
     negotiated_at: float = 0.0
-    """End of the last negotiation cycle; 0 if there is no such thing here, or none yet."""
+    """End of the last negotiation cycle; 0 if there is none."""
     notices: tuple[str, ...] = ()
-    """Oddities for an operator to look at (an ad without DroneId, a schedd that denies reading), a line each."""
+    """Problems that an operator should look at (an ad without DroneId, a schedd that denies reading), a line each."""
     evictions: tuple[Eviction, ...] | None = None
-    """Of the last quarter of an hour or so: each is told in many looks, and counts once. None where the overlay does
-    not tell."""
+    """Evictions of the last quarter of an hour or so: each is reported in many polls and counts once. None if the
+    overlay does not report them."""
     completions: tuple[CompletedJob, ...] | None = None
-    """The same for jobs that are done."""
+    """The same for completed jobs."""
     groups: tuple[Group, ...] = ()
-    """Accounting groups, where the overlay has any."""
+    """Accounting groups, if the overlay has any."""
     mishaps: tuple[JobFailure, ...] = ()
-    """Failed jobs of the last quarter of an hour or so, where the overlay reports them. The overlay vouches that a job
-    of this owner was in this drone."""
+    """Failed jobs of the last quarter of an hour or so, if reported. The overlay guarantees that a job of this owner
+    was in this drone."""
     remarks: tuple[str, ...] = ()
-    """Oddities that users of the pool cause and no operator needs to act on (a request that is no amount), a line
-    each. Unlike notices they do not alarm."""
+    """Problems that users of the pool cause and that need no action (an invalid request), a line each. Unlike notices
+    they raise no alarm."""
     unheard: tuple[str, ...] = ()
-    """Queues that did not answer, by name. The view is partial then: jobs of theirs are as of their last answer, or
-    missing, and a job that is missing may wait or run."""
+    """Names of queues that did not answer. The view is partial then: their jobs are as of their last answer, or
+    missing, and a missing job may wait or run."""
 
 
 # -------------------------------------------------------------------------------------------------- a site's view
 
 
 class RemoteState(StrEnum):
-    """What the site says of a drone. Unknown counts as alive."""
+    """States of a drone as the site reports them. Unknown counts as alive."""
 
     PENDING = "pending"
     RUNNING = "running"
     UNKNOWN = "unknown"
     STOPPED = "stopped"
-    """Its run is over, and what it held is not given back yet: it counts against limits, and is no supply. Its site
-    clears it away; it is asked to, if that takes long."""
+    """It has stopped and still holds resources: it counts against limits and is no supply. Its site cleans it up; it is
+    asked to if that takes long."""
     ENDED = "ended"
 
 
 class EndKind(StrEnum):
-    """How a site says that a drone ended."""
+    """Ways in which a drone ended, as the site reports them."""
 
     EXITED = "exited"
     """By itself, with ``exit_code``."""
@@ -340,14 +345,14 @@ class EndKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RemoteEnd:
-    """The end of a drone as the site tells it."""
+    """End of a drone as the site reports it."""
 
     kind: EndKind
     at: float
     exit_code: int | None = None
     message: str = ""
     fault: FaultKind | None = None
-    """Of a fault: what kind of thing went wrong, where the site tells (a hold reason); its drone type backs off so."""
+    """Kind of a fault, if the site reports it (a hold reason); its drone type backs off accordingly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,51 +363,51 @@ class RemoteDrone:
     state: RemoteState
     remote_id: str = ""
     type: str = ""
-    """Name of the drone type, where the site keeps it: lets an unrecorded drone be counted."""
+    """Name of the drone type, if the site keeps it: lets an unrecorded drone be counted."""
     started_at: float = 0.0
-    """When it began to run; 0 if not yet or not told."""
+    """Start of its run; 0 if not started or unknown."""
     reason: str = ""
-    """The site's own word for why it waits."""
+    """The site's reason why it waits."""
     expected_start_at: float = 0.0
     end: RemoteEnd | None = None
     node: str = ""
-    """Name of the node it runs on, as in ``SiteView.nodes``."""
+    """Name of its node, as in ``SiteView.nodes``."""
     slot: str = ""
-    """The site's own name of its place there, for people."""
+    """The site's name of its place there, for display."""
     notice_at: float = 0.0
-    """Since when the site is taking its place back; 0 if it is not."""
+    """Start of the preemption by the site; 0 if there is none."""
     blocked: FaultKind | None = None
-    """Why it waits, if that is an obstacle which others of its type would meet as well. A limit or a lack (QUOTA,
-    CAPACITY, THROTTLED, DOWN) passes; anything else does not: it will never start."""
+    """Kind of obstacle that keeps it waiting, if others of its type would meet it as well. A limit or a lack (QUOTA,
+    CAPACITY, THROTTLED, DOWN) passes; with any other it will never start."""
     final: bool = False
-    """This one will not start any more, whatever the obstacle; another may, once that has passed."""
+    """This drone will not start any more, whatever the obstacle; another may, once it has passed."""
 
     @property
     def hopeless(self) -> bool:
-        """It waits for what does not come by waiting."""
+        """Return True if it waits for what waiting does not bring."""
         return self.state is RemoteState.PENDING and (self.final or self.blocked not in _PASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerDemand:
-    """Owner jobs of one shape that wait for resources which our drones may hold. Sizes are of one job."""
+    """Waiting owner jobs of one shape that need resources that our drones may hold. Sizes are of one job."""
 
     count: int
     gpu_milli: int
     cpus: int
     memory_mib: int
     since: float
-    """When the first of them was submitted."""
+    """Submission time of the first of them."""
     disk_mib: int = 0
     nodes: tuple[str, ...] = ()
-    """Nodes that could host one if they were empty; none named: any."""
+    """Nodes that could run one if they were empty; empty: any."""
     who: str = ""
-    """Whose they are, for people."""
+    """Owner of the jobs, for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLoad:
-    """What the owner's running jobs hold."""
+    """Resources that the owner's running jobs hold."""
 
     jobs: int = 0
     gpu_milli: int = 0
@@ -412,11 +417,11 @@ class OwnerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a site that drones can run on: all of it, and what nobody holds. Blocking is not taken off."""
+    """One node of a site that can run drones: its total and free resources, without blocking."""
 
     name: str
     types: tuple[str, ...]
-    """Names of the drone types that it could host if it were empty."""
+    """Names of the drone types that it could run if it were empty."""
     gpu_milli: int
     cpus: int
     memory_mib: int
@@ -429,54 +434,62 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class SiteView:
-    """One listing of a site: everything of ours there, free capacity, the owner's claims."""
+    """One listing of a site: our drones, free capacity, and the owner's claims."""
 
     site: str
     taken_at: float
     drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
-    """How many drones of each type (by type name) could start right now; None where the site does not tell. The
-    counts are alternatives: they may share the same hardware. What those of ours will take that wait at the site and
-    have no node yet is not taken off: the planner does that. Not looked at where ``nodes`` tells more."""
+    """Number of drones of each type (by type name) that could start right now; None if unknown. The counts are
+    alternatives: they may share the same hardware. Our drones that wait there without a node are not subtracted: the
+    planner does that. Unused if ``nodes`` reports more."""
     nodes: tuple[Node, ...] = ()
-    """All nodes that drones can run on, where the site tells node by node. Taken before ``claims``: a job that starts
-    meanwhile is then missed as a claim rather than counted twice."""
+    """All nodes that can run drones, if the site reports them. Queried before ``claims``: a job that starts meanwhile
+    is then missed as a claim rather than counted twice."""
     claims: tuple[OwnerDemand, ...] = ()
     owner_runs: OwnerLoad | None = None
-    """None where the site does not tell."""
+    """None if unknown."""
     downtime_at: float = 0.0
     """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
-    """Oddities for an operator to look at, a line each."""
+    """Problems that an operator should look at, a line each."""
     quota: Mapping[str, int] | None = None
-    """How many more drones of each type (by type name) the site's quota for us allows, whatever is free: alternatives,
-    like ``free``. None where there is none, or none is told."""
+    """Number of further drones of each type (by type name) within our quota at the site, whatever is free:
+    alternatives, like ``free``. None if there is none or it is unknown."""
     free_gpu_milli: int | None = None
-    """GPUs that nobody holds, of the whole site, like ``free``; None where ``nodes`` tell, or nothing does."""
+    """Free GPUs of the whole site, like ``free``; None if ``nodes`` reports them, or unknown."""
     lacks: Mapping[str, str] = field(default_factory=dict)
-    """Shortage by type name, for the types of which none could start now: ``cpus 8 > 2 free``. Empty where the
-    site does not tell."""
+    """Shortage by type name, for types of which none could start now: ``cpus 8 > 2 free``. Empty if unknown."""
     unfit: Mapping[str, str] = field(default_factory=dict)
-    """The same for types of which none can ever start there, however empty it is."""
+    """The same for types of which none can ever start there, however empty the site is."""
     remarks: tuple[str, ...] = ()
-    """Oddities that the owner's users cause and no operator needs to act on (a job that fits no node), a line each."""
+    """Problems that the owner's users cause and that need no action (a job that fits no node), a line each."""
 
 
 # ----------------------------------------------------------------------------------------------------------- drones
 
 
 class DroneState(StrEnum):
-    """States of a drone's life; ``planner/life.py`` holds the table."""
+    """States of a drone's life cycle; ``planner/lifecycle.py`` holds their rules."""
 
     REQUESTED = "requested"
+    """Recorded; the site has not confirmed the order."""
     SUBMITTED = "submitted"
+    """The site accepted the order and does not list it yet."""
     QUEUED = "queued"
+    """Waits in the site's queue."""
     BOOTING = "booting"
+    """Runs at the site, not in the pool yet."""
     JOINED = "joined"
+    """In the pool, does not accept jobs yet (GPU check)."""
     IDLE = "idle"
+    """Accepts jobs, has none."""
     BUSY = "busy"
+    """Has at least one job."""
     DRAINING = "draining"
+    """Accepts no new jobs; leaves when it has none."""
     STOPPING = "stopping"
+    """The site was asked to stop it."""
     # ends
     DONE = "done"
     CANCELLED = "cancelled"
@@ -505,87 +518,88 @@ ENDS = frozenset(
 
 
 WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
-"""At its site, as far as is known: it holds nothing there yet."""
+"""At its site, as far as is known, and without a place there."""
 PENDING = (*WAITING, DroneState.BOOTING)
-"""Asked for, and not in the pool yet."""
+"""Ordered, and not in the pool yet."""
 ON_THE_WAY = (*PENDING, DroneState.JOINED)
-"""It takes no jobs yet."""
+"""It accepts no jobs yet."""
 
 
 class DrainMode(StrEnum):
-    """How a drone is asked to leave the overlay."""
+    """Modes of a drain order."""
 
     NONE = "none"
-    """Let it run out: only take it out of the counting."""
+    """No effect on the pool: the drone runs out and is only no longer counted."""
     PEACEFUL = "peaceful"
-    """No new jobs; running ones end by themselves."""
+    """No new jobs; running ones finish."""
     GRACEFUL = "graceful"
-    """No new jobs; running ones are asked to leave and get their vacate time."""
+    """No new jobs; running ones get their vacate time."""
     FAST = "fast"
     """No new jobs; running ones are killed."""
     RESUME = "resume"
-    """Take a draining drone back into service."""
+    """Undrain a draining drone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drone:
-    """One pilot as we have it on record. Never built from a listing: the record comes first (intent before act)."""
+    """One pilot on record. Never built from a listing: the record comes first (intent before act)."""
 
     id: DroneId
     type: TypeKey
     state: DroneState
     since: float
-    """Time at which it entered ``state``; for a requested drone, of its order or of the answer that failed to come."""
+    """Time at which it entered ``state``; for a requested drone, of its order or of the missing answer."""
     requested_at: float
     gpu_milli: int
-    """Of its type when it was asked for: the type may since have changed or gone."""
+    """Size of its type at the order: the type may have changed or gone since."""
     for_class: str = ""
-    """The job class that it was started for."""
+    """Job class that it was started for."""
     remote_id: str = ""
     submitted_at: float = 0.0
     """Time at which the site accepted the order; 0 while that is unknown."""
     started_at: float = 0.0
     joined_at: float = 0.0
     busy_at: float = 0.0
-    """When it first had a job; 0 if never."""
+    """Time of its first job; 0 if it had none."""
     idle_at: float = 0.0
-    """Since when it has had no job; 0 while busy. Before it joined: since when no job has waited for it."""
+    """Start of the time without a job; 0 while busy. Before it joined: start of the time without a job waiting for
+    it."""
     heard_at: float = 0.0
     jobs: int = 0
     jobs_started: int = 0
     missing_at: float = 0.0
-    """First fresh listing of the site without it; 0 while listed. Missing once is not gone."""
+    """Time of the first fresh listing without it; 0 while listed. Missing once is not gone."""
     unslotted_at: float = 0.0
-    """First fresh look at the overlay without its slot after it had joined; 0 while there."""
+    """Time of the first fresh overlay view without its slot after it had joined; 0 while there."""
     leaving: DroneState | None = None
-    """The end that it will have once the site confirms that it is gone; set when we ask it to leave."""
+    """Final state that it gets once the site confirms its end; set when it is asked to leave."""
     asked_at: float = 0.0
-    """When it was last asked to drain or stop."""
+    """Time of the last drain or stop order."""
     asked: int = 0
-    """How often it was asked to stop."""
+    """Number of stop orders."""
     retires_at: float = 0.0
     ended_at: float = 0.0
     slot: str = ""
     site_reason: str = ""
     node: str = ""
     site_slot: str = ""
-    """The site's own name of its place on the node."""
+    """The site's name of its place on the node."""
     notice_at: float = 0.0
-    """When the site's notice was first seen, or when we asked it to leave for the owner; 0 if neither."""
+    """Time of the site's notice, or of our order to leave for the owner; 0 if neither."""
     work_gpu_milli: int = 0
     work_at: float = 0.0
-    """As of its slot: what would be lost if it ended now."""
+    """As reported by its slot: the work that would be lost if it ended now."""
     lost_gpu_s: float = 0.0
-    """GPU-seconds (of a CPU drone: CPU-seconds) of jobs' work that its end has cost; known once it has ended, and
-    by ``lost_jobs`` evictions or, where the queue told none, by the work of its slot."""
+    """GPU-seconds (of a CPU drone: CPU-seconds) of work that its end has cost; known once it has ended, from
+    ``lost_jobs`` evictions or, if the queue reports none, from the work of its slot."""
     lost_jobs: int = 0
     avoids: str = ""
-    """Users whose jobs it does not take, with commas between: they would lose too much before an owner
-    (:mod:`provisioner.planner.avoids`)."""
+    """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them
+    (:class:`provisioner.planner.risk.UserExclusions`)."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
-    """Mode of the last drain request; a repeated request uses the same."""
+    """Mode of the last drain order; a repeated order uses the same."""
     drain_refusal: str = ""
-    """Why the overlay did not do what it was last asked of the drone (drain, or resume); empty once its slot drains."""
+    """Reason why the overlay did not carry out the last order (drain or undrain); empty once its slot drains."""
 
     @property
     def site(self) -> str:
@@ -593,12 +607,12 @@ class Drone:
 
     @property
     def goes(self) -> bool:
-        """It was asked to leave, or its run is over: nothing can be expected of it, and nothing more asked."""
+        """Return True if it was asked to leave or has stopped: it is no supply and gets no further orders."""
         return self.leaving is not None or self.state is DroneState.STOPPING
 
     @property
     def awaits_room(self) -> bool:
-        """It waits at its site, and has no node there yet: what is free does not know of it."""
+        """Return True if it waits at its site without a node: the free capacity does not count it yet."""
         return self.state in WAITING and not self.node
 
 
@@ -606,7 +620,7 @@ class Drone:
 
 
 class FaultKind(StrEnum):
-    """What kind of thing went wrong; each backs off differently (``planner/guard.py``)."""
+    """Kinds of faults; each has its own back-off (``planner/breakers.py``)."""
 
     DOWN = "down"
     """The service does not answer."""
@@ -614,17 +628,17 @@ class FaultKind(StrEnum):
     """No room now."""
     QUOTA = "quota"
     DENIED = "denied"
-    """Credentials or authorisation: tell a human."""
+    """Credentials or authorisation fail: a human must act."""
     THROTTLED = "throttled"
     NODE = "node"
     CONFIG = "config"
-    """The order itself is wrong for this site."""
+    """The order itself is invalid for this site."""
     DRONE = "drone"
-    """Drones of this type die young or never join."""
+    """Drones of this type end early or never join."""
     JOBS = "jobs"
-    """The pool gives none of the waiting jobs of one class to drones of this type that were started for them."""
+    """The pool matches none of the waiting jobs of one class to drones of this type that were started for them."""
     BLACK_HOLE = "black-hole"
-    """Drones on this node make jobs fail that run well elsewhere."""
+    """Drones on this node make jobs fail that succeed elsewhere."""
     UNKNOWN = "unknown"
 
 
@@ -637,9 +651,9 @@ class Fault:
     message: str
     at: float
     of_order: bool = False
-    """An order met it, not a look: then a look that succeeds says nothing of it."""
+    """An order met it, not a poll: a successful poll does not clear it."""
     accepted: bool = False
-    """A drone met it whose order had been accepted: then another order that is accepted says nothing of it either."""
+    """A drone met it after its order was accepted: another accepted order does not clear it."""
 
 
 class BreakerState(StrEnum):
@@ -651,33 +665,36 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker of a site (scope ``<site>``), of a drone type (scope ``<site>/<type>``), of a job class on a
-    drone type (scope ``<site>/<type>#<class id>``) or of a node (scope ``<site>@<node>``), as data."""
+    """Circuit breaker, as data.
+
+    Scopes: ``<site>``, ``<site>/<type>`` for a drone type, ``<site>/<type>#<class id>`` for a job class on a drone
+    type, ``<site>@<node>`` for a node.
+    """
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
     since: float = 0.0
     failures: int = 0
-    """In a row."""
+    """Consecutive failures."""
     until: float = 0.0
-    """While banned: when it may be probed. Of the overlay after an outage: when it may be believed to need drones."""
+    """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
     fault: Fault | None = None
     blind_until: float = 0.0
-    """End of the last outage that was long enough for things to happen unseen."""
+    """End of the last outage that was long enough to hide events."""
 
     @property
     def class_id(self) -> str:
-        """The job class that backs off; empty for the breaker of a site or a type."""
+        """Return the job class that backs off; empty for other breakers."""
         return self.scope.partition("#")[2]
 
     @property
     def node(self) -> str:
-        """The node that backs off; empty for all other breakers."""
+        """Return the node that backs off; empty for other breakers."""
         return "" if "/" in self.scope else self.scope.partition("@")[2]
 
     @property
     def forgotten(self) -> bool:
-        """Says no more than a missing record: classes and nodes come and go, and theirs are not kept."""
+        """Return True if it says no more than a missing record: inactive ones of classes and nodes are not kept."""
         return self.state is BreakerState.ACTIVE and bool(self.class_id or self.node)
 
 
@@ -693,27 +710,27 @@ def node_scope(site: str, node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnerClaimBackoff:
-    """What is remembered from tick to tick of a site whose owner's jobs wait."""
+    """State kept from tick to tick for a site whose owner's jobs wait."""
 
     site: str
     since: float = 0.0
-    """Since when free room stands for them of which none was taken; 0 if none stands."""
+    """Start of the time in which free room stands unused for them; 0 if none stands."""
     standing: int = 0
     """Jobs for which it stands."""
     offer: int = 0
-    """To how many jobs room is offered at once; 0 is to all."""
+    """Number of jobs that are offered room at once; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolledSite:
-    """The newest good view of a site, and what went wrong since."""
+    """The newest good view of a site, and the fault of the newest poll."""
 
     site: str
     view: SiteView | None = None
     fault: Fault | None = None
-    """Of the newest look; None if it succeeded."""
+    """Fault of the newest poll; None if it succeeded."""
     busy: bool = False
-    """Orders given to it earlier are still under way."""
+    """Earlier orders are still being carried out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -726,50 +743,50 @@ class PolledOverlay:
 
 
 class ReserveWhen(StrEnum):
-    """When a reserve is kept."""
+    """Conditions under which a reserve is kept."""
 
     ALWAYS = "always"
     GPU_DEMAND = "gpu-demand"
-    """Released while no GPU job waits in the overlay; taken back, from our own CPU drones, when one does."""
+    """Released while no GPU job waits in the overlay; reclaimed from our own CPU drones when one does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Blocking: what each free GPU of certain nodes keeps for the drone that will take it."""
+    """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
 
     nodes: tuple[str, ...] = ("*",)
-    """Patterns of node names (``*``, ``?``, ``[...]``); the first reserve that matches a node is its own."""
+    """Patterns of node names (``*``, ``?``, ``[...]``); the first reserve that matches a node applies."""
     cpus: int = 0
     memory_mib: int = 0
     disk_mib: int = 0
     when: ReserveWhen = ReserveWhen.ALWAYS
     release_after_s: float = 600.0
-    """How long no GPU job must have waited before the reserve is released."""
+    """Time without a waiting GPU job after which the reserve is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """What the operator wrote for one site. Limits count drones asked for and not confirmed gone."""
+    """Policy of one site. Limits count drones that were ordered and are not confirmed gone."""
 
     site: str
     enabled: bool = True
-    """False: nothing new there; what runs may run out."""
+    """False: nothing is started; existing drones run out."""
     max_drones: int = 10
     max_gpu_milli: int | None = None
     max_pending: int = 20
     """Drones that have not joined yet."""
     max_starts_per_tick: int = 10
     price: float = 1.0
-    """Factor on the types' prices: the operator's preference between sites."""
+    """Factor on the prices of its types: the operator's preference between sites."""
     queue_when_full: bool = False
-    """Ask for drones even where the site shows no free capacity."""
+    """Start drones even if the site reports no free capacity."""
     view_max_age_s: float = 120.0
     poll_deadline_s: float = 20.0
     order_deadline_s: float = 60.0
     order_confirm_s: float = 120.0
-    """After this long a fresh listing without a requested drone means that the order never arrived."""
+    """A fresh listing without a requested drone means after this time that the order never arrived."""
     missing_s: float = 30.0
-    """A drone missing from fresh listings for this long, at least twice, is gone."""
+    """A drone that fresh listings lack for this long, at least twice, is gone."""
     queued_s: float = 86400.0
     booting_s: float = 600.0
     joining_s: float = 300.0
@@ -778,44 +795,44 @@ class SitePolicy:
     """Longest time that a joined drone may be out of the pool while the site still runs it."""
     draining_s: float = 86400.0
     stopping_s: float = 60.0
-    """After this long in `stopping` it is asked again."""
+    """Time in `stopping` after which it is asked again."""
     grace_s: float = 30.0
-    """What the site gives a drone between notice and kill."""
+    """Time that the site gives a drone between notice and kill."""
     blocking: tuple[Reserve, ...] = ()
     preempt_proactively: bool = True
-    """Drones are asked to leave for the owner's waiting jobs before the site takes their place."""
+    """Drones are asked to leave for the owner's waiting jobs before the site preempts them."""
     min_runtime_s: float = 0.0
-    """A drone that has not yet worked for so long since its first job is not asked to leave for the owner."""
+    """A drone is not asked to leave for the owner before this time since its first job."""
     idle_timeout_s: float | None = None
-    """Of its drones, instead of the policy's."""
+    """Overrides the policy's idle timeout for its drones."""
     idle_fixed: bool | None = None
-    """The same of whether it is fixed."""
+    """Overrides the policy's ``idle_fixed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """Warm drones: room for so many jobs of one shape is kept free for those that have not come yet."""
+    """Warm drones: room for a number of jobs of one shape that have not arrived yet."""
 
     name: str
     gpu_milli: int = WHOLE_GPU
-    """Of one of the jobs, like all that follows."""
+    """Request of one of the jobs, like the following fields."""
     cpus: int = 1
     memory_mib: int = 1024
     disk_mib: int = 0
     vram_mib: int = 0
     count: int = 1
     site: str = ""
-    """Only there; empty: anywhere."""
+    """Restricts it to one site; empty: any."""
     types: tuple[str, ...] = ()
-    """Names of drone types; none named: any that fits."""
+    """Names of drone types; empty: any that match."""
     from_h: int = 0
-    """Kept from this hour of the day (UTC) until ``to_h``, which may lie behind midnight."""
+    """Kept from this hour of the day (UTC) until ``to_h``, which may be after midnight."""
     to_h: int = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator wrote for all sites together."""
+    """Policy for all sites together."""
 
     idle_timeout_s: float = 600.0
     """A drone without a job for this long leaves."""
@@ -823,29 +840,29 @@ class Policy:
     max_gpu_milli: int | None = None
     overlay_max_age_s: float = 120.0
     slot_max_age_s: float = 900.0
-    """A slot not heard from for this long does not count as alive."""
+    """A slot without a sign of life for this long does not count as alive."""
     early_exit_window_s: float = 60.0
-    """A drone that ends by itself within this time of its start, without a job, died young."""
+    """A drone that ends by itself within this time of its start, without a job, has exited early."""
     max_unhealthy_fraction: float = 0.2
-    """More unhealthy drones than this share at once: stop acting, it is probably us."""
+    """With a larger fraction of unhealthy drones the planner stops acting: the cause is probably ours."""
     min_unhealthy: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
     """In the order in which they are served."""
 
     waiting_cost: float = 0.3
-    """GPU-seconds that a second of one job's waiting is worth: how soon a dearer start is made."""
+    """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
 
     idle_fixed: bool = False
-    """The idle time-out holds as it is: nothing learned shortens it, and no slow start lengthens it."""
+    """The idle timeout is used as it is: no estimate shortens it, and no slow start lengthens it."""
 
     def idle_fixed_at(self, site: str) -> bool:
-        """Return the site's own setting, or the one of all."""
+        """Return the site's own setting, or the general one."""
         own = self.sites[site].idle_fixed if site in self.sites else None
         return self.idle_fixed if own is None else own
 
     def idle_timeout_at(self, site: str) -> float:
-        """Seconds: the site's own, or the one of all."""
+        """Return the site's own timeout in seconds, or the general one."""
         own = self.sites[site].idle_timeout_s if site in self.sites else None
         return self.idle_timeout_s if own is None else own
 
@@ -864,7 +881,7 @@ class RequestKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """What an operator asked for on the command line; recorded first, carried out at the next tick."""
+    """Request of an operator on the command line; recorded first, carried out at the next tick."""
 
     id: int
     at: float
@@ -880,27 +897,27 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a decision may depend on, at one time. Same snapshot, same plan."""
+    """Everything that a plan may depend on, at one time. The same snapshot gives the same plan."""
 
     now: float
     tick: int
     id_prefix: str
-    """``<controller>-<store birth>``: new drone ids are this and a serial number."""
+    """``<controller>-<store birth>``: new drone ids consist of this and a serial number."""
     next_serial: int
     policy: Policy
     types: tuple[DroneType, ...]
     overlay: PolledOverlay
     sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
-    """Recorded and not ended."""
+    """Recorded drones that have not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
-    """How those ended on record that a site lists all the same."""
+    """Final states of recorded drones that have ended and that a site still lists."""
     gpu_wanted_at: float = 0.0
-    """When a GPU job was last seen to wait, or when the controller started if that was later."""
+    """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
-    """By site, as the plan before left it."""
+    """By site, as the previous plan left it."""
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""
@@ -911,31 +928,31 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """What is now known of a drone: its new record, and why if its state changed."""
+    """Change of a drone's record: the new record, and the reason if its state changed."""
 
     drone: Drone
     was: DroneState | None
-    """State before; None for a drone that did not exist."""
+    """Previous state; None for a new drone."""
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start one drone. ``drone`` is the intent to be recorded before the site is called."""
+    """Start of one drone. ``drone`` is the intent that is recorded before the site is called."""
 
     drone: Drone
     reason: Reason
     vram_mib: int = 0
     """VRAM per GPU that the jobs need for which it is started."""
     walltime_s: float = 0.0
-    """How long it may live, where that is less than its type says: its site goes down before. 0: as its type says."""
+    """Longest life, if a downtime makes it shorter than that of its type. 0: as its type."""
     uses_reserve: bool = False
-    """A CPU drone that may stand on what is kept for GPUs, because no GPU job waits."""
+    """A CPU drone that may use the reserve of GPUs because no GPU job waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Ask the overlay to let a drone leave. ``drone`` is its record once asked."""
+    """Order to the overlay to drain a drone. ``drone`` is its record afterwards."""
 
     drone: Drone
     was: DroneState
@@ -945,18 +962,18 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the site to end a drone (by its notice and grace). ``drone`` is its record once asked."""
+    """Order to the site to stop a drone with notice and grace period. ``drone`` is its record afterwards."""
 
     drone: Drone
     was: DroneState
     reason: Reason
     kill: bool = False
-    """Without notice: asked politely often enough, or the operator wants it so."""
+    """Without notice: it was asked often enough, or an operator wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrphan:
-    """End something at a site that carries our tag and that we have no live record of."""
+    """Order to stop something at a site that carries our tag without a live record."""
 
     site: str
     drone_id: DroneId
@@ -966,17 +983,20 @@ class StopOrphan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Something not done, and why. ``subject``: ``class:<id>``, ``site:<name>``, ``type:<site/name>`` or ``all``."""
+    """Something not done, and the reason.
+
+    ``subject``: ``class:<id>``, ``site:<name>``, ``type:<site/name>`` or ``all``.
+    """
 
     subject: str
     count: int
-    """Jobs or drones concerned."""
+    """Number of jobs or drones."""
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one tick will do, finished: acting makes no choices."""
+    """Complete plan of one tick: carrying it out makes no choices."""
 
     tick: int
     at: float
@@ -987,19 +1007,19 @@ class Plan:
     orphans: tuple[StopOrphan, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     breakers: tuple[Breaker, ...] = ()
-    """Breakers that changed because of what was seen."""
+    """Breakers changed by this snapshot."""
     requests_done: tuple[int, ...] = ()
     patience: tuple[OwnerClaimBackoff, ...] = ()
-    """For the next tick to remember."""
+    """Remembered for the next tick."""
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:
-        """All that asks a drone on record to leave (or, ``DrainMode.RESUME``, to stay)."""
+        """Return all orders to recorded drones to leave (or, with ``DrainMode.RESUME``, to stay)."""
         return (*self.drains, *self.stops)
 
     @property
     def asks(self) -> tuple[Start | Drain | Stop, ...]:
-        """All that concerns a drone on record or to be recorded."""
+        """Return all orders that concern a drone that is or will be recorded."""
         return (*self.starts, *self.drains, *self.stops)
 
     @property
@@ -1012,7 +1032,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What a drone needs to join the overlay: a start script, secret files, environment.
+    """Files that a drone needs to join the overlay: a start script, secret files, environment.
 
     The script runs on a bare worker node with a POSIX shell. ``files`` are written, mode 0600, into the drone's own
     directory before the script starts there; values may be secret and are never logged.
@@ -1025,31 +1045,31 @@ class Bootstrap:
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """Start one drone of ``type`` under ``drone_id``; a second start under the same id is the same drone."""
+    """Order to start one drone of ``type`` as ``drone_id``; a second one with the same id is the same drone."""
 
     drone_id: DroneId
     type: DroneType
     idle_timeout_s: float
-    """When the drone leaves by itself without the controller: later than the controller would ask it to."""
+    """Time after which the drone leaves by itself without the controller: later than the controller would ask."""
     grace_s: float
     bootstrap: Bootstrap | None = None
     """None when the overlay is asked; set when the site is."""
     kept_vram_mib: int = 0
-    """For its first ``kept_s`` in the pool it takes only jobs that need at least this much VRAM per GPU: those it was
-    started for. Else jobs that would run anywhere take it first, and another like it must be started."""
+    """For its first ``kept_s`` in the pool it accepts only jobs that need at least this much VRAM per GPU: those that
+    it was started for. Otherwise jobs that run anywhere would take it first."""
     kept_s: float = 0.0
     uses_reserve: bool = False
-    """It may stand on what is kept for GPUs; the site's own blocking must let it."""
+    """It may use the reserve of GPUs; the site's own blocking must let it."""
     avoids: str = ""
-    """Users whose jobs it must not take, with commas between; each of letters, digits and ``._@-``."""
+    """Users whose jobs it must refuse, separated by commas; each of letters, digits and ``._@-``."""
     comes_within_s: float = 0.0
-    """Longest time from the order until it accepts jobs: in its site's queue, booting and joining. Afterwards the
-    controller ends it. A token for it has to outlast this and its walltime."""
+    """Longest time from the order until it accepts jobs: queued, booting and joining. Afterwards the controller stops
+    it. A token for it has to outlast this and its walltime."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """End one drone; already gone is success. ``kill``: without notice."""
+    """Order to stop one drone; already gone is success. ``kill``: without notice."""
 
     drone_id: DroneId
     remote_id: str
@@ -1057,13 +1077,13 @@ class StopOrder:
 
 
 class OrderOutcome(StrEnum):
-    """What became of an order."""
+    """Outcomes of an order."""
 
     OK = "ok"
     REJECTED = "rejected"
     """Certainly not carried out."""
     UNKNOWN = "unknown"
-    """May have happened: only a later listing settles it."""
+    """It may have been carried out: only a later listing resolves it."""
 
 
 @dataclass(frozen=True, slots=True)

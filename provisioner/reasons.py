@@ -1,8 +1,8 @@
-"""Why something is done or not done: typed values with their numbers. Text is made at the edge
-(``provisioner.formatting``).
+"""Reasons why something is done or not done: typed values with their numbers.
 
-Every class carries a constant ``kind``, its stable name in records and JSON. Tiers of refusals follow
-``docs/explanation/reasons.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
+``provisioner.formatting`` turns them into text. Every class has a constant ``kind``, its stable name in records and
+JSON. The categories of refusals are described in ``docs/explanation/reasons.md``: configuration, nothing-fits, limit,
+back-off, waiting-site, waiting-negotiation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OrderRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrainRefused:
-    """The overlay certainly did not carry out an order to drain, or to take back into service."""
+    """The overlay certainly did not carry out an order to drain or to undrain."""
 
     fault: str
     message: str
@@ -41,17 +41,17 @@ class DrainRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrainRepeated:
-    """The drone was asked to drain, and its slot still takes jobs: it is asked again."""
+    """The drone was asked to drain, but its slot still takes jobs: it is asked again."""
 
     after_s: float
-    """Since it was first asked."""
+    """Since the first order."""
     message: str = ""
     kind: Literal["drain-repeated"] = "drain-repeated"
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """The order may have been carried out; a later listing settles it."""
+    """The order may have been carried out; a later listing resolves it."""
 
     message: str
     kind: Literal["outcome-unknown"] = "outcome-unknown"
@@ -73,7 +73,7 @@ class SeenInPool:
     slot_state: str
     jobs: int
     after_s: float
-    """Since it was asked for."""
+    """Since its order."""
     kind: Literal["seen-in-pool"] = "seen-in-pool"
 
 
@@ -86,7 +86,7 @@ class NotInListing:
 
 @dataclass(frozen=True, slots=True)
 class NeverArrived:
-    """Fresh listings lack an order long after it was given."""
+    """Fresh listings lack the drone long after its order."""
 
     waited_s: float
     limit_s: float
@@ -104,7 +104,7 @@ class Disappeared:
 
 @dataclass(frozen=True, slots=True)
 class EndedAtSite:
-    """The site says that it ended."""
+    """The site reports that it ended."""
 
     end: str
     exit_code: int | None
@@ -134,31 +134,35 @@ class IdleTimeout:
 
 @dataclass(frozen=True, slots=True)
 class DrainAtRisk:
-    """It ends what it runs and takes no more jobs: its site's owner, by what has been seen of him, is likely to take
-    its place before they are done, and they can wait for a safer one."""
+    """It takes no more jobs: its site's owner is likely to take its place before they are done.
+
+    The jobs can wait for a safer place. Running jobs may finish.
+    """
 
     site: str
     lost: float
-    """Share of such jobs' work that may be expected to be lost there."""
+    """Expected share of lost work of such jobs there."""
     tolerated: float
-    """What they accept after as long a wait."""
+    """Share that they accept after their wait."""
     kind: Literal["drain-at-risk"] = "drain-at-risk"
 
 
 @dataclass(frozen=True, slots=True)
 class BlackHoleDrone:
-    """Jobs fail in it within seconds, or are held by it, that run well elsewhere or are of several users. It takes no
-    more jobs."""
+    """Jobs fail in it within seconds, or are held, that succeed elsewhere or belong to several users.
+
+    It takes no more jobs.
+    """
 
     failed: int
-    """Starts of jobs, in the last quarter of an hour."""
+    """Starts of failed jobs in the last quarter of an hour."""
     good: int
-    """Jobs that went well in it meanwhile."""
+    """Jobs that succeeded in it meanwhile."""
     owners: int
-    """Users of the jobs that failed."""
+    """Owners of the failed jobs."""
     node: str
     message: str
-    """The newest failure."""
+    """Newest failure."""
     kind: Literal["black-hole"] = "black-hole"
 
 
@@ -169,7 +173,7 @@ class BlackHoleNode:
     node: str
     until: float
     failures: int
-    """Drones in a row that made jobs fail there."""
+    """Number of consecutive drones that made jobs fail there."""
     message: str
     kind: Literal["black-hole-node"] = "black-hole-node"
 
@@ -184,7 +188,7 @@ class Unneeded:
 
 @dataclass(frozen=True, slots=True)
 class StateTimeout:
-    """It is in one state for longer than that state may last."""
+    """It has been in one state for longer than the state may last."""
 
     state: str
     for_s: float
@@ -203,6 +207,8 @@ class LeftPool:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequested:
+    """An operator asked for it."""
+
     by: str
     text: str
     kind: Literal["operator-requested"] = "operator-requested"
@@ -210,32 +216,32 @@ class OperatorRequested:
 
 @dataclass(frozen=True, slots=True)
 class PreemptedForOwner:
-    """The owner of the hardware waits for it: this drone is one of the set that frees a place for his job."""
+    """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
 
     waiting: int
-    """Jobs of that shape."""
+    """Waiting jobs of that shape."""
     waited_s: float
     node: str = ""
     gpus: float = 0.0
-    """Of one of those jobs."""
+    """Request of one of these jobs."""
     lost_gpu_s: float = 0.0
-    """What its end costs, as far as its slot tells."""
+    """Work lost by its end, as far as its slot reports it."""
     unit: str = "GPU-seconds"
-    """Of what is lost; of a CPU drone ``CPU-seconds``."""
+    """Unit of the lost work; for a CPU drone ``CPU-seconds``."""
     kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """Its site, or the owner by way of us, has taken its place back."""
+    """Its site has taken its place back, or the owner has by way of the provisioner."""
 
     message: str
     notice_s: float
-    """Between the notice and its end: the grace that it used. 0 if no notice was seen."""
+    """Time between the notice and its end: the part of the grace period that it used. 0 if no notice was seen."""
     grace_s: float
-    """What the site gives."""
+    """Grace period of the site."""
     lost_gpu_s: float
-    """Work of jobs that must be done again, in GPU-seconds (of a CPU drone: CPU-seconds)."""
+    """Work of jobs that must be repeated, in GPU-seconds (of a CPU drone: CPU-seconds)."""
     lost_jobs: int
     unit: str = "GPU-seconds"
     kind: Literal["preempted"] = "preempted"
@@ -243,7 +249,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Its site has told it to leave."""
+    """Its site has asked it to leave."""
 
     message: str
     kind: Literal["notice"] = "notice"
@@ -251,7 +257,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class ReserveReclaimed:
-    """It stands on what is kept for a free GPU, and a GPU job waits again."""
+    """It uses the reserve of a free GPU, and a GPU job waits again."""
 
     node: str
     kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
@@ -267,16 +273,16 @@ class TypeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """It carries our tag but we have no live record of it."""
+    """It carries our tag but has no live record."""
 
     recorded_end: str = ""
-    """How our record of it ended, if there ever was one."""
+    """Final state on record, if there ever was a record."""
     kind: Literal["orphan"] = "orphan"
 
 
 @dataclass(frozen=True, slots=True)
 class DemandReturned:
-    """A draining drone goes back into service because jobs wait that it can run."""
+    """A draining drone is undrained because jobs wait that it can run."""
 
     class_id: str
     waiting: int
@@ -293,7 +299,7 @@ class JobsWaiting:
     class_id: str
     waiting: int
     covered: int
-    """Of those, taken by free slots and drones on their way."""
+    """Jobs covered by free slots and drones on their way."""
     starts: int
     """Drones of this type started for the class in this plan."""
     kind: Literal["jobs-waiting"] = "jobs-waiting"
@@ -301,7 +307,7 @@ class JobsWaiting:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomShort:
-    """Drones are kept warm for jobs that have not come yet, and fewer are than the policy says."""
+    """Fewer warm drones are kept for future jobs than the policy asks for."""
 
     name: str
     wanted: int
@@ -324,7 +330,7 @@ class BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlannerFailed:
-    """The planner fails on these jobs, by a mistake of its own. They are left out, and all others are decided on."""
+    """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
 
     error: str
     kind: Literal["planner-failed"] = "planner-failed"
@@ -332,16 +338,16 @@ class PlannerFailed:
 
 @dataclass(frozen=True, slots=True)
 class InvalidAction:
-    """The independent judge of plans has left this out: it would have broken a promise."""
+    """The independent validation of plans has left out this action: it would have broken a promise."""
 
     promise: str
-    """The one that would have been broken, with its numbers."""
+    """The broken promise, with its numbers."""
     kind: Literal["invalid-action"] = "invalid-action"
 
 
 @dataclass(frozen=True, slots=True)
 class NothingFits:
-    """No drone type fits; the nearest one, and the first dimension in which it fails."""
+    """No drone type matches: the nearest one, and its first unmet requirement."""
 
     nearest: str
     dimension: str
@@ -352,8 +358,10 @@ class NothingFits:
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
+    """A configured limit is reached."""
+
     limit: str
-    """Name of the policy setting."""
+    """Name of the setting."""
     scope: str
     used: float
     allowed: float
@@ -362,11 +370,13 @@ class LimitReached:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuota:
-    """The negotiator would match no more jobs of this accounting group: its quota is used up, and it takes no surplus.
-    A drone for them would start for nothing."""
+    """The negotiator would match no more jobs of this accounting group: its quota is used up.
+
+    It takes no surplus either.
+    """
 
     group: str
-    """Whose quota it is: the jobs' own group, or one that contains it."""
+    """The group with the quota: the jobs' own, or one that contains it."""
     used_gpus: float
     """With what this plan grants it."""
     quota_gpus: float
@@ -375,8 +385,7 @@ class GroupQuota:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The overlay would match no more of these jobs, whatever slots came: a limit of its own is used up. A drone for
-    them would start for nothing."""
+    """The overlay would match no more of these jobs, whatever slots came: a limit of its own is used up."""
 
     message: str
     kind: Literal["pool-limit"] = "pool-limit"
@@ -384,37 +393,38 @@ class PoolLimit:
 
 @dataclass(frozen=True, slots=True)
 class OwnerRisk:
-    """Jobs there would lose too much of their work to the site's owner, by what has been seen of him; more is accepted
-    the longer they wait."""
+    """Jobs there would lose too much work to the site's owner; the longer they wait, the more they accept."""
 
     site: str
     typical_s: float
-    """Half of such jobs run no longer."""
+    """Median run time of such jobs."""
     waited_s: float
     tolerated: float
-    """Share of work that may be expected to be lost."""
+    """Accepted share of lost work."""
     kind: Literal["owner-risk"] = "owner-risk"
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitingCheaperType:
-    """A drone of this type holds its GPUs for longer before its first job than others; it is started once the jobs have
-    waited as long, all together, as that is worth."""
+    """A drone of this type holds its GPUs for longer before its first job than others.
+
+    It is started once the jobs together have waited as long as that is worth.
+    """
 
     type: str
     waited_s: float
-    """Of all jobs together."""
+    """Waiting time of all jobs together."""
     more_s: float
-    """Of waiting, from when on it is started."""
+    """Waiting time after which it is started."""
     kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingDronesSuffice:
-    """So short are the jobs that the drones there are soon have room for them."""
+    """The jobs are so short that existing drones will soon have room for them."""
 
     mean_s: float
-    """Run time of such jobs."""
+    """Mean run time of such jobs."""
     running: int
     kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
@@ -425,12 +435,14 @@ class HeadroomYields:
 
     name: str
     wanted: int
-    """Jobs of that shape for which there would be room kept."""
+    """Jobs of that shape for which room would be kept."""
     kind: Literal["headroom-yields"] = "headroom-yields"
 
 
 @dataclass(frozen=True, slots=True)
 class BackingOff:
+    """A circuit breaker is open."""
+
     scope: str
     until: float
     fault: str
@@ -440,24 +452,26 @@ class BackingOff:
 
 @dataclass(frozen=True, slots=True)
 class StartsUnmatched:
-    """Drones of this type that were started for these jobs left without one, while the jobs waited. No more are started
-    for them until a time. Other jobs get drones of this type all the same."""
+    """Drones of this type that were started for these jobs left without one while the jobs waited.
+
+    No more are started for them until a time. Other jobs get drones of this type all the same.
+    """
 
     type: str
     until: float
     failures: int
-    """In a row."""
+    """Number of consecutive failures."""
     message: str
     kind: Literal["starts-unmatched"] = "starts-unmatched"
 
 
 @dataclass(frozen=True, slots=True)
 class SiteFull:
-    """The site shows no free capacity for any type that fits."""
+    """The site reports no free capacity for any matching type."""
 
     type: str
     lack: str = ""
-    """Shortage, where the site reports it: ``cpus 8 > 2 free``."""
+    """Shortage, if the site reports it: ``cpus 8 > 2 free``."""
     kind: Literal["site-full"] = "site-full"
 
 
@@ -467,21 +481,21 @@ class GpusStranded:
 
     type: str
     nodes: int
-    """With enough free GPUs for one of the type."""
+    """Nodes with enough free GPUs for one drone of the type."""
     free_gpus: float
     """On those nodes."""
     dimension: str
-    """What is short on most of them: ``cpus``, ``memory`` or ``disk``."""
+    """Resource that is short on most of them: ``cpus``, ``memory`` or ``disk``."""
     wanted: int
-    """By one drone; CPUs, or MiB."""
+    """Request of one drone, in CPUs or MiB."""
     free: int
-    """The most that is left on one of them."""
+    """Largest free amount on one of them."""
     kind: Literal["gpus-stranded"] = "gpus-stranded"
 
 
 @dataclass(frozen=True, slots=True)
 class SiteQuota:
-    """What the site grants us is used up: it would refuse another drone of the type."""
+    """Our quota at the site is used up: it would refuse another drone of the type."""
 
     type: str
     kind: Literal["site-quota"] = "site-quota"
@@ -489,7 +503,7 @@ class SiteQuota:
 
 @dataclass(frozen=True, slots=True)
 class StartBlocked:
-    """A drone of the type waits at its site for a reason that another would meet as well (a limit, a bad request)."""
+    """A drone of the type waits at its site for an obstacle that another one would meet as well."""
 
     type: str
     fault: str
@@ -504,7 +518,7 @@ class Downtime:
     site: str
     at: float
     left_s: float
-    """What a drone would have to live."""
+    """Remaining time of a drone's life."""
     wanted_s: float
     kind: Literal["downtime"] = "downtime"
 
@@ -515,15 +529,15 @@ class OwnerWaits:
 
     site: str
     jobs: int
-    """Of those that wait, the ones that get room there."""
+    """Waiting jobs that get room there."""
     gpus: float
-    """Of all of them."""
+    """GPUs of all of them."""
     kind: Literal["owner-waits"] = "owner-waits"
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveKept:
-    """Nodes have room, but it is kept for their free GPUs."""
+    """Nodes have room, but it is reserved for their free GPUs."""
 
     type: str
     free_gpus: float
@@ -533,6 +547,8 @@ class ReserveKept:
 
 @dataclass(frozen=True, slots=True)
 class SiteDisabled:
+    """The site is disabled in the configuration."""
+
     site: str
     kind: Literal["site-disabled"] = "site-disabled"
 
@@ -556,7 +572,7 @@ class AwaitingNegotiation:
 
 @dataclass(frozen=True, slots=True)
 class StaleView:
-    """A view is missing, failed or too old: leave alone what depends on it."""
+    """A view is missing, failed or too old: what depends on it is left alone."""
 
     view: str
     age_s: float
@@ -568,7 +584,7 @@ class StaleView:
 
 @dataclass(frozen=True, slots=True)
 class AllVanished:
-    """Every drone of a site vanished from its listing at once: believe it only after some time."""
+    """Many drones of a site vanished from its listing at once: this is believed only after some time."""
 
     site: str
     drones: int
@@ -577,7 +593,7 @@ class AllVanished:
 
 @dataclass(frozen=True, slots=True)
 class TooManyUnhealthy:
-    """More drones look unhealthy at once than can be their own fault."""
+    """More drones are unhealthy at once than can be their own fault."""
 
     unhealthy: int
     drones: int
@@ -587,7 +603,7 @@ class TooManyUnhealthy:
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """After a back-off one drone is tried before more are."""
+    """After a back-off, one drone is tried before more are started."""
 
     scope: str
     kind: Literal["probing"] = "probing"
@@ -603,7 +619,7 @@ class UnknownDrone:
 
 @dataclass(frozen=True, slots=True)
 class NotDraining:
-    """An operator asked to take a drone back into service that is in service, or is being stopped."""
+    """An operator asked to undrain a drone that is not draining."""
 
     drone_id: str
     state: str

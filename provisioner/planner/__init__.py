@@ -23,7 +23,7 @@ __all__ = ["decide"]
 
 
 def decide(snapshot: Snapshot) -> Plan:
-    """What should change now, and why. Same snapshot, same plan."""
+    """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan."""
     validity = check_views(snapshot)
     moves = observe_all(snapshot, validity)
     breakers = update_class_breakers(

@@ -1,14 +1,14 @@
-"""Drones and nodes that eat jobs: job after job fails in them within seconds, or is held by them.
+"""Black-hole drones and nodes: job after job fails in them within seconds, or is held.
 
-A drone that eats jobs is always free for the next one, and so ruins a queue faster than all good drones work it off.
-The checks of the drone find some causes (``docs/reference/drone.md``); this rule looks at the jobs. Such a drone is
-drained. Once two drones of a node had to go within an hour, the node backs off (:mod:`guard`): drones on it that have
-no job yet leave. The state of a node is a breaker of the scope ``<site>@<node>``.
+Such a drone is always free for the next job, so it ruins a queue faster than all good drones work it off. The checks of
+the drone find some causes (``docs/reference/drone.md``); this rule looks at the jobs. A black-hole drone is drained.
+Once two drones of a node had to leave within an hour, the node backs off: drones on it without a job leave. The state
+of a node is a breaker of the scope ``<site>@<node>``.
 
-Jobs also fail by their own fault, and their owners could try to have drones drained with it. So failures count only of
-owners whose jobs go well elsewhere, or have not run elsewhere, and never for more jobs than the slot has started;
-failures of one owner alone count only if other jobs of theirs go well in other drones; each job that goes well in the
-drone outweighs several failures; and only a part of a site's drones leaves at once for this.
+Jobs also fail by their own fault, and their owners could try to have drones drained. So failures count only for owners
+whose jobs succeed elsewhere, or have not run elsewhere, and never for more jobs than the slot has started. Failures of
+a single owner count only if other jobs of theirs succeed in other drones. Each success in the drone outweighs several
+failures, and only a part of a site's drones leaves at once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from provisioner.reasons import BlackHoleDrone, BlackHoleNode
 MIN_FAILED_JOBS = 3
 """Fewer failed jobs are no sign."""
 FAILURES_PER_JOB = 4
-"""A job that fails in one drone again and again, and in no other, counts as another job after so many failures."""
+"""A job that fails repeatedly in one drone, and in no other, counts as another job after this many failures."""
 GOOD_JOB_WEIGHT = 3
-"""A drone whose failed jobs are at most so many times those that went well is kept."""
+"""A drone is kept if its failed jobs are at most this many times those that succeeded."""
 GOOD_RUN_S = 300.0
-"""A job that has run for so long goes well."""
+"""A job that has run this long succeeds."""
 MAX_LEAVING_FRACTION = 4
-"""At most one of so many of a site's drones leaves at once for this, or one where there are fewer."""
+"""At most one in this many of a site's drones leaves at once, or one if there are fewer."""
 NODE_QUIET_S = 3600.0
-"""A node is forgotten after so long without another drone that ate jobs, not counted the time that it is avoided."""
+"""A node is forgotten after this time without another black-hole drone, not counting the time of its ban."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,120}")
 """Names of nodes that can be part of a scope."""
 _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
@@ -53,14 +53,14 @@ _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
 
 @dataclass(frozen=True, slots=True)
 class BlackHoles:
-    """Drones that leave because they or their nodes eat jobs, and the breakers of nodes that changed."""
+    """Drones that leave because they or their nodes are black holes, and the changed breakers of nodes."""
 
     leave: tuple[tuple[Drone, BlackHoleDrone | BlackHoleNode], ...] = ()
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
-        """Judge the drones by the jobs that failed in them. Nothing is judged while the pool is in doubt."""
+        """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
         view, now = context.snapshot.overlay.view, context.now
         nodes = {scope: each for scope, each in context.breakers.items() if each.node}
         if (
@@ -96,13 +96,15 @@ NO_BLACK_HOLES = BlackHoles()
 
 
 def _node_recovered(breaker: Breaker, now: float) -> bool:
-    """Return True for a node that is not avoided, and on which no drone ate jobs for long."""
+    """Return True for a node that is not banned and has had no black-hole drone for long."""
     return breaker.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - breaker.since > NODE_QUIET_S
 
 
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
-    """Return how many more drones of each site may leave for this. Those that leave by request, for whatever reason,
-    count as well: the site has them no more."""
+    """Return how many more drones of each site may leave for this.
+
+    Drones that leave by request, for whatever reason, count as well: the site has lost them.
+    """
     there: Counter[str] = Counter()
     leaving: Counter[str] = Counter()
     for drone in context.drones.values():
@@ -116,7 +118,7 @@ def _leaving_allowed(context: PlanningContext) -> Counter[str]:
 
 
 def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
-    """Yield the drones that eat jobs, those with most failed jobs first."""
+    """Yield the black-hole drones, those with most failed jobs first."""
     by_drone: dict[DroneId, dict[str, list[JobFailure]]] = defaultdict(lambda: defaultdict(list))
     drones_of: Counter[str] = Counter()
     bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
@@ -167,8 +169,10 @@ def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:
 def _drones_on_avoided_nodes(
     context: PlanningContext, nodes: Mapping[str, Breaker]
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
-    """Yield drones without a job on nodes that are avoided. Where a site has drones on no other node, they stay:
-    another start would lead to the same node."""
+    """Yield drones without a job on banned nodes.
+
+    If a site has drones on no other node, they stay: another start would lead to the same node.
+    """
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
     if not banned:
         return

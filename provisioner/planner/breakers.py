@@ -1,4 +1,10 @@
-"""What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake."""
+"""Circuit breakers for sites, drone types, the overlay, and job classes on drone types.
+
+A job class backs off on one drone type after a drone that was started for it received none of its jobs. The pool knows
+more than the planner: a parallel job, a used-up concurrency limit, a START expression that the template lacks. Such a
+drone idles in vain for these jobs and serves all others. So only the class backs off, only on that type: after a pause
+one more drone is tried, and each failure doubles the pause. The scope of that breaker is ``<site>/<type>#<class id>``.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +31,20 @@ from provisioner.model import (
 )
 from provisioner.reasons import EndedAtSite, StartsUnmatched
 
-# What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake.
-
 OVERLAY_SCOPE = "overlay"
-"""Breaker scope of the overlay; looks at it never ban it."""
+"""Breaker scope of the overlay. Failed polls never ban it."""
 OVERLAY_SETTLE_MAX_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class BackoffPolicy:
-    """How a fault backs off: ban after ``after`` failures in a row, first for ``base_s``, then for twice as long."""
+    """Back-off of one kind of fault: ban after ``after`` failures in a row, at first for ``base_s``."""
 
     after: int
     base_s: float
     cap_s: float
     per_type: bool
-    """Concerns the drone type, not the whole site."""
+    """The fault concerns the drone type, not the whole site."""
 
 
 BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
@@ -56,22 +60,17 @@ BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
     FaultKind.JOBS: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
     FaultKind.BLACK_HOLE: BackoffPolicy(after=2, base_s=1800, cap_s=21600, per_type=False),
 }
-"""The offering that has no room is left alone for a minute, a site that is asked too often for as long as it takes
-(field notes, C 8: breakers at the level at which the fault lies)."""
+"""A type without room is left alone for a minute, a site that throttles for as long as it takes: breakers act at the
+level of the fault (field notes, C 8)."""
 
 
 _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
-"""Faults that the jobs in a drone can cause (its memory is full): once it has had any they say nothing of its type."""
-
-
-# ------------------------------------------------------------------------------------------------- belief in views
-
-
-# ------------------------------------------------------------------------------------------------------- breakers
+"""Faults that jobs in a drone can cause, such as full memory. They say nothing about the type of a drone that has had a
+job."""
 
 
 def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
-    """The breaker after one more failure. A probe that fails is banned again, for longer."""
+    """Return the breaker after one more failure. A failed probe is banned again, for longer."""
     rule = BACKOFF_POLICIES[fault.kind]
     failures = breaker.failures + 1
     if failures < rule.after and breaker.state is not BreakerState.PROBING:
@@ -82,16 +81,19 @@ def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
 
 
 def after_success(breaker: Breaker, now: float) -> Breaker:
-    """The breaker after a success."""
+    """Return the breaker after a success."""
     if breaker.state is BreakerState.ACTIVE and not breaker.failures:
         return breaker
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
 def overlay_recovered(breaker: Breaker, now: float, long_s: float) -> Breaker:
-    """The overlay's breaker after a look that succeeded. An outage shorter than ``long_s`` hid nothing; but for as long
-    as it lasted (at most SETTLE_CAP_S) the pool is given time to come to itself: right after a schedd's restart jobs
-    that lost their slot look as if they needed another."""
+    """Return the overlay's breaker after a successful poll.
+
+    An outage shorter than ``long_s`` hid nothing. For as long as the outage lasted, at most ``OVERLAY_SETTLE_MAX_S``,
+    the pool gets time to recover: right after the restart of a schedd, jobs that lost their slot look as if they needed
+    another.
+    """
     if not breaker.failures:
         return breaker
     away_s = now - breaker.since
@@ -103,8 +105,10 @@ def overlay_recovered(breaker: Breaker, now: float, long_s: float) -> Breaker:
 
 
 def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]) -> Mapping[str, Breaker]:
-    """All breakers after what this snapshot shows: looks that failed or succeeded, drones that died young or joined.
-    ``others``: drones on record that are not settled."""
+    """Return all breakers after the polls, early exits and joins that this snapshot shows.
+
+    ``others`` are the drones on record that are not steady.
+    """
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -148,26 +152,28 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
 
 
 def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
-    """Return the breaker with its times moved by ``by_s``, as the clock that gave them was."""
+    """Return the breaker with its times shifted by ``by_s`` after a change of the clock."""
     names = ("since", "until", "blind_until")
     return replace(breaker, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
 
 
 def _outage_since(breaker: Breaker, now: float) -> float:
-    """Return when the outage began that a failed look at the overlay belongs to: its length decides what it hid."""
+    """Return the start of the overlay outage that a failed poll belongs to: its length decides what it hid."""
     goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault is not None and not breaker.fault.of_order
     return breaker.since if goes_on else now
 
 
 def _by_order(breaker: Breaker) -> bool:
-    """Whether an order that is accepted shows that its fault has passed."""
+    """Return True if an accepted order shows that the fault has passed."""
     return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.accepted
 
 
 def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bool:
-    """Whether a drone has come past what others met after their orders were accepted: room, by having started, if it
-    was asked for since (one of the same batch may have got the last of it); all else (what starts may fail as it boots)
-    by being in the pool."""
+    """Return True if a drone has passed the obstacle that others met after their orders were accepted.
+
+    A lack of room has passed once a drone has started that was ordered since: one of the same batch may have got the
+    last room. Any other fault has passed once a drone has joined the pool: what starts may still fail while it boots.
+    """
     fault, drone = breaker.fault, move.drone
     if fault is None or not fault.accepted or drone.state.ended:
         return False
@@ -185,9 +191,11 @@ def _had_work(snapshot: Snapshot, move: StateChange) -> bool:
 
 
 def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
-    """One fault per drone type whose drones ended badly now: many deaths in one tick are one failure in a row. What the
-    site itself blames (a hold reason) backs off as such, at the level at which it lies. A drone that had work is no
-    sign that drones of its type are bad: what its jobs did ended it."""
+    """Return one fault per drone type whose drones ended badly now.
+
+    Many ends in one tick are one failure in a row. A fault that the site reports, such as a hold reason, backs off at
+    its own level. A drone that had work says nothing about its type: its jobs ended it.
+    """
     found: dict[str, Fault] = {}
     for move in moves:
         drone = move.drone
@@ -214,8 +222,10 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
 
 
 def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
-    """One fault for drones that their site will never start. They are asked to go in the same tick, so that each is
-    counted once."""
+    """Return one fault for drones that their site will never start.
+
+    They are stopped in the same tick, so each is counted once.
+    """
     found: dict[str, Fault] = {}
     for drone in others:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
@@ -233,9 +243,11 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
 def update_by_order_results(
     known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[OrderResult], now: float
 ) -> list[Breaker]:
-    """Breakers changed by the answers of one site to a batch of starts. ``types``: drone id to type key. What an order
-    has tripped an accepted order clears; not the blame for drones that die or never start, nor a site that cannot be
-    looked at."""
+    """Return the breakers changed by the results of a batch of start orders at one site.
+
+    ``types`` maps drone ids to type keys. An accepted order clears a fault that an order has met. It clears neither
+    early exits nor drones that never start, nor a failed poll.
+    """
     changed: dict[str, Breaker] = {}
 
     def current(scope: str) -> Breaker:
@@ -255,18 +267,10 @@ def update_by_order_results(
     return [b for b in changed.values() if known.get(b.scope) != b]
 
 
-# Back-off of one job class on one drone type, after a drone that was started for the class got none of its jobs.
-#
-# The pool knows more than the planner: a parallel job, a used-up concurrency limit, a START expression that the
-# template lacks. A drone of the type then idles in vain for these jobs and serves all others well. So the class alone
-# backs off on that type: after a pause one more drone is tried, and each failure doubles the pause. Other classes,
-# and other types for this class, are not affected. The state is a breaker of the scope ``<site>/<type>#<class id>``.
-
-
 def update_class_breakers(
     snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[str, Breaker]
 ) -> Mapping[str, Breaker]:
-    """Return all breakers after the trials that ended in this snapshot."""
+    """Return all breakers after the trials of job classes that ended in this snapshot."""
     view, now = snapshot.overlay.view, snapshot.now
     tried = [move.drone for move in moves if move.drone.for_class and move.drone.joined_at]
     ours = _class_breakers(known)
@@ -300,29 +304,29 @@ def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str,
 
 
 def _idled_in_vain(drone: Drone, job: JobClass, view: OverlayView) -> bool:
-    """Return True if jobs of the class waited all the time, and a negotiation cycle came, while the drone was idle."""
+    """Return True if jobs of the class waited, and a negotiation cycle came, while the drone was idle."""
     idle_at = drone.idle_at or drone.joined_at
     negotiated = not view.negotiated_at or view.negotiated_at > idle_at
     return job.waiting > 0 and job.waits_since <= idle_at and negotiated
 
 
 def _already_counted(breaker: Breaker, drone: Drone) -> bool:
-    """Return True for a drone that was on its way when an earlier one failed: drones of one batch are one failure."""
+    """Return True if the drone was ordered before an earlier one failed: one batch is one failure."""
     return breaker.fault is not None and drone.requested_at <= breaker.fault.at
 
 
 @dataclass(frozen=True, slots=True)
 class ClassBackoffs:
-    """Classes that back off on drone types, by class id."""
+    """Job classes that back off on drone types, by class id."""
 
     closed: Mapping[str, Mapping[TypeKey, Breaker]] = field(default_factory=dict)
-    """No drone of these types is started for the class, and those that there are do not count as supply for it."""
+    """No drone of these types is started for the class, and existing ones are no supply for it."""
     probing: Mapping[str, Mapping[TypeKey, int]] = field(default_factory=dict)
-    """One drone of these types is tried for the class; how many are on their way, or idle in the pool."""
+    """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
 
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
-        """Sort the breakers of classes. ``drones``: live ones that are not settled."""
+        """Collect the breakers of classes. ``drones`` are the live drones that are not steady."""
         ours = _class_breakers(breakers)
         if not ours:
             return NO_CLASS_BACKOFFS
@@ -341,7 +345,7 @@ class ClassBackoffs:
         return cls(closed, probing)
 
     def why(self, class_id: str) -> StartsUnmatched | None:
-        """Return why nothing is started for a class, by the type that is tried again first; None if it is served."""
+        """Return the reason why nothing is started for a class, by the type that is retried first, or None."""
         closed = self.closed.get(class_id)
         if not closed:
             return None
@@ -349,7 +353,7 @@ class ClassBackoffs:
         return StartsUnmatched(key, breaker.until, breaker.failures, breaker.fault.message if breaker.fault else "")
 
     def doubted(self, class_id: str, key: TypeKey) -> bool:
-        """Return True where the pool is not expected to give jobs of a class to drones of a type."""
+        """Return True if the pool is not expected to match jobs of a class to drones of a type."""
         return key in self.closed.get(class_id, ()) or key in self.probing.get(class_id, ())
 
 

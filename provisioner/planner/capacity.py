@@ -1,4 +1,4 @@
-"""How many more drones may be started: every limit, every breaker, and what is free at the sites."""
+"""Capacity: how many more drones may be started, and the order in which drone types are tried."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from provisioner.reasons import (
     StartBlocked,
 )
 
-# Free GPUs that nobody can use, because the CPU cores, RAM or disk beside them are taken: what is short, and where.
-
 
 def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None:
-    """Why no node that has enough free GPUs for a drone of ``kind`` has room for it; None if some has, or none has
-    GPUs. Of what is short on each node, that counts which is short on most GPUs."""
+    """Return why no node with enough free GPUs has room for a drone of the type.
+
+    None if some node has room, or none has GPUs. The resource that is short on most GPUs is reported.
+    """
     if not kind.gpu_milli:
         return None
     short: dict[str, list[tuple[int, int]]] = {}
@@ -60,7 +60,7 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None
 
 
 def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
-    """What a node has too little of, and how much that is."""
+    """Return the resource of which a node has too little, and its free amount."""
     if node.free_cpus < kind.cpus:
         return "cpus", node.free_cpus
     if node.free_memory_mib < kind.memory_mib:
@@ -70,15 +70,16 @@ def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
     return None
 
 
-# How many more drones may be started: every limit, every breaker, and what is free at the sites.
-
 _Cap = tuple[str, str, Mapping[str, int], int | None, int]
-"""A limit's name, of what it is one, what is counted there, how much is allowed, and how much one drone takes."""
+"""Name of a limit, its scope, the counts, the maximum, and the amount of one drone."""
 
 
 @dataclass(slots=True)
 class StartLimits:
-    """How many more drones each limit allows. Counted on our own record, strays included: asked for and not gone."""
+    """Remaining starts within every limit, breaker, quota and free capacity. Mutable, local to one plan.
+
+    Drones on record count until they are confirmed gone, orphans included.
+    """
 
     context: PlanningContext
     reservations: OwnerReservations
@@ -88,19 +89,19 @@ class StartLimits:
     pending: dict[str, int] = field(default_factory=dict)
     started: dict[str, int] = field(default_factory=dict)
     probes: dict[str, int] = field(default_factory=dict)
-    """Of the pending ones, those asked for since their site or type is probed: what queued there before is no probe."""
+    """Pending drones that were ordered since their site or type is probed: older ones are no probes."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By site and type name: what a site shows as free that does not tell node by node, less what is asked of it."""
+    """By site and type name: free places at a site that does not report nodes, less those promised."""
     free_milli: dict[str, int] = field(default_factory=dict)
-    """By site: the same in GPUs of the whole site, where it tells."""
+    """By site: free milli-GPUs of the whole site, if reported."""
     quota: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By site and type name: what a site's quota allows besides what is asked of it."""
+    """By site and type name: places that a site's quota allows, less those promised."""
     counted: dict[TypeKey, int] = field(default_factory=dict)
-    """What nodes have free, by type, until something more is promised there."""
+    """Places on nodes by type, cached until more is promised there."""
     blocked: dict[TypeKey, Reason] = field(default_factory=dict)
-    """Types of which one waits at its site for what others would have to wait for too."""
+    """Types with a drone that waits at its site for an obstacle that another one would meet as well."""
     spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
-    """Types of which no more may be started, and why."""
+    """Types of which no more may be started, and the reason."""
     open: set[TypeKey] = field(default_factory=set)
     """All other types, as far as is known yet."""
 
@@ -157,9 +158,11 @@ class StartLimits:
         self._add(self.gpu_milli, gpu_milli, site, "")
 
     def _promise(self, key: TypeKey, count: int) -> None:
-        """Hardware to drones that hold none yet. Which types share what is known where nodes tell, and it is booked
-        there; else no type has more than its site in all, and where that is not told either, what one takes, all
-        others lose in proportion."""
+        """Reserve places for drones that hold none yet.
+
+        If nodes are reported, the places are booked there. Else no type has more places than the free GPUs of its site;
+        without that number, all other types lose places in proportion.
+        """
         site, _, name = key.partition("/")
         left, in_all = self.free.get(site), self.free_milli.get(site)
         if left is None:
@@ -176,7 +179,7 @@ class StartLimits:
                 left[other] = min(left[other], float(in_all // each.gpu_milli))
 
     def _grant(self, key: TypeKey, count: int) -> None:
-        """Quota, which the types of a site share."""
+        """Take quota, which the types of a site share."""
         site, _, name = key.partition("/")
         _take_share(self.quota.get(site, {}), name, count)
 
@@ -195,7 +198,7 @@ class StartLimits:
         self._grant(key, count)
 
     def free_for(self, key: TypeKey) -> int | None:
-        """How many of a type could start right now; None where its site does not tell."""
+        """Return how many drones of a type could start right now, or None if the site does not report it."""
         kind = self.context.types[key]
         if kind.site in self.reservations.free:
             if key not in self.counted:
@@ -206,14 +209,17 @@ class StartLimits:
         return None
 
     def on_reserve(self, kind: DroneType) -> bool:
-        """Whether what is kept for GPUs is now released to this type."""
+        """Return True if the reserve for GPUs is now released to this type."""
         site = self.context.snapshot.policy.sites.get(kind.site)
         quiet_s = self.context.now - self.context.snapshot.gpu_wanted_at
         rules = site.blocking if site and not kind.gpu_milli else ()
         return any(r.when is ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
 
     def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
-        """How many of a type may be started now, and which limit says so. Room only shrinks: none left is for good."""
+        """Return how many drones of a type may be started now, and the limit that binds.
+
+        Limits only shrink within a plan, so a type without starts left stays without.
+        """
         if key in self.spent:
             return 0, self.spent[key]
         count, reason = self._for_type(key, self.context.types[key])
@@ -243,7 +249,7 @@ class StartLimits:
         return found
 
     def _capped(self, key: TypeKey, kind: DroneType, site: SitePolicy) -> tuple[int, Reason | None]:
-        """The least that any limit of ours allows, and which does."""
+        """Return the smallest of the configured limits, and its reason."""
         policy, gpu_milli = self.context.snapshot.policy, kind.gpu_milli
         caps: tuple[_Cap, ...] = (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
@@ -295,33 +301,31 @@ class StartLimits:
 
 
 def _take_share(left: dict[str, float], name: str, count: int) -> None:
-    """``count`` of one, and of all others in proportion."""
+    """Take ``count`` of one type, and the same share of all others."""
     mine = left.get(name, 0.0)
     share = min(1.0, count / mine) if mine > 0 else 1.0
     for other in left:
         left[other] = max(0.0, left[other] - (count if other == name else share * left[other]))
 
 
-# In which order drone types are asked for: by where one would start now, then by price.
-
 _FULL_SITE_H = 1_000_000
-"""Stands for as long as nobody knows; longer than any site expects."""
+"""Waiting time of a full site: longer than any that a site expects."""
 
 
 @dataclass(slots=True)
 class RankedTypes:
-    """In which order types are asked for the jobs of one shape."""
+    """Compatible types of one shape in the order in which they are tried."""
 
     keys: Sequence[TypeKey]
     left: Sequence[TypeKey]
-    """Those of which any might yet be started when that was last looked at."""
+    """Types that were open when the list was last checked."""
     turn: Sequence[TypeKey] = ()
-    """Where any of ours come late: the first type of which another might wait as well, and the last before it."""
+    """If drones are delayed: the first type of which another drone might wait as well, and the last one before it."""
     of: int = -1
-    """How many types there were of which that was so."""
+    """Number of open types at the last check."""
 
     def open(self, limits: StartLimits) -> Sequence[TypeKey]:
-        """In order, without those of which no more is started in this decision; those of ``turn`` stay."""
+        """Return the types that are still open, in order; those of ``turn`` stay."""
         if len(limits.open) != self.of:
             self.left = [key for key in self.left if key in limits.open or key in self.turn]
             self.of = len(limits.open)
@@ -330,20 +334,23 @@ class RankedTypes:
 
 @dataclass(slots=True)
 class TypeRanking:
-    """By price for one job, then by how little VRAM and capability is left unused. Sites that show free GPUs (or do not
-    tell) come before those where the drone would queue, and a short queue before a long one."""
+    """Order of drone types: by expected start, then by price per job, then by unused VRAM and capability.
+
+    Sites with free GPUs, or without a report, come before those where a drone would queue, and a short queue before a
+    long one.
+    """
 
     tier: Mapping[TypeKey, int]
-    """In how many hours one would start, by all that is known: the lower, the earlier it is asked for."""
+    """Expected hours until a start: types with lower values are tried first."""
     sure: frozenset[TypeKey]
-    """Types of which one would start now, by all that their site shows."""
+    """Types of which a drone would start now, by what their site reports."""
     any_late: bool
-    """Whether any of ours come late."""
+    """True if any drone is delayed."""
     known: dict[CompatibleTypes, RankedTypes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
-        """By what is free before anything is started."""
+        """Rank the types by what is free before anything is started."""
         waits = _expected_wait_h(context)
         free = {key: limits.free_for(key) for key in context.types}
         # What looks free where one of ours waits all the same is kept for somebody else.
@@ -352,7 +359,7 @@ class TypeRanking:
         return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))
 
     def for_jobs(self, compatible: CompatibleTypes) -> RankedTypes:
-        """For the jobs of one shape."""
+        """Return the ranked types of one shape."""
         found = self.known.get(compatible)
         if found is None:
             keys = sorted(compatible.cheapest, key=self.tier.__getitem__)
@@ -360,13 +367,13 @@ class TypeRanking:
         return found
 
     def _turn(self, keys: Sequence[TypeKey]) -> Sequence[TypeKey]:
-        """Where the late ones have their turn, and where jobs that have enough by then stop short of it."""
+        """Return the types at which delayed drones are counted as supply."""
         unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys))
         return keys[max(0, unsure - 1) : unsure + 1]
 
 
 def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:
-    """By type, within how many hours the site expects the last of ours to start; only where that is late."""
+    """Return by type the hours within which the site expects the last delayed drone to start."""
     waits: dict[TypeKey, int] = {}
     for drone_id in context.late:
         drone = context.changing[drone_id]

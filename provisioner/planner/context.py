@@ -1,4 +1,4 @@
-"""One snapshot with what was derived from it: who lives, what is trusted, whether to act at all."""
+"""The planning context: one snapshot and what is derived from it before any rule runs."""
 
 from __future__ import annotations
 
@@ -35,22 +35,23 @@ from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.planner.views import ViewValidity
 from provisioner.reasons import Downtime, DrainAtRisk, Reason, TooManyUnhealthy
 
-# Which drones wait at their site, and for a while yet: no reason not to start others where there is room now.
-
 DELAYED_AFTER_S = 600.0
-"""A drone that its site expects to start later than this, or that a limit holds there, comes late: about what a drone
-needs from its order to its first job."""
+"""A drone is delayed if its site expects to start it later than this, or if a limit holds it there. A drone needs about
+this time from its order to its first job."""
 NO_ROOM_DELAY_S = 180.0
-"""So does one that has waited for so long, and for twice as long as is usual, while what is free goes to those before
-it: who was to make room for it did not, or others came before it."""
+"""A drone is also delayed if it has waited this long, and twice as long as usual, while the free capacity goes to
+drones ahead of it."""
 _AT_SITE_QUEUE = (DroneState.SUBMITTED, DroneState.QUEUED)
 
 
 def delayed_drones(
     snapshot: Snapshot, validity: ViewValidity, types: Mapping[TypeKey, DroneType], drones: Iterable[Drone]
 ) -> frozenset[DroneId]:
-    """Of ``drones`` those that come late: by what the site says of their start, or of a limit, or, where it says
-    nothing, by what drones of the type usually wait there, or by what is free there."""
+    """Return the drones that wait at their site and will not start soon.
+
+    They are no reason to wait with starts where there is room now. The site's expected start or limit decides. Without
+    either, the usual waiting time of the type and the site's free capacity do.
+    """
     found: set[DroneId] = set()
     untold: dict[TypeKey, list[Drone]] = {}
     for drone in drones:
@@ -74,7 +75,7 @@ def delayed_drones(
 
 
 def _reported_delay(snapshot: Snapshot, drone: Drone, remote: RemoteDrone) -> bool | None:
-    """None where neither the site nor experience tells that it is late, nor the site when it will start."""
+    """Return whether the site's report or the estimates call the drone delayed, None if they say nothing."""
     if remote.blocked is not None:
         return True
     if remote.expected_start_at:
@@ -84,7 +85,7 @@ def _reported_delay(snapshot: Snapshot, drone: Drone, remote: RemoteDrone) -> bo
 
 
 def _without_room(snapshot: Snapshot, view: SiteView, kind: DroneType, waiting: list[Drone]) -> Iterator[Drone]:
-    """Those that wait too long already, and that nothing is free for once the others before them have theirs."""
+    """Yield drones that have waited too long and for which nothing is free after those ahead of them."""
     usual = snapshot.estimates.delays.get(kind.key)
     too_long_s = max(NO_ROOM_DELAY_S, 2.0 * usual.queue_s if usual is not None else 0.0)
     if snapshot.now - min(drone.requested_at for drone in waiting) <= too_long_s:
@@ -98,7 +99,7 @@ def _without_room(snapshot: Snapshot, view: SiteView, kind: DroneType, waiting: 
 
 
 def _free_count(view: SiteView, kind: DroneType) -> int | None:
-    """Drones of a type that what is free would do for, at the most; None if that is not told."""
+    """Return how many drones of a type the free capacity holds at most, or None if the site does not report it."""
     if view.nodes:
         if not kind.gpu_milli:
             return None
@@ -107,36 +108,34 @@ def _free_count(view: SiteView, kind: DroneType) -> int | None:
     return view.free.get(kind.name, 0) if view.free is not None else None
 
 
-# How long a drone that is started now can live: as long as its type says, and not into its site's downtime.
-
 NO_END = float("inf")
 DOWNTIME_MARGIN_S = 300.0
-"""It is gone by so much before the downtime: it may wait a little before it starts."""
+"""A drone ends this long before a downtime, since it may wait a little before it starts."""
 MIN_LIFE_S = 1800.0
-"""Worth a start; for types that never live so long, their own walltime."""
+"""Shortest life that is worth a start. For types with a shorter walltime, their walltime."""
 
 
 def downtime_at(context: PlanningContext, site: str) -> float:
-    """Start of the site's next downtime by its newest view, however old; endless if none is known."""
+    """Return the start of the site's next downtime by its newest view, however old; infinity if none is known."""
     reading = context.snapshot.sites.get(site)
     at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
     return at if at > context.now else NO_END
 
 
 def drone_end_at(context: PlanningContext, kind: DroneType) -> float:
-    """When a drone of the type, started now, has to be gone."""
+    """Return the time by which a drone of the type, started now, has to end."""
     own = context.now + kind.walltime_s if kind.walltime_s else NO_END
     return min(own, downtime_at(context, kind.site) - DOWNTIME_MARGIN_S)
 
 
 def shortened_life_s(context: PlanningContext, kind: DroneType) -> float:
-    """How long it may live if that is less than its type says, in whole seconds; 0 if it is not less."""
+    """Return how long a drone may live, in whole seconds, if a downtime shortens its life, else 0."""
     left_s = drone_end_at(context, kind) - context.now
     return float(int(left_s)) if left_s < (kind.walltime_s or NO_END) else 0.0
 
 
 def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 0.0) -> Downtime | None:
-    """Why none is started for jobs that need ``wanted_s``: because of a downtime, if of one at all."""
+    """Return the downtime that forbids a start for jobs of ``wanted_s``, or None."""
     left_s = drone_end_at(context, kind) - context.now
     least_s = max(wanted_s, min(MIN_LIFE_S, kind.walltime_s or MIN_LIFE_S))
     if left_s >= least_s or (kind.walltime_s and wanted_s > kind.walltime_s):
@@ -144,14 +143,12 @@ def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 
     return Downtime(kind.site, downtime_at(context, kind.site), max(0.0, left_s), least_s)
 
 
-# One snapshot with what was derived from it: who lives, what is trusted, whether to act at all.
-
 _UNKNOWN_SITE = object()
 
 
 @dataclass(frozen=True, slots=True)
 class RetirementResult:
-    """Who is asked to go."""
+    """Drones that are asked to leave."""
 
     drains: tuple[Drain, ...] = ()
     stops: tuple[Stop, ...] = ()
@@ -159,7 +156,7 @@ class RetirementResult:
     refusals: tuple[Refusal, ...] = ()
     requests_done: tuple[int, ...] = ()
     moves: tuple[StateChange, ...] = ()
-    """What else is now to be remembered of drones on record, each as it is after the moves that views tell."""
+    """Further changes of records, each after the changes that views have caused."""
 
     @property
     def asks(self) -> tuple[Drain | Stop, ...]:
@@ -168,54 +165,54 @@ class RetirementResult:
 
 @dataclass(frozen=True, slots=True)
 class PlacementResult:
-    """Who is asked for, who is taken back into service, and what waits for which reason."""
+    """Drones to start and to undrain, and the reasons for what waits."""
 
     starts: tuple[Start, ...] = ()
     resumes: tuple[Drain, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     lacking_room: Mapping[TypeKey, int] = field(default_factory=dict)
-    """By drone type, how many are lacking for want of room at the site, and for no other reason."""
+    """By drone type: number of drones that are lacking only because the site has no room."""
     without_headroom: frozenset[str] = frozenset()
-    """Sites without headroom for now: real jobs lack room there, or the owner waits."""
+    """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
     at_risk: Mapping[DroneId, DrainAtRisk] = field(default_factory=dict)
-    """Drones that should take no more jobs, as an owner is near, and why."""
+    """Drones that should take no more jobs because the owner is likely to take their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """A snapshot after its moves."""
+    """A snapshot after its state changes, with what all rules need."""
 
     snapshot: Snapshot
     validity: ViewValidity
     breakers: Mapping[str, Breaker]
     drones: Mapping[DroneId, Drone]
-    """Live ones, as they are after the moves."""
+    """Live drones, after the state changes."""
     changing: Mapping[DroneId, Drone]
-    """Of those, the ones that a rule may have anything to say of."""
+    """Live drones that are not steady: rules go through these alone."""
     steady: Mapping[TypeKey, int]
-    """How many the rest are, by type (:mod:`settled`)."""
+    """Number of steady drones by type."""
     slots: Mapping[DroneId, Slot]
-    """Alive ones, from a fresh view; empty without one."""
+    """Alive slots of a fresh view; empty without one."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[JobClass, ...]
-    """With jobs that wait or are fresh; empty without a fresh view."""
+    """Job classes with waiting or fresh jobs; empty without a fresh view."""
     headroom: tuple[JobClass, ...]
-    """Virtual classes: served after all others, and no demand in any other sense."""
+    """Headroom as classes of virtual jobs. They are served last and are no demand in any other sense."""
     compatible: Mapping[str, CompatibleTypes]
-    """Class id to the drone types that can host its jobs, less those on which the class backs off."""
+    """By class id: the drone types that can run its jobs, without those on which the class backs off."""
     class_backoffs: ClassBackoffs
-    """Classes that back off on drone types."""
+    """Job classes that back off on drone types."""
     orphan_counts: Mapping[str, int]
-    """By site: drones in its listing that we have no live record of. They count against the caps until gone."""
+    """By site: listed drones without a live record. They count against the limits until they are gone."""
     too_unhealthy: Reason | None
     late: frozenset[DroneId]
-    """Those that wait at their site, and for a while yet (:mod:`late`)."""
+    """Drones that are delayed at their site (:func:`delayed_drones`)."""
 
     @classmethod
     def of(
         cls, snapshot: Snapshot, validity: ViewValidity, moves: Sequence[StateChange], breakers: Mapping[str, Breaker]
     ) -> PlanningContext:
-        """Put the scene together."""
+        """Derive the context from a snapshot."""
         after = {m.drone.id: m.drone for m in moves}
         split = validity.split
         changing = {i: d for i, was in split.changing.items() if not (d := after.get(i, was)).state.ended}
@@ -252,16 +249,16 @@ class PlanningContext:
         return self.snapshot.now
 
     def can_act_on(self, drone: Drone) -> bool:
-        """Whether its site's view is good enough to ask anything of it there."""
+        """Return True if the view of the drone's site is valid, so that orders may be given there."""
         return self.validity.sites.get(drone.site, _UNKNOWN_SITE) is None
 
     def remote(self, drone: Drone) -> RemoteDrone | None:
-        """The drone in a view of its site that can be believed."""
+        """Return the drone in the valid view of its site, or None."""
         view = self.validity.site_view(self.snapshot, drone.site)
         return view.drones.get(drone.id) if view is not None else None
 
     def finished(self, plan: Plan, left: RetirementResult, placed: PlacementResult) -> Plan:
-        """The whole plan. A drone that somebody asked for something in this tick is asked only once."""
+        """Return the whole plan. A drone is asked only once in a tick."""
         gone = {a.drone.id for a in left.asks}
         moves = {m.drone.id: m for m in plan.moves}
         for more in left.moves:
@@ -283,13 +280,16 @@ class PlanningContext:
 
 
 def _without_limited(job: JobClass) -> JobClass:
-    """Return a class with the waiting jobs that the overlay might match: the others are no demand."""
+    """Return the class without the waiting jobs that the overlay's own limits hold back."""
     return replace(job, waiting=max(0, job.waiting - job.limited)) if job.limited else job
 
 
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
-    """From the newest good view, however old: too many counted is safer than too few. Drones whose records this plan
-    ends for an operator count already, where a site lists them that is not their own."""
+    """Count listed drones without a live record by site.
+
+    The newest good view counts, however old: too many counted is safer than too few. Drones whose records this plan
+    ends for an operator count already, if another site lists them.
+    """
     if written_off := _written_off(snapshot, live):
         live = {drone_id: drone for drone_id, drone in live.items() if drone_id not in written_off}
     count: dict[str, int] = {}
@@ -302,13 +302,13 @@ def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping
 
 
 def _written_off(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> frozenset[DroneId]:
-    """Return the drones that an operator kills and whose own site is not configured (:mod:`retire`)."""
+    """Return the drones that an operator kills and whose site is not configured (:mod:`retirement`)."""
     kills = (i for request in snapshot.requests if request.kind is RequestKind.KILL for i in request.drone_ids)
     return frozenset(i for i in kills if i in live and live[i].site not in snapshot.policy.sites)
 
 
 def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:
-    """More trouble at once than drones can have of themselves (field notes, C 8)."""
+    """Return the reason to pause if more drones are unhealthy than can be their own fault (field notes, C 8)."""
     ill = sum(
         1
         for d in changing

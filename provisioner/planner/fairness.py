@@ -1,11 +1,11 @@
-"""Fairness between accounting groups: what a group may still get, and whose turn it is where limits bind.
+"""Fairness between accounting groups: what each group may still get, and the order in which classes are served.
 
-As HTCondor's negotiator would do it when the drones are there: a group with a quota gets up to that, the one that uses
-the least part of its own first; what is left over goes to the groups that may take surplus. So nothing is started that
-would then be matched to nobody, and a large group's queue does not eat the room that a small one is due.
+The rules are those of HTCondor's negotiator: a group with a quota gets up to its quota, the group that uses the
+smallest part of its own first. What is left goes to the groups that may take surplus. So no drone is started that would
+be matched to nobody, and the queue of a large group does not take the room that a small one is due.
 
-Names nest by dots: a job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and of ``physics``, and a
-job of a group that is not listed against those that contain it, if any. Capitals do not matter, as in HTCondor.
+Names nest by dots. A job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and ``physics``; a job of
+an unlisted group counts against the listed groups that contain it. Names are case-insensitive, as in HTCondor.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ _LAST_PRIORITY = float("inf")
 
 @dataclass(slots=True)
 class GroupShares:
-    """What each group has and gets. Mutable, local to one decision."""
+    """What each group has and gets. Mutable, local to one plan."""
 
     groups: Mapping[str, Group]
-    """By name in small letters."""
+    """By name in lower case."""
     granted: dict[str, int] = field(default_factory=dict)
-    """Milli-GPU that this decision has granted, by the same names."""
+    """Milli-GPUs granted by this plan, by the same names."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> GroupShares:
-        """By the newest view that can be believed; without groups there, nothing is limited."""
+        """Read the groups of the overlay's valid view. Without groups nothing is limited."""
         view = context.snapshot.overlay.view if context.validity.overlay is None else None
         return cls({group.name.casefold(): group for group in view.groups} if view else {})
 
     def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
-        """Of how many waiting jobs the negotiator would match no more than so many, and the quota that says so.
-        A job without a GPU counts nothing, and waits where the quota is used up."""
+        """Return how many waiting jobs the negotiator would match at most, and the quota that limits them.
+
+        A job without a GPU counts nothing, and waits if the quota is used up.
+        """
         found: tuple[int, GroupQuota | None] = (job.waiting, None)
         for group, quota, used in self._limits(job):
             count = _jobs_in_quota(job, quota - used, job.waiting)
@@ -46,17 +48,20 @@ class GroupShares:
         return found
 
     def used_up(self, job: JobClass) -> bool:
-        """Whether the negotiator would match none of the class."""
+        """Return True if the negotiator would match none of the class."""
         return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
 
     def book(self, job: JobClass, jobs: int) -> None:
-        """``jobs`` of a class have their drones."""
+        """Count ``jobs`` of a class as served."""
         for name in self._chain(job.group):
             self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
 
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
-        """The hardest to place first; of equally hard ones what is within its group's quota before what is surplus (a
-        class may come in two parts), then the group that is served first, then by priority and age."""
+        """Return the classes in the order in which they are served.
+
+        The hardest to place come first. Equally hard ones come in this order: within the group's quota before surplus
+        (a class may be split in two), then by the order of groups, then by priority and age.
+        """
         coming, compatible = self._coming(context), context.compatible
         first = sorted(
             context.classes,
@@ -70,7 +75,7 @@ class GroupShares:
         return [job for job, _ in sorted(parts, key=lambda p: (compatible[p[0].id].hardness, p[1]))]
 
     def _coming(self, context: PlanningContext) -> Mapping[str, int]:
-        """Milli-GPU on their way, by the group on whose account they were asked for."""
+        """Return milli-GPUs on their way, by the group that they were ordered for."""
         coming: dict[str, int] = {}
         jobs = {job.id: job for job in context.classes} if self.groups else {}
         for drone in context.changing.values() if jobs else ():
@@ -80,7 +85,7 @@ class GroupShares:
         return coming
 
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
-        """A class, whether it is surplus; or what of it is within its group's quotas, and the rest."""
+        """Yield the class and whether it is surplus, split in two if only a part is within the quotas."""
         quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
         fitting = (_jobs_in_quota(job, quota - self._used(name), job.waiting) for quota, name in quotas)
         within = min([job.waiting, *fitting])
@@ -92,8 +97,11 @@ class GroupShares:
         yield replace(job, waiting=job.waiting - within, fresh=0), True
 
     def _line(self, job: JobClass, coming: Mapping[str, int]) -> tuple[int, float]:
-        """HTCondor's GROUP_SORT_EXPR: by the used part of the quota; then groups without one, by their priority; jobs
-        of no group last."""
+        """Return the order of the job's group by HTCondor's GROUP_SORT_EXPR.
+
+        Groups with a quota come first, by its used part; then groups without one, by priority; then jobs without a
+        group.
+        """
         names = self._chain(job.group)
         if not names:
             return 2, 0.0
@@ -103,7 +111,7 @@ class GroupShares:
         return 1, group.priority or _LAST_PRIORITY
 
     def _limits(self, job: JobClass) -> Iterator[tuple[Group, int, int]]:
-        """Yield the groups that give a job nothing beyond their quota, with milli-GPU of the quota and used."""
+        """Yield the groups that grant nothing beyond their quota, with the quota and its used part in milli-GPUs."""
         for name in self._chain(job.group):
             group = self.groups[name]
             if group.quota_milli is not None and not group.surplus:
@@ -113,7 +121,7 @@ class GroupShares:
         return self.groups[name].used_milli + self.granted.get(name, 0)
 
     def _chain(self, group: str) -> tuple[str, ...]:
-        """A group and those that contain it, as far as they are listed."""
+        """Return the listed groups that contain a group, itself included."""
         if not self.groups:
             return ()
         name, names = group.casefold(), list[str]()
@@ -125,7 +133,7 @@ class GroupShares:
 
 
 def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
-    """Return how many jobs of a class go into so much of a quota; ``most`` where they take none of it."""
+    """Return how many jobs of a class fit into the rest of a quota; ``most`` if they take none of it."""
     if milli <= 0:
         return 0
     return milli // job.gpu_milli if job.gpu_milli else most

@@ -1,5 +1,8 @@
-"""Which drones are kept warm as headroom, and where none is: no headroom is started, and none is kept beyond its idle
-time-out, at a site where a real job lacks room or where the owner waits.
+"""Headroom: warm drones for jobs that have not arrived yet.
+
+Headroom is served as classes of virtual jobs, after all real ones and within the same limits. A warm drone is like any
+other: the first real job that fits takes it, and another one is started. No headroom is started, and none is kept
+beyond the idle timeout, at a site where a real job lacks room or the owner waits.
 """
 
 from __future__ import annotations
@@ -14,18 +17,14 @@ from provisioner.reasons import GpusStranded, LimitReached, Reason, SiteFull, Si
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
 
-# Headroom: warm drones for jobs that have not come yet, as classes of virtual jobs that are served last.
-#
-# They meet the same limits as real jobs and come after all of them. What they have is given up first (:mod:`warm`). A
-# warm drone is like any other: the first real job that fits takes it, and another is warmed up then.
 
 HEADROOM_PREFIX = "headroom:"
-"""Begins the ids of virtual classes; no overlay's class is named so."""
+"""Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 
 
 def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
-    """What headroom is wanted now, as waiting jobs."""
+    """Return the headroom that is wanted now, as waiting jobs."""
     types = tuple(types) if policy.headroom else ()
     return tuple(_headroom_class(each, types) for each in policy.headroom if each.count and headroom_active(each, now))
 
@@ -35,7 +34,7 @@ def is_headroom(class_id: str) -> bool:
 
 
 def headroom_active(headroom: Headroom, now: float) -> bool:
-    """Whether it is kept at this hour of the day (UTC)."""
+    """Return True if the headroom is kept at this hour of the day (UTC)."""
     hour = now % _DAY_S / _HOUR_S
     if headroom.from_h < headroom.to_h:
         return headroom.from_h <= hour < headroom.to_h
@@ -62,14 +61,10 @@ def _allows_type(headroom: Headroom, kind: DroneType) -> bool:
     return headroom.site in ("", kind.site) and (not headroom.types or kind.name in headroom.types)
 
 
-# Which drones are kept warm as headroom, and where none is: no headroom is started, and none is kept beyond its idle
-# time-out, at a site where a real job lacks room or where the owner waits.
-
-
 def sites_without_headroom(
     context: PlanningContext, refusals: Iterable[Refusal], claimed: Collection[str]
 ) -> frozenset[str]:
-    """Sites where a real job lacks room, or the owner waits (``claimed``): no headroom there."""
+    """Return the sites where a real job lacks room, or the owner waits (``claimed``)."""
     if not context.headroom:
         return frozenset()
     sites = set(claimed)
@@ -88,8 +83,11 @@ def _lacks_room(reason: Reason) -> bool:
 
 
 def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:
-    """Idle drones that do not leave for being idle: those without which less is warm than is wanted. Those that live
-    longest, so that they are the same from tick to tick. What is pressed for room keeps none but for real jobs."""
+    """Return the idle drones that headroom needs: they do not leave for being idle.
+
+    Those that live longest are kept, so that they are the same from tick to tick. A site without headroom keeps none
+    but for real jobs.
+    """
     if not context.headroom:
         return frozenset()
     rooms = {
@@ -123,6 +121,6 @@ def _accepts_jobs(context: PlanningContext, drone_id: DroneId) -> bool:
 
 
 def _keep_order(context: PlanningContext, drone_id: DroneId) -> tuple[bool, float, float, str]:
-    """Room beside running jobs first: it is there anyway."""
+    """Return the sort key of drones to keep: free room beside running jobs first, as it is there anyway."""
     drone, slot = context.drones[drone_id], context.slots[drone_id]
     return drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone_id

@@ -1,4 +1,4 @@
-"""The life of a drone: the table of states, what each may last and become, and how views move a drone along it."""
+"""The life cycle of a drone: the rules of its states, and the state changes that views and order results cause."""
 
 from __future__ import annotations
 
@@ -43,115 +43,67 @@ from provisioner.reasons import (
     SeenInPool,
 )
 
-# Changed records of drones, made quickly: a decision after a restart changes the record of nearly every drone.
-
 _drone_fields = attrgetter(*(field.name for field in fields(Drone)))
 _set_field = object.__setattr__
 
 
 def with_changes(drone: Drone, **news: object) -> Drone:
-    """Return the drone with some fields changed, as ``dataclasses.replace`` does in twice the time. Raises
-    AttributeError for a field that does not exist."""
+    """Return the drone with some fields changed: ``dataclasses.replace`` takes twice as long.
+
+    After a restart nearly every record changes. Raises AttributeError for an unknown field.
+    """
     return set_fields(Drone(*_drone_fields(drone)), **news)
 
 
 def set_fields(copy: Drone, **news: object) -> Drone:
-    """Return ``copy`` itself with some fields changed. It must be a copy that the caller has just made and that nobody
-    else has yet: a drone with news of its site and of the pool is copied once."""
+    """Change fields of a copy that the caller has just made, and return it.
+
+    A drone with news of both its site and the pool is copied only once.
+    """
     for name, value in news.items():
         _set_field(copy, name, value)
     return copy
 
 
-# The life of a drone: the table of states, what each may last and become, and how views move a drone along it.
-
 S = DroneState
 
 
 class OnTimeout(StrEnum):
-    """What happens to a drone that has been in a state for longer than it may."""
+    """Action on a drone that stays in a state for too long."""
 
     FORGET = "forget"
-    """It never existed: the record ends once a fresh listing lacks it."""
+    """The order never arrived: the record ends once a fresh listing lacks the drone."""
     STOP = "stop"
-    """The site is asked to end it."""
+    """Ask the site to stop it."""
     DRAIN = "drain"
-    """The overlay is asked to let it go."""
+    """Ask the overlay to drain it."""
     INSIST = "insist"
-    """The site is asked again, at last without notice."""
+    """Ask the site again, at last without notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateRule:
-    """One live state: what it means, which policy setting limits it, what then happens and how such a drone ends."""
+    """Rule of one live state: its time limit, the action on timeout, and the final state of a drone that leaves."""
 
-    meaning: str
     limit: str
-    """A field of ``SitePolicy``, or ``idle_timeout_s`` (``planner/idle.py``), or ``walltime_s`` of the drone type."""
+    """A field of ``SitePolicy``, ``idle_timeout_s`` (see :func:`retirement.idle_limit`), or ``walltime_s`` of the drone
+    type."""
     then: OnTimeout
     ends_as: DroneState
-    next: frozenset[DroneState]
 
-
-_PRE = frozenset({S.SUBMITTED, S.QUEUED, S.BOOTING, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING})
-_GONE = frozenset({S.FAILED, S.LOST, S.PREEMPTED, S.JOIN_TIMEOUT, S.UNUSED, S.CANCELLED, S.DONE})
 
 STATE_RULES: Mapping[DroneState, StateRule] = {
-    S.REQUESTED: StateRule(
-        "recorded; the site has not confirmed the order", "order_confirm_s", OnTimeout.FORGET, S.FAILED, _PRE | _GONE
-    ),
-    S.SUBMITTED: StateRule(
-        "the site took the order and does not list it yet",
-        "queued_s",
-        OnTimeout.STOP,
-        S.CANCELLED,
-        (_PRE - {S.SUBMITTED}) | _GONE,
-    ),
-    S.QUEUED: StateRule(
-        "waits in the site's queue",
-        "queued_s",
-        OnTimeout.STOP,
-        S.CANCELLED,
-        (_PRE - {S.SUBMITTED, S.QUEUED}) | _GONE,
-    ),
-    S.BOOTING: StateRule(
-        "runs at the site, not in the pool yet",
-        "booting_s",
-        OnTimeout.STOP,
-        S.JOIN_TIMEOUT,
-        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
-    ),
-    S.JOINED: StateRule(
-        "in the pool, does not accept jobs yet (GPU check)",
-        "joining_s",
-        OnTimeout.STOP,
-        S.FAILED,
-        frozenset({S.QUEUED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
-    ),
-    S.IDLE: StateRule(
-        "accepts jobs, has none",
-        "idle_timeout_s",
-        OnTimeout.DRAIN,
-        S.UNUSED,
-        frozenset({S.QUEUED, S.JOINED, S.BUSY, S.DRAINING, S.STOPPING}) | _GONE,
-    ),
-    S.BUSY: StateRule(
-        "has at least one job",
-        "walltime_s",
-        OnTimeout.STOP,
-        S.DONE,
-        frozenset({S.QUEUED, S.JOINED, S.IDLE, S.DRAINING, S.STOPPING}) | _GONE,
-    ),
-    S.DRAINING: StateRule(
-        "takes no new jobs; leaves when it has none",
-        "draining_s",
-        OnTimeout.STOP,
-        S.DONE,
-        frozenset({S.IDLE, S.BUSY, S.JOINED, S.STOPPING}) | _GONE,
-    ),
-    S.STOPPING: StateRule("the site was asked to end it", "stopping_s", OnTimeout.INSIST, S.CANCELLED, _GONE),
+    S.REQUESTED: StateRule("order_confirm_s", OnTimeout.FORGET, S.FAILED),
+    S.SUBMITTED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
+    S.QUEUED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
+    S.BOOTING: StateRule("booting_s", OnTimeout.STOP, S.JOIN_TIMEOUT),
+    S.JOINED: StateRule("joining_s", OnTimeout.STOP, S.FAILED),
+    S.IDLE: StateRule("idle_timeout_s", OnTimeout.DRAIN, S.UNUSED),
+    S.BUSY: StateRule("walltime_s", OnTimeout.STOP, S.DONE),
+    S.DRAINING: StateRule("draining_s", OnTimeout.STOP, S.DONE),
+    S.STOPPING: StateRule("stopping_s", OnTimeout.INSIST, S.CANCELLED),
 }
-"""The table. ``next`` is what may follow; anything may also stay as it is."""
+"""The rules of all live states. The meaning of each state is documented in :class:`provisioner.model.DroneState`."""
 
 _BY_SLOT = {
     SlotState.CHECKING: S.JOINED,
@@ -161,16 +113,13 @@ _BY_SLOT = {
 }
 
 EVICTION_SLACK_S = 30.0
-"""By so much may an eviction seem to come before the notice that caused it: two clocks, whole seconds."""
+"""An eviction may be dated this much before the notice that caused it: two clocks with whole seconds."""
 EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
-# -------------------------------------------------------------------------------------------- what views tell
-
-
 def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]:
-    """What fresh views tell of every drone on record: only what is new. Of settled ones nothing is."""
+    """Return the state changes that fresh views show. Steady drones have none."""
     lost = _lost(snapshot) if validity.overlay is None else None
     partial = lost is not None and snapshot.overlay.view is not None and bool(snapshot.overlay.view.unheard)
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
@@ -195,7 +144,7 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
 
 
 def _lost(snapshot: Snapshot) -> Mapping[DroneId, Sequence[Eviction]] | None:
-    """Evictions by drone; None where the overlay does not tell them."""
+    """Return the evictions by drone, or None if the overlay does not report them."""
     view = snapshot.overlay.view
     if view is None or view.evictions is None:
         return None
@@ -216,8 +165,11 @@ def observe(
     doubted: bool,
     now: float,
 ) -> StateChange | None:
-    """What one drone's site view and slot tell, each None where no fresh view speaks; None if nothing is new.
-    ``evictions``: of its jobs, None where the overlay does not tell."""
+    """Return the change that the site's view and the slot show for one drone, or None if nothing is new.
+
+    A view or slot is None if no fresh one exists. ``evictions`` are those of its jobs, None if the overlay does not
+    report them.
+    """
     if view is not None:
         remote = view.drones.get(drone.id)
         if remote is not None and remote.state is RemoteState.STOPPED:
@@ -295,8 +247,10 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
 
 
 def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
-    """It is as if it had been asked to go: its site clears it away by itself, and is asked after a while. Which end it
-    had is told when it is gone, by whatever its site has found out until then."""
+    """Return the change of a drone that the site reports as stopped, as if it had been asked to stop.
+
+    The site cleans it up by itself and is asked to if that takes long. How it ended is recorded once it is gone.
+    """
     asked_now = drone.state is not S.STOPPING
     seen = with_changes(
         drone,
@@ -316,7 +270,7 @@ def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now:
 
 
 def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
-    """The first notice counts: ours, if we asked before the site did."""
+    """Return the time of the first notice: ours, if we asked before the site did."""
     if drone.state is S.STOPPING and drone.notice_at:
         return drone.notice_at
     return remote.notice_at and (drone.notice_at or remote.notice_at)
@@ -325,7 +279,10 @@ def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
 def _unlisted(
     drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
 ) -> tuple[Drone, Reason | None]:
-    """Tell missing once, unknown and gone apart. A listing begun before the answer to the order says nothing of it."""
+    """Return the change of a drone that the listing lacks: missing once is not gone.
+
+    A listing that began before the order was answered says nothing about it.
+    """
     ordered_at = drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
     if view.taken_at <= ordered_at:
         return drone, None
@@ -349,9 +306,9 @@ def _unlisted(
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:
-    """Return whether an empty listing is doubtful for a drone that it used to list, even when few are on record.
+    """Return True if an empty listing is doubtful for a drone that it used to list, even if few are on record.
 
-    A small site has too few drones for ``guard.VANISH_MIN``. A drone that leaves may well be the last one there.
+    A small site has too few drones for ``VANISHED_MIN_DRONES``. A drone that leaves may well be the last one there.
     """
     return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
 
@@ -429,8 +386,11 @@ def _in_pool(
 def _with_lost_work(
     drone: Drone, slot: Slot | None, evictions: Sequence[Eviction] | None, policy: SitePolicy, at: float
 ) -> Drone:
-    """The drone with what its end at ``at`` has cost. The jobs' own queue knows best (a job may have saved its work, or
-    come to its end, within the grace); where it tells nothing, or the job's lease still runs, its work up to now."""
+    """Return the drone with the work that its end at ``at`` has cost.
+
+    The queue of the jobs knows best: a job may have saved its work, or finished, within the grace period. If the queue
+    reports nothing, or the job's lease still runs, the loss is the work up to now.
+    """
     # What a user took out of it earlier in its life is not the price of its end.
     since = (drone.notice_at or at - policy.grace_s) - EVICTION_SLACK_S
     of_its_end = [e for e in evictions or () if e.at >= since]
@@ -463,7 +423,7 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Stat
 
 
 def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
-    """Which end a drone has, from what the site says and what was asked of it."""
+    """Return the final state of a drone by the site's report and what the drone was asked to do."""
     worked = drone.busy_at > 0 or drone.jobs_started > 0
     match how.kind:
         case EndKind.PREEMPTED:
@@ -483,8 +443,11 @@ def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
 
 
 def ended_record(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
-    """Return the record of a drone that is gone. One that found work after all did not match nothing, and one that
-    was asked to go and finished its jobs first is done."""
+    """Return the record of a drone that is gone.
+
+    A drone that found work after all is not ``unused``. A drone that was asked to leave and finished its jobs first is
+    ``done``.
+    """
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
     return with_changes(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
@@ -497,18 +460,17 @@ _TIMES = (
 
 
 def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
-    """Return the drone with its times moved by ``by_s``, like the clock that gave them, and none later than ``now``."""
+    """Return the drone with its times shifted by ``by_s``, none later than ``now``, after a change of the clock."""
     known = ((name, getattr(drone, name)) for name in _TIMES)
     return with_changes(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 
-# ---------------------------------------------------------------------------------------- what receipts tell
-
-
 def apply_start_result(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
-    """Return what the site's answer to a start means. Unsure stays requested, and counts, until a listing settles it:
-    one that was begun after the answer, for ``order_confirm_s`` from then on. The order may have gone out just
-    before."""
+    """Return the change that the result of a start order causes.
+
+    After an unknown outcome the drone stays ``requested`` and counts until a listing resolves it. Such a listing begins
+    after the answer; it is awaited for ``order_confirm_s`` from then on, since the order may have gone out just before.
+    """
     match receipt.answer:
         case OrderOutcome.OK:
             after = with_changes(
@@ -523,7 +485,7 @@ def apply_start_result(drone: Drone, receipt: OrderResult, now: float) -> StateC
 
 
 def apply_stop_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
-    """Return what the site's answer to a stop means: only trouble is news."""
+    """Return the change that the result of a stop order causes: only failures are recorded."""
     if receipt.answer is OrderOutcome.OK:
         return None
     reason = _refused(receipt) if receipt.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(receipt))
@@ -531,8 +493,10 @@ def apply_stop_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
 
 
 def apply_drain_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
-    """Return what the overlay's answer to a drain means: only trouble is news. A refused drain of an idle drone is left
-    to the site's stop; a busy one is asked again (:mod:`retire`)."""
+    """Return the change that the result of a drain order causes: only failures are recorded.
+
+    If the drain of an idle drone is refused, the site stops it. A busy one is asked again (:mod:`retirement`).
+    """
     words = _message(receipt)
     if receipt.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None

@@ -1,4 +1,9 @@
-"""Which job classes fit which drone types, and the first dimension in which they do not."""
+"""Matching of job classes to drone types, and arithmetic of their resources.
+
+Job classes with equal requests, their *shape*, match the same drone types in the same order of price. That is computed
+once per shape and cached between plans for as long as the types stay the same. It depends on shape and types alone, so
+a plan is the same with and without the cache.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,12 @@ from typing import NamedTuple
 from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
 from provisioner.sharing import share_milli, shares_needed
 
-# Amounts of the four things that jobs and drones take, and how often one amount goes into another under blocking.
-
 UNKNOWN_DISK_MIB = 1 << 50
-"""Stands for a disk size that nobody tells."""
+"""Stands for a disk size that is not reported."""
 
 
 class Resources(NamedTuple):
-    """GPUs, CPUs, RAM and disk: what something needs, or what is left somewhere."""
+    """GPUs, CPUs, memory and disk: a request, or what is free somewhere."""
 
     gpu_milli: int = 0
     cpus: int = 0
@@ -26,7 +29,7 @@ class Resources(NamedTuple):
     disk_mib: int = 0
 
     def plus(self, other: Resources, count: int = 1) -> Resources:
-        """``count`` count_fits ``other`` more (or, negative, less)."""
+        """Return the sum with ``count`` times ``other``; a negative count subtracts."""
         return Resources(
             self.gpu_milli + count * other.gpu_milli,
             self.cpus + count * other.cpus,
@@ -40,14 +43,16 @@ UNLIMITED = 1 << 60
 
 
 def count_fits(each: Resources, free: Resources, kept: Resources = NO_RESOURCES) -> int:
-    """How often ``each`` goes into ``free`` so that every GPU that then is left keeps ``kept``; the binding dimension
-    decides. (``kept.gpu_milli`` is not used.) What asks for nothing goes into nothing."""
+    """Return how many times ``each`` fits into ``free`` while every GPU left free keeps ``kept``.
+
+    The scarcest resource decides. ``kept.gpu_milli`` is not used. An empty request fits into nothing.
+    """
     most = count_fits_raw(*each, *free)
     return most if kept is NO_RESOURCES else limit_by_reserve(most, each, free, kept)
 
 
 def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resources) -> int:
-    """At most ``most`` count_fits, and so that every GPU of ``free`` that then is left keeps ``kept``."""
+    """Return at most ``most``, so that every GPU of ``free`` that is left keeps ``kept``."""
     if not free.gpu_milli or most <= 0:
         return most
     for need, there, keep in zip(each[1:], free[1:], kept[1:], strict=True):
@@ -68,8 +73,10 @@ def count_fits_raw(
     in_memory_mib: int,
     in_disk_mib: int,
 ) -> int:
-    """How often the first four amounts go into the second four, nothing kept. (A hundred thousand times in one decision
-    at a large site: no object is made for it.)"""
+    """Return how many times the first four amounts fit into the second four, with no reserve.
+
+    A plan for a large site calls this a hundred thousand times, so it creates no object.
+    """
     most = UNLIMITED
     if gpu_milli >= WHOLE_GPU:
         most = in_gpu_milli // gpu_milli
@@ -85,12 +92,12 @@ def count_fits_raw(
     return max(0, most) if most != UNLIMITED else 0
 
 
-# Which job classes fit which drone types, and the first dimension in which they do not.
-
-
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """The first dimension in which one empty drone of ``kind`` cannot host one job: the GPU first, then VRAM,
-    capability, driver, CPUs, RAM, disk, architecture, life, then what the jobs' own requirements refuse."""
+    """Return the first requirement of a job that one empty drone of the type does not meet, or None.
+
+    Checked in this order: GPUs, VRAM, capability, driver, CPUs, memory, disk, architecture, walltime, and then the
+    drone types that the jobs' own requirements refuse.
+    """
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -124,8 +131,11 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
 
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """Why a job cannot do with shares of one GPU: it wants all of it, more than one of MIG's slices (nothing can join
-    them), or more VRAM than its shares have."""
+    """Return why shares of one GPU are not enough for a job, or None.
+
+    The job may want the whole GPU, more than one MIG slice (slices cannot be joined), or more VRAM than its shares
+    have.
+    """
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
         return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
@@ -139,7 +149,7 @@ def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
 
 
 def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
-    """It would leave the drone's other GPUs less than they keep: of what first."""
+    """Return the first resource of which the job would leave the drone's other GPUs less than they keep."""
     for dimension, asked, there, kept, unit in (
         ("cpus", job.cpus, kind.cpus, kind.kept_cpus, ""),
         ("memory", job.memory_mib, kind.memory_mib, kind.kept_memory_mib, " MiB"),
@@ -153,7 +163,7 @@ def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
 
 
 def format_gpus(milli: int) -> str:
-    """Milli-GPU as people write GPUs: ``1``, ``0.2``."""
+    """Return milli-GPUs as GPUs: ``1``, ``0.2``."""
     return f"{milli / WHOLE_GPU:g}"
 
 
@@ -162,12 +172,12 @@ def _format_cuda(version: int) -> str:
 
 
 def _has_reserve(kind: DroneType) -> bool:
-    """Whether free GPUs of such drones keep anything."""
+    """Return True if free GPUs of such drones keep anything."""
     return bool(kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib)
 
 
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
-    """What one job of a class takes of a GPU of ``kind``: whole shares, where it is offered in shares."""
+    """Return what one job takes of a GPU of the type: whole shares, if the GPU is offered in shares."""
     if not 0 < job.gpu_milli < WHOLE_GPU:
         return job.gpu_milli
     if kind.shares == 1:
@@ -176,24 +186,26 @@ def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
 
 
 def request_of(job: JobClass, kind: DroneType | None = None) -> Resources:
-    """What one job of a class takes: as it asks, or of a drone of ``kind``."""
+    """Return what one job of a class takes: its request, or its share of a drone of ``kind``."""
     gpu_milli = job.gpu_milli if kind is None else _gpu_milli_taken(job, kind)
     return Resources(gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
 
 
 def resources_of_type(kind: DroneType) -> Resources:
-    """All of an empty drone."""
+    """Return the resources of an empty drone."""
     return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNKNOWN_DISK_MIB)
 
 
 def free_resources(slot: Slot) -> Resources:
-    """What is left in a drone."""
+    """Return the free resources of a drone."""
     return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
 
 
 def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
-    """How many jobs of a class a drone of ``kind`` takes at once if ``space`` is left in it: each of its GPUs that is
-    then still free keeps its share (as its START says)."""
+    """Return how many jobs of a class a drone of ``kind`` takes at once if ``space`` is free in it.
+
+    Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
+    """
     if kind.shares == 1 and not _has_reserve(kind):  # as nearly always
         return count_fits_raw(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib, *space)
     need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
@@ -210,19 +222,19 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
 
 
 def _jobs_in_shares(job: JobClass, free_shares: int, kind: DroneType) -> int:
-    """How many small jobs the shares take that are left: those of one job lie on one GPU."""
+    """Return how many small jobs fit into the free shares; those of one job lie on one GPU."""
     gpus_free, rest = divmod(free_shares, kind.shares)
     each = shares_needed(job.gpu_milli, kind.shares)
     return gpus_free * (kind.shares // each) + rest // each
 
 
 def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
-    """How many jobs of a class an empty drone holds."""
+    """Return how many jobs of a class an empty drone holds."""
     return count_jobs(job, resources_of_type(kind), kind)
 
 
 def count_jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
-    """How many jobs of a class fit into what is left of a drone."""
+    """Return how many jobs of a class fit into the free part of a drone."""
     return count_jobs(job, free_resources(slot), kind)
 
 
@@ -231,13 +243,13 @@ _DIMENSION_ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "d
 
 
 def nearness(kind: DroneType, bad: UnmetRequirement) -> tuple[int, int, int, int, str]:
-    """Return a key that sorts types that do not fit, the nearest last."""
+    """Return a key that sorts types that do not match, the nearest last."""
     rank = _DIMENSION_ORDER.index(bad.dimension) if bad.dimension in _DIMENSION_ORDER else len(_DIMENSION_ORDER)
     return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
 
 
 def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, UnmetRequirement] | None:
-    """The type that comes nearest of those that do not fit, and the first dimension in which it fails."""
+    """Return the type that comes nearest of those that do not match, and its unmet requirement."""
     bad = [(t, m) for t in types if (m := unmet_requirement(job, t)) is not None]
     if not bad:
         return None
@@ -245,22 +257,16 @@ def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, UnmetRe
     return kind.key, why
 
 
-# Shapes: what the jobs of a class ask of a drone, whosever they are and however many wait.
-#
-# Classes of one shape fit the same drone types, so many to a drone and in the same order of price. That is worked out
-# once for each shape and remembered from one decision to the next, for as long as the types stay as they are: it
-# follows from shape and types alone, so a decision is the same whether it was remembered or not.
-
 _MAX_CACHES = 2
-"""Sets of types and prices remembered at once: what runs, and what somebody tries out beside it."""
+"""Sets of types and prices cached at once: the running one, and one that somebody tries out beside it."""
 CACHE_MAX_BYTES = 600_000_000
-"""Remembered of one of them, about; when it is more, all its shapes are forgotten. Ten thousand shapes have room that
-all of five hundred types suit: with more of them than that, each decision would judge all of them anew."""
+"""Estimated size at which a cache is cleared. Ten thousand shapes fit that each match all of five hundred types. With
+more, each plan would match all of them anew."""
 CACHE_SPARE_BYTES = 32_000_000
-"""Part of these for shapes without a waiting job: such jobs may come again."""
+"""Part of it for shapes without a waiting job: such jobs may come again."""
 _SHAPE_BYTES, _TYPE_BYTES = 1_000, 100
-"""What a shape takes, and each type that suits it or that its jobs refuse, rounded up from what ``tracemalloc`` counts:
-46 kB for one that 500 types suit, 17 kB for one that refuses 499 of them, 0.6 kB for one that nothing suits."""
+"""Size of a shape, and of each type that it matches or refuses, rounded up from measurements with ``tracemalloc``: 46
+kB for a shape that 500 types match, 17 kB for one that refuses 499 of them, 0.6 kB for one that matches none."""
 
 _requested_fields = attrgetter(
     "gpu_milli",
@@ -279,30 +285,29 @@ _requested_fields = attrgetter(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompatibleTypes:
-    """What suits the jobs of one shape."""
+    """Drone types that can run jobs of one shape."""
 
     kinds: tuple[DroneType, ...]
-    """Types that can host them, in the order of the configuration."""
+    """The types in the order of the configuration."""
     keys: tuple[TypeKey, ...]
     places: Mapping[TypeKey, int]
-    """Where each of them stands in that order."""
+    """Position of each type in that order."""
     jobs: Mapping[TypeKey, int]
-    """How many of them an empty drone of each type takes at once."""
+    """Number of such jobs that an empty drone of each type takes at once."""
     cheapest: tuple[TypeKey, ...]
-    """The same types by price for one job, then by how little VRAM and capability is left unused."""
+    """The same types by price per job, then by how little VRAM and capability is left unused."""
     hardness: tuple[int, int, int] = (0, 0, 0)
-    """Who is placed first: for whom few types will do, then who needs many GPUs, then who needs much VRAM; or the easy
-    ones take their place."""
+    """Sort key of placement: shapes with few types first, then those with many GPUs, then those with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
-    """Where no type can: the one that comes nearest, and why it cannot. None too where that depends on what the jobs'
-    own requirements say."""
+    """If no type matches: the nearest type and its unmet requirement. None also if that depends on the jobs' own
+    requirements."""
 
     def without(self, sites: Collection[str]) -> CompatibleTypes:
-        """The same less the types of these sites."""
+        """Return the same without the types of these sites."""
         return self._of(tuple(kind for kind in self.kinds if kind.site not in sites))
 
     def without_types(self, keys: Collection[TypeKey]) -> CompatibleTypes:
-        """Return the same less these types."""
+        """Return the same without these types."""
         return self._of(tuple(kind for kind in self.kinds if kind.key not in keys))
 
     def _of(self, kinds: tuple[DroneType, ...]) -> CompatibleTypes:
@@ -322,7 +327,7 @@ def _positions(keys: Iterable[TypeKey]) -> Mapping[TypeKey, int]:
 
 
 _Shape = tuple[object, ...]
-"""Requests of the jobs of a class and the types that they refuse, or None."""
+"""Requests of the jobs of a class, and the types that they refuse, or None."""
 
 
 def _shape(job: JobClass) -> _Shape:
@@ -336,18 +341,21 @@ def _size(shape: _Shape, found: CompatibleTypes) -> int:
 
 @dataclass(slots=True)
 class CompatibilityCache:
-    """All shapes met so far, under one set of types and prices."""
+    """All shapes met so far, for one set of types and prices."""
 
     types: tuple[DroneType, ...]
     site_prices: Mapping[str, float]
     by_key: Mapping[TypeKey, DroneType]
     known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
     size: int = 0
-    """Bytes that these take, estimated."""
+    """Estimated size in bytes."""
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
-        """Return what suits the jobs of each class, by class id. Shapes that none of them has any more are forgotten
-        once they take more than :data:`CACHE_SPARE_BYTES`: jobs whose requests differ each would fill the memory."""
+        """Return the compatible types of each class, by class id.
+
+        Shapes without a class are dropped once they take more than :data:`CACHE_SPARE_BYTES`: jobs with ever new
+        requests would fill the memory.
+        """
         jobs = list(classes)
         found = {job.id: self.compatible(job) for job in jobs}
         if jobs and self.size > CACHE_SPARE_BYTES:
@@ -359,7 +367,7 @@ class CompatibilityCache:
         return found
 
     def compatible(self, job: JobClass) -> CompatibleTypes:
-        """Return what suits the jobs of a class."""
+        """Return the compatible types of a class."""
         shape = _shape(job)
         found = self.known.get(shape)
         if found is None:
@@ -392,7 +400,7 @@ class CompatibilityCache:
         )
 
     def _price(self, kind: DroneType) -> float:
-        """Of a whole drone for an hour, with the operator's preference between sites."""
+        """Return the price of a whole drone for an hour, with the site's price factor."""
         return kind.price * self.site_prices.get(kind.site, 1.0) * (kind.gpu_milli or WHOLE_GPU)
 
 
@@ -400,7 +408,7 @@ _caches: deque[CompatibilityCache] = deque(maxlen=_MAX_CACHES)
 
 
 def compatibility_cache(types: tuple[DroneType, ...], policy: Policy) -> CompatibilityCache:
-    """Of these types, at the prices of this policy."""
+    """Return the cache for these types at the prices of this policy."""
     site_prices = {name: site.price for name, site in policy.sites.items()}
     for known in _caches:
         if known.types == types and known.site_prices == site_prices:

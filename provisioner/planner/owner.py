@@ -1,8 +1,11 @@
-"""The owner of a site's hardware comes first: which room his waiting jobs get, and which drones leave for them.
+"""The owner of a site's hardware: room for their waiting jobs, and the drones that leave for them.
 
-Each job of a claim gets a hole on one node. What is free comes first, then what drones that already leave will free
-(whoever told them to: so nothing is counted twice when the site is faster), and only then more drones are asked, the
-set on one node that loses least work. A job that would not fit even if every drone left is nothing that we can help.
+Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, whoever
+asked them to. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
+if every drone left cannot be helped.
+
+A queue may wait for other reasons than drones: a limit on running jobs, a quota, a licence. So room that stands unused
+is given back, except for a few jobs that show when things change (:func:`next_backoff`).
 """
 
 from __future__ import annotations
@@ -33,45 +36,43 @@ from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resourc
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
 from provisioner.reasons import OwnerWaits, PreemptedForOwner, Reason, ReserveReclaimed
 
-# The nodes of one site as the planner may use them: what is free, less what is promised, under blocking.
-
 
 @dataclass(slots=True)
 class NodeResources:
-    """One node. Mutable, local to one decision."""
+    """Resources of one node. Mutable, local to one plan."""
 
     name: str
     types: frozenset[str]
     whole: Resources
     free: Resources
     kept: Resources
-    """Per free GPU, for now: nothing where a reserve is released."""
+    """Reserve per free GPU for now: nothing if a reserve is released."""
     claimable: Resources
-    """Per free GPU, as the site enforces it: whoever asks."""
+    """Reserve per free GPU that the site enforces for everyone."""
 
     def holds(self, each: Resources, kept: Resources | None = None) -> int:
-        """How often ``each`` fits here now."""
+        """Return how many times ``each`` fits here now."""
         return count_fits(each, self.free, self.kept if kept is None else kept)
 
     def take(self, each: Resources, count: int = 1) -> None:
-        """Promise room. What a GPU keeps stays kept until it is really taken: a CPU drone might come first."""
+        """Promise resources. The reserve of a GPU stays until it is really taken: a CPU drone might come first."""
         self.free = self.free.plus(self.with_share(each), -count)
 
     def with_share(self, each: Resources) -> Resources:
-        """``each``, or where that is more, what its GPUs keep here."""
+        """Return ``each``, or the reserve of its GPUs here if that is more."""
         cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
         return Resources(each.gpu_milli, max(each.cpus, cpus), max(each.memory_mib, memory), max(each.disk_mib, disk))
 
 
 @dataclass(slots=True)
 class FreeResources:
-    """All nodes of a site."""
+    """Free resources of a site by node, less what is promised, under blocking."""
 
     nodes: dict[str, NodeResources] = field(default_factory=dict)
 
     @classmethod
     def of(cls, nodes: Iterable[Node], blocking: Iterable[Reserve], gpu_quiet_s: float) -> FreeResources:
-        """``gpu_quiet_s``: for how long no GPU job has waited."""
+        """Collect the nodes. ``gpu_quiet_s`` is the time since a GPU job last waited."""
         rules = tuple(blocking)
         return cls({node.name: _node_resources(node, reserve_of(node.name, rules), gpu_quiet_s) for node in nodes})
 
@@ -79,12 +80,12 @@ class FreeResources:
         return (node_room for node_room in self.nodes.values() if kind.name in node_room.types)
 
     def count(self, kind: DroneType) -> int:
-        """How many drones of a type could start right now."""
+        """Return how many drones of a type could start right now."""
         each = drone_resources(kind)
         return sum(node_room.holds(each) for node_room in self._hosts(kind))
 
     def count_unblocked(self, kind: DroneType) -> tuple[int, int]:
-        """The same if nothing were kept for GPUs, and the milli-GPU that are free on those nodes."""
+        """Return the same without reserves, and the milli-GPUs that are free on those nodes."""
         each = drone_resources(kind)
         found = [
             (n, node_room.free.gpu_milli)
@@ -94,8 +95,10 @@ class FreeResources:
         return sum(n for n, _ in found), sum(milli for _, milli in found)
 
     def book(self, kind: DroneType, count: int) -> int:
-        """Promise room to ``count`` drones: to the fullest nodes first, as far as there is any. Those that find none,
-        whose number is returned, wait in the site's queue."""
+        """Promise room to ``count`` drones, on the fullest nodes first.
+
+        Return the number of drones that find no room: they wait in the site's queue.
+        """
         each = drone_resources(kind)
         for node_room in sorted(self._hosts(kind), key=lambda s: (s.free.gpu_milli, s.free.cpus, s.name)):
             if count <= 0:
@@ -108,12 +111,12 @@ class FreeResources:
 
 
 def drone_resources(kind: DroneType) -> Resources:
-    """What one drone of a type takes of its node."""
+    """Return what one drone of a type takes of its node."""
     return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
 def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
-    """The first reserve whose patterns match a node."""
+    """Return the first reserve whose patterns match a node."""
     return next((rule for rule in rules if any(fnmatchcase(node, each) for each in rule.nodes)), None)
 
 
@@ -132,27 +135,25 @@ def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> Nod
     )
 
 
-# How many of an owner's waiting jobs get room at once: all, until room that was made for them stands unused.
-#
-# A queue may wait for other reasons than ours: a limit on running jobs, a quota, a licence. Room that such a queue
-# does not take is given back to those who would use it, but for a little, which shows when things change.
-
 CLAIM_BACKOFF_AFTER_S = 600.0
-"""So long may free room stand for the owner without any of it being taken: ten negotiation cycles."""
+"""Longest time that free room stands unused for the owner: ten negotiation cycles."""
 MIN_OFFERED_JOBS = 2
-"""Jobs that keep getting room after that."""
+"""Jobs that get room even after that."""
 
 
 def offered_jobs(known: OwnerClaimBackoff | None) -> int | None:
-    """To how many jobs room is offered at once; None for all."""
+    """Return the number of jobs that are offered room at once; None for all."""
     return known.offer or None if known else None
 
 
 def next_backoff(
     known: OwnerClaimBackoff | None, site: str, waiting: int, standing: int, coming: int, now: float
 ) -> OwnerClaimBackoff | None:
-    """What to remember of this tick. ``standing``: jobs for which room is free; ``coming``: those for which it is being
-    made; both of ``waiting``. None once nothing waits."""
+    """Return the back-off to remember after this tick, or None once nothing waits.
+
+    ``standing``: jobs for which room is free. ``coming``: jobs for which room is being made. Both are part of
+    ``waiting``.
+    """
     if not waiting:
         return None
     known = known or OwnerClaimBackoff(site)
@@ -167,22 +168,14 @@ def next_backoff(
     return replace(known, standing=standing)
 
 
-# The owner of a site's hardware comes first: which room his waiting jobs get, and which drones leave for them.
-#
-# Each job of a claim gets a hole on one node. What is free comes first, then what drones that already leave will free
-# (whoever told them to: so nothing is counted twice when the site is faster), and only then more drones are asked,
-# the set on one node that loses least work. A job that would not fit even if every drone left is nothing that we can
-# help.
-
-"""Hold nothing at their site yet."""
 _HOLDS = (RemoteState.RUNNING, RemoteState.STOPPED)
-"""Have a place on a node."""
+"""States of drones that hold a place on a node."""
 _NOT_IN_POOL = (DroneState.BOOTING, DroneState.JOINED)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOrder:
-    """A drone that is to leave, why, and on whose account."""
+    """A drone that is to leave for somebody else, the reason, and its final state."""
 
     drone: Drone
     reason: Reason
@@ -191,12 +184,12 @@ class PreemptionOrder:
 
 @dataclass(slots=True)
 class OwnerReservations:
-    """What is left of the sites that tell node by node, once the owners' waiting jobs have theirs."""
+    """Free resources of the sites that report node by node, after the owners' waiting jobs have theirs."""
 
     free: dict[str, FreeResources] = field(default_factory=dict)
     preemptions: list[PreemptionOrder] = field(default_factory=list)
     held: dict[TypeKey, Reason] = field(default_factory=dict)
-    """Types of which none is started now: it might take the room that others leave for the owner."""
+    """Types of which none is started now: it might take room that others leave for the owner."""
     claimed: dict[str, Reason] = field(default_factory=dict)
     """By site: the owner's jobs that got room."""
     site_drones: dict[str, SiteDrones] = field(default_factory=dict)
@@ -205,7 +198,7 @@ class OwnerReservations:
 
     @classmethod
     def of(cls, context: PlanningContext) -> OwnerReservations:
-        """For every site whose view can be believed."""
+        """Reserve room at every site with a valid view."""
         reservations = cls()
         by_site: dict[str, list[Drone]] | None = None
         for name, policy in context.snapshot.policy.sites.items():
@@ -244,8 +237,10 @@ class OwnerReservations:
         self._queued(context, site, waits, drones)
 
     def _queued(self, context: PlanningContext, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
-        """Drones that wait at the site have their room promised, unless they would take, one by one, what is being made
-        free for a larger job."""
+        """Promise room to drones that wait at the site.
+
+        Types that would take, one by one, what is being made free for a larger job are cancelled instead.
+        """
         lacking_room: set[TypeKey] = (
             set()
         )  # room only shrinks here: where one found none, the next thousand need not look
@@ -280,16 +275,16 @@ class JobRoom:
     jobs: int
     victims: tuple[VictimCandidate, ...] = ()
     free_now: bool = False
-    """Nobody needs to leave for it."""
+    """No drone needs to leave for it."""
 
 
 @dataclass(slots=True)
 class SiteDrones:
-    """Our drones on a site's nodes: who could be asked to leave, and what those hold who leave already."""
+    """Our drones on a site's nodes: those that could be asked to leave, and the room of those that already leave."""
 
     candidates: dict[str, NodeCandidates] = field(default_factory=dict)
     coming: dict[str, Resources] = field(default_factory=dict)
-    """By node: will be free within the grace."""
+    """By node: resources that will be free within the grace period."""
     effort: SearchBudget = field(default_factory=SearchBudget)
 
     @classmethod
@@ -327,17 +322,17 @@ class SiteDrones:
         return self.candidates.get(node) or NodeCandidates()
 
     def room(self, node_room: NodeResources) -> Resources:
-        """What is free there, or soon will be."""
+        """Return what is free on a node, or soon will be."""
         return node_room.free.plus(self.coming.get(node_room.name, NO_RESOURCES))
 
     def gone(self, node: str, victims: Sequence[VictimCandidate]) -> None:
-        """They leave: what they hold is coming."""
+        """Move what the victims hold to the resources that are coming."""
         self.candidates[node].remove(victims)
         for victim in victims:
             self.coming[node] = self.coming.get(node, NO_RESOURCES).plus(victim.space)
 
     def takes(self, node_room: NodeResources, need: Resources, count: int = 1) -> None:
-        """Promise ``need``: out of what is free first, then out of what is coming."""
+        """Promise ``need``: from what is free first, then from what is coming."""
         need = NO_RESOURCES.plus(node_room.with_share(need), count)
         from_free = Resources(*(min(n, max(0, f)) for n, f in zip(need, node_room.free, strict=True)))
         node_room.free = node_room.free.plus(from_free, -1)
@@ -347,8 +342,11 @@ class SiteDrones:
 def _make_room(
     claim: OwnerDemand, most: int, free_nodes: FreeResources, drones_there: SiteDrones, *, ask: bool
 ) -> Iterator[JobRoom]:
-    """Room for up to ``most`` jobs of a claim, promised: what is free now, else what is coming, else the cheapest set
-    of drones on one node, job by job."""
+    """Yield room for up to ``most`` jobs of a claim.
+
+    It is promised from what is free now, then from what is coming, then by the cheapest set of drones on one node, job
+    by job.
+    """
     need = claim_resources(claim)
     nodes = (
         [free_nodes.nodes[n] for n in claim.nodes if n in free_nodes.nodes]
@@ -388,7 +386,7 @@ def _make_room(
 
 
 class _VictimSet(NamedTuple):
-    """The cheapest set of drones on one node, in the order of preference between nodes."""
+    """The cheapest set of drones on one node. Sets compare in the order of preference."""
 
     lost_work_gpu_s: float
     drones: int
@@ -404,24 +402,24 @@ def _drones_by_site(context: PlanningContext) -> dict[str, list[Drone]]:
 
 
 def _unused_share(need: Resources, room: Resources, whole: Resources) -> float:
-    """What would be left of a node's room, in shares of the node, over GPUs, CPUs and memory."""
+    """Return the share of a node's GPUs, CPUs and memory that would be left unused."""
     return sum((r - n) / w for n, r, w in zip(need[:3], room[:3], whole[:3], strict=True) if w)
 
 
 def claim_resources(claim: OwnerDemand) -> Resources:
-    """What one job of a claim takes of a node."""
+    """Return what one job of a claim takes of a node."""
     return Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
 
 
 def _is_vacating(drone: Drone) -> bool:
-    """Whether its room will be free soon, without our doing. One that drains while it still has jobs may take a day."""
+    """Return True if the room of a drone will be free soon anyway. A drain with jobs may take a day."""
     if drone.state is DroneState.STOPPING or drone.notice_at:
         return True
     return drone.state is DroneState.DRAINING and not drone.jobs
 
 
 def lost_work_gpu_s(drone: Drone, now: float) -> float:
-    """GPU-seconds (of a CPU drone: CPU-seconds) of work that are lost if a drone ends now."""
+    """Return the GPU-seconds (of a CPU drone: CPU-seconds) of work that are lost if a drone ends now."""
     if not drone.jobs:
         return 0.0
     if drone.work_at:
@@ -430,7 +428,7 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
 
 
 def _worked_s(drone: Drone, now: float) -> float:
-    """For how long it has worked since its first job; endless if it has none to lose."""
+    """Return the time since the drone's first job; infinity if it has no job to lose."""
     return now - drone.busy_at if drone.jobs and drone.busy_at else float("inf")
 
 
@@ -439,14 +437,14 @@ def _victim_rank(drone: Drone) -> tuple[int, float]:
     return tier, -drone.started_at
 
 
-# Taking a lent reserve back: CPU drones leave for GPU drones that find GPUs free, and the rest of the node taken.
-
-
 def reclaim_reserve(
     context: PlanningContext, reservations: OwnerReservations, lacking_room: Mapping[TypeKey, int]
 ) -> list[PreemptionOrder]:
-    """Who leaves. ``lacking_room``: by GPU drone type, how many waiting jobs lack because no node has room, and for no
-    other reason: those that lose least go, one node after the other, until each of these has its place."""
+    """Return the CPU drones that leave a lent reserve for GPU drones.
+
+    ``roomless`` is the number of drones by GPU drone type that are lacking only because no node has room. Drones that
+    lose least leave, node by node, until each of these has its place.
+    """
     preemptions: list[PreemptionOrder] = []
     for key, lack in lacking_room.items():
         kind = context.types[key]

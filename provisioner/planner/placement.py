@@ -1,4 +1,14 @@
-"""What is started for waiting jobs: the cheapest drone type that fits, where GPUs are free now, within every limit."""
+"""Placement: the drones that are started, or taken back into service, for waiting jobs and headroom.
+
+Each class is covered by existing drones, then by undraining, then by starts of the cheapest type that can start now
+within every limit. Undraining is cheaper than a start for as long as the drone still runs something.
+
+A start must be worth its cost. *Enough work*: jobs of seconds are served by few drones, one after the other; a new
+drone should have :data:`MIN_WORK_S` to do. *Start cost*: a drone holds its GPUs from its grant to its first job, which
+is minutes on a cloud and seconds in a batch system. Whether a cheaper start comes in time is unknown, so this is a
+rent-or-buy problem (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", Algorithmica 3, 1988): the dearer
+start is made once the jobs together have waited as long as it costs more.
+"""
 
 from __future__ import annotations
 
@@ -58,23 +68,15 @@ from provisioner.reasons import (
     SiteQuota,
 )
 
-# Whether another drone is worth its start: enough work for it, and no dearer a start than the waiting is.
-#
-# *Enough work*: jobs that are done in seconds are served by few drones, one after the other; a new one should have
-# :data:`MIN_WORK_S` to do. *No dearer*: a drone holds its GPUs from its grant to its first job, and that takes
-# minutes on a cloud, and seconds in a batch system. Whether a cheaper start comes in time nobody knows, so it is
-# rented until it would have been better to buy (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching",
-# Algorithmica 3, 1988): the dearer start is made once the jobs have waited as long, all together, as it costs more.
-
 MIN_WORK_S = 300.0
 MAX_WORK_WAIT_S = 900.0
-"""A job that has waited for so long gets its drone, however little there is to do."""
+"""A job that has waited this long gets a drone, however little work there is."""
 
 
 def worthwhile_starts(
     context: PlanningContext, job: JobClass, lacking: int, running_jobs: RunningJobs
 ) -> tuple[int, ExistingDronesSuffice | None]:
-    """Return for how many of the ``lacking`` jobs a drone is worth its start, and why not for the others."""
+    """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
     if lacking <= 0:
         return lacking, None
     runs = context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
@@ -90,22 +92,22 @@ def worthwhile_starts(
 
 
 _JobShape = tuple[str, int, int, int]
-"""User (empty: not known), and what a job asks for: GPU, CPUs and memory; zeros where that is not known."""
+"""User (empty if unknown), and request of GPUs, CPUs and memory; zeros if unknown."""
 _UNKNOWN_REQUEST = (0, 0, 0)
 
 
 @dataclass
 class RunningJobs:
-    """Jobs on drones that take another one afterwards; local to one decision.
+    """Running jobs on drones that take another job afterwards. Local to one plan.
 
-    The queue also counts as running what ran on a drone that died (until the lease of the job ends), and what runs on
-    one that takes no more jobs. Only the slots of accepting drones tell who serves on.
+    The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more. Only the slots
+    of accepting drones count here.
     """
 
     context: PlanningContext
 
     def of(self, job: JobClass) -> int:
-        """Count jobs of a class, or that may be of it where its slot does not tell."""
+        """Count jobs of a class, or that may be of it if the slot does not report it."""
         if not job.running:
             return 0
         asks = (job.gpu_milli, job.cpus, job.memory_mib)
@@ -127,18 +129,18 @@ class RunningJobs:
 
 
 def _accepts_next_job(drone: Drone, slot: Slot) -> bool:
-    """Return whether a drone takes another job once one of its jobs is done."""
+    """Return True if a drone takes another job once one of its jobs is done."""
     leaves = drone.goes or drone.notice_at or drone.state is DroneState.DRAINING
     return not leaves and slot.state is not SlotState.DRAINING
 
 
 @dataclass(slots=True)
 class StartCosts:
-    """What waiting has cost so far, against what starts cost; local to one decision."""
+    """Cost of starts, compared with the cost of waiting. Local to one plan."""
 
     context: PlanningContext
     held: dict[TypeKey, float] = field(default_factory=dict)
-    """GPU-seconds, at the type's price, that a drone of it holds before its first job."""
+    """GPU-seconds, at the type's price, that a drone of a type holds before its first job."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> StartCosts:
@@ -154,7 +156,7 @@ class StartCosts:
     def too_dear(
         self, job: JobClass, kind: DroneType, kinds: Iterable[TypeKey], lacking: int
     ) -> AwaitingCheaperType | None:
-        """Why a cheaper start among ``kinds`` is still to be waited for, if so."""
+        """Return the reason to wait for a cheaper start among ``kinds``, if any."""
         mine = self.held.get(kind.key)
         worth = self.context.snapshot.policy.waiting_cost
         if mine is None or not worth:
@@ -166,29 +168,30 @@ class StartCosts:
         return AwaitingCheaperType(kind.key, waited_s, more_s) if waited_s < more_s else None
 
 
-# Draining drones that are wanted again: cheaper than a start, for as long as they still run something.
-
-
 @dataclass(slots=True)
 class UndrainCandidates:
-    """Who may go back into service, and who does. Mutable, local to one decision."""
+    """Draining drones that may be taken back into service. Mutable, local to one plan."""
 
     context: PlanningContext
     drain_risk: DrainRisk
     draining: dict[DroneId, Drone]
-    """Who has not been taken back yet."""
+    """Drones that have not been taken back yet."""
     asked: list[Drain] = field(default_factory=list)
 
     @classmethod
     def of(cls, context: PlanningContext, drain_risk: DrainRisk) -> UndrainCandidates:
-        """Those that still run something and leave only for want of work, or because an owner was near: never those
-        that an operator or an owner asked to go."""
+        """Find drones that still run something and leave for want of work or because an owner is near.
+
+        Drones that an operator or an owner asked to leave are never taken back.
+        """
         leaves = (drone for drone in context.changing.values() if _may_return(context, drone))
         return cls(context, drain_risk, {drone.id: drone for drone in leaves})
 
     def take(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
-        """Take back who has room for the class, and is safe enough for it; for how many jobs, perhaps a few more than
-        lack."""
+        """Take back drones that have room for the class and are safe enough for it.
+
+        Return for how many jobs, perhaps a few more than ``lack``.
+        """
         covered = 0
         risky: dict[str, Collection[DroneId]] = {}
         for drone in list(self.draining.values()) if lack > 0 else ():
@@ -217,13 +220,11 @@ def _may_return(context: PlanningContext, drone: Drone) -> bool:
     )
 
 
-# What is started for waiting jobs: the cheapest drone type that fits, where GPUs are free now, within every limit.
-
 _NO_ROOM = (SiteFull, GpusStranded)
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
-    """Go through the classes, hardest to place first, and start what they lack; headroom comes last."""
+    """Serve the classes, hardest to place first, and headroom last."""
     blind = _no_starts_reason(context)
     if blind is not None:
         return PlacementResult(refusals=(blind,))
@@ -248,7 +249,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
 
 
 def _no_starts_reason(context: PlanningContext) -> Refusal | None:
-    """Why nothing at all is started."""
+    """Return the reason why nothing at all is started, if any."""
     if context.too_unhealthy is not None:
         return Refusal("all", len(context.drones), context.too_unhealthy)
     if context.validity.overlay is not None:
@@ -262,7 +263,7 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
 
 @dataclass
 class Placement:
-    """What the classes that had their turn have got. Mutable, local to one decision."""
+    """What the classes that have been served got. Mutable, local to one plan."""
 
     context: PlanningContext
     reservations: OwnerReservations
@@ -307,7 +308,7 @@ class Placement:
         return UserExclusions(self.context, self.risk, self._safer)
 
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
-        """Give jobs of a class what their group is entitled to."""
+        """Give the jobs of a class what their group is entitled to."""
         if job.fresh:
             self._refuse(job, job.fresh, AwaitingNegotiation(job.fresh))
         if job.limited:
@@ -323,14 +324,14 @@ class Placement:
             self._cover(job, compatible)
 
     def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
-        """Give headroom what no job has taken, but nothing of a site that is ``without_headroom``."""
+        """Serve headroom, but not at the sites ``pressed``."""
         if compatible.kinds and not (compatible := compatible.without(without_headroom)).kinds:
             self._refuse(job, job.waiting, HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
         else:
             self.serve(job, compatible)
 
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
-        """With drones that are there, then with some taken back, then with new ones."""
+        """Cover jobs with existing drones, then with undrained ones, then with new ones."""
         taken = self.supply.take_own(job, job.waiting)
         taken = taken.plus(self.supply.take(job, compatible, job.waiting - taken.jobs))
         covered = taken.jobs
@@ -344,8 +345,10 @@ class Placement:
             self._refuse(job, taken.jobs, DemandCovered(taken.jobs, taken.drones))
 
     def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
-        """Start drones for jobs that are not ``covered``, as far as that is worth it: how many are covered then, and
-        what of that drones take that come late."""
+        """Start drones for the jobs that are not ``covered``, as far as that is worthwhile.
+
+        Return how many jobs are then covered, and the coverage by delayed drones.
+        """
         held_back: Reason | None
         enough, held_back = worthwhile_starts(self.context, job, job.waiting - covered, self.running_jobs)
         wanted, any_late, late = covered + enough, bool(self.supply.late), NO_COVERAGE
@@ -367,7 +370,7 @@ class Placement:
         return covered, late
 
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
-        """Types in the order in which they are asked for: open ones, and where those that come late have their turn."""
+        """Return the open types in the order in which they are tried, with those where delayed drones count."""
         if not any_late and compatible.places.keys().isdisjoint(
             self.limits.open
         ):  # as for most classes, once all is full
@@ -377,7 +380,7 @@ class Placement:
     def _allowed(
         self, job: JobClass, compatible: CompatibleTypes, key: TypeKey, lack: int
     ) -> tuple[int, Reason | None]:
-        """How many drones of a type are started for so many jobs, and what keeps us from it that is no limit."""
+        """Return how many drones of a type are started for ``lack`` jobs, and a reason that is no limit."""
         kind = self.context.types[key]
         if job.walltime_s and life_too_short(self.context, kind, job.walltime_s):
             return 0, None
@@ -397,12 +400,12 @@ class Placement:
         return allowed, risk or probing
 
     def _safer(self, compatible: CompatibleTypes) -> bool:
-        """Whether drones for such jobs may also come, now or once there is room, to where nobody takes their place."""
+        """Return True if such jobs can get a drone, now or later, at a place without an owner."""
         safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
         return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
 
     def _order(self, job: JobClass, key: TypeKey, count: int, covered: int) -> None:
-        """Start ``count`` drones of a type for a class of which ``covered`` jobs have theirs."""
+        """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         kind = self.context.types[key]
         reason: Reason = JobsWaiting(job.id, job.waiting, covered, count)
         vram_mib = job.vram_mib
@@ -432,7 +435,7 @@ class Placement:
             )
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
-        """``lack`` jobs of a class get no drone. The limit that keeps them from it is told of the best type."""
+        """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
         key = self.ranking.for_jobs(compatible).keys[0]
         if job.walltime_s:
             key, limit = self._long_enough(job, compatible)
@@ -445,7 +448,10 @@ class Placement:
             self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
     def _long_enough(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
-        """The best type whose drones live long enough, and its limit; where none does, the best of all, and why not."""
+        """Return the best type whose drones live long enough, and its limit.
+
+        If there is none, return the best of all types and the downtime.
+        """
         keys = self.ranking.for_jobs(compatible).keys
         brief: Reason | None = None
         for key in keys:
@@ -472,7 +478,7 @@ class Placement:
 
 
 def _is_temporary(why: Reason | None) -> bool:
-    """Whether what keeps a type from being started passes without anybody's doing."""
+    """Return True if the reason against a start passes without anybody's action."""
     match why:
         case None | SiteFull() | SiteQuota() | GpusStranded() | OwnerWaits():
             return True

@@ -1,4 +1,9 @@
-"""Who must leave: for operators and owners, what has outlived its state, idle drones, what nobody needs, strays."""
+"""Retirement: the drones that leave, by an ordered list of rules.
+
+An idle drone costs a GPU that does nothing; letting it go costs the next start. Keeping it for as long as a start takes
+costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin, Manasse, Rudolph, Sleator,
+"Competitive snoopy caching", Algorithmica 3, 1988). How long a start takes, each drone has shown itself.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +56,12 @@ from provisioner.reasons import (
     Unneeded,
 )
 
-# How long an idle drone is kept.
-#
-# To let it go and need another soon costs what a drone costs until it can work: on a cloud a GPU is held while a
-# machine boots. To keep it costs a GPU that does nothing. Who keeps it for just as long as another would take to come
-# pays at most twice of what would have been best, whatever comes (the rent-or-buy problem: Karlin, Manasse, Rudolph,
-# Sleator, "Competitive snoopy caching", Algorithmica 3, 1988). How long that is, each drone has shown itself.
-
 MAX_IDLE_STRETCH = 3.0
-"""A drone that took very long to come is kept this many time-outs at most: it leaves by itself soon after."""
+"""A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
 
 
 MIN_IDLE_GAPS = 20
-"""Least number of gaps between two jobs of a drone for learning. With fewer, the price of a start decides."""
+"""Smallest number of gaps between two jobs of a drone for an estimate. With fewer, the start cost decides."""
 
 
 class IdleLimit(NamedTuple):
@@ -71,13 +69,15 @@ class IdleLimit(NamedTuple):
 
     limit_s: float
     by: str
-    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (the bounds), ``fixed`` (the setting)."""
+    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting)."""
 
 
 def idle_limit(drone: Drone, policy: Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
-    """Return what would have cost least so far at its site (as soon as a drone of it was seen to come); at most its
-    time-out, or what the drone took from its start at the site to the pool, if that is longer. A fixed time-out holds
-    as it is."""
+    """Return the idle time that would have cost least so far at the drone's site.
+
+    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if that is longer. A
+    fixed timeout is used as it is.
+    """
     site = drone.site
     timeout_s = policy.idle_timeout_at(site)
     if policy.idle_fixed_at(site):
@@ -90,20 +90,19 @@ def idle_limit(drone: Drone, policy: Policy, estimates: Estimates = NO_ESTIMATES
     return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")
 
 
-# Who must leave: for operators and owners, what has outlived its state, idle drones, what nobody needs, strays.
-
 KILL_AFTER_STOPS = 3
-"""A drone asked to stop this often is killed without notice."""
+"""A drone that was asked to stop this often is killed without notice."""
 DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
-"""The shortest and the longest time between two orders to drain that have no effect."""
+"""Shortest and longest time between two drain orders that have no effect."""
 _NOTHING_TO_STOP = (RemoteState.STOPPED, RemoteState.ENDED)
-"""Nobody need end these."""
+"""States of listed drones that need no stop."""
 CANCEL_AFTER_S = 120.0
-"""A drone that waits at its site goes when no job has needed it for this long, or for the idle time-out if that is
-shorter: a place in a queue took hours to earn, and a queue of jobs that looks empty is often one that is restarting. In
-replays five minutes served bursts better still, and started too many drones for nothing where jobs come singly."""
+"""A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
+is shorter. A place in a queue took hours to earn, and a queue that looks empty is often one that is restarting. In
+replays five minutes served bursts better, but started too many drones for nothing where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
-"""An idle drone that waiting jobs fit is kept this many idle time-outs: the negotiator should take it any moment."""
+"""An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it any
+moment."""
 
 
 def retire(
@@ -112,8 +111,10 @@ def retire(
     placed: PlacementResult,
     black_holes: BlackHoles = NO_BLACK_HOLES,
 ) -> RetirementResult:
-    """Who is asked to go, at most one request per drone; the first rule that applies gives the reason. While the brake
-    is on only people's requests count: they may be what ends the trouble."""
+    """Return the drones that are asked to leave, at most one order per drone; the first rule that applies decides.
+
+    While too many drones are unhealthy, only operators' requests count: they may be what ends the trouble.
+    """
     asked = _Requests(context)
     done = tuple(r.id for r in context.snapshot.requests if _carry_out(context, asked, r))
     orphans: tuple[StopOrphan, ...] = ()
@@ -144,7 +145,7 @@ def retire(
 
 @dataclass(slots=True)
 class _Requests:
-    """What was asked so far in this plan."""
+    """Orders of this plan so far."""
 
     context: PlanningContext
     drains: list[Drain] = field(default_factory=list)
@@ -195,7 +196,7 @@ class _Requests:
         self.named.add(drone.id)
 
     def make_way(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
-        """For the owner, or for a GPU job: this is its notice, whatever it was about to do."""
+        """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
         self._stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
 
     def write_off(self, drone: Drone, reason: Reason) -> None:
@@ -211,7 +212,8 @@ class _Requests:
 def _carry_out(context: PlanningContext, asked: _Requests, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with.
 
-    A drain waits for the overlay, which alone can be asked for it. A reset of breakers is in the snapshot already."""
+    A drain waits for the overlay, which alone can carry it out. A reset of breakers is in the snapshot already.
+    """
     if request.kind is RequestKind.RESET:
         return True
     named = [context.drones[i] for i in request.drone_ids if i in context.drones]
@@ -305,12 +307,12 @@ def _retire_idle(
 
 @dataclass
 class _MatchableClasses:
-    """Classes whose jobs the negotiator would match. Local to one decision."""
+    """Classes whose jobs the negotiator would match. Local to one plan."""
 
     context: PlanningContext
 
     def want(self, drone: Drone) -> bool:
-        """Return True if jobs wait that fit a drone: then the negotiator, not the planner, should act."""
+        """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
         context, room = self.context, free_resources(self.context.slots[drone.id])
         return any(
             count_jobs(job, room, context.types[drone.type])
@@ -351,8 +353,10 @@ def _retire_overdue(context: PlanningContext, asked: _Requests, drone: Drone, po
 
 
 def _repeat_drain(context: PlanningContext, asked: _Requests, drone: Drone) -> None:
-    """Ask a drone again to drain, whose slot still takes jobs: the order was refused or got lost. From order to order
-    it is waited half as long again, within bounds."""
+    """Ask a drone again to drain if its slot still takes jobs: the order was refused or lost.
+
+    The pause grows by half from order to order, within bounds.
+    """
     slot = context.slots.get(drone.id)
     ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
     if not ordered or slot is None or slot.state is SlotState.DRAINING:
@@ -364,15 +368,20 @@ def _repeat_drain(context: PlanningContext, asked: _Requests, drone: Drone) -> N
 
 
 def _heard_at(context: PlanningContext, drone: Drone) -> float:
-    """Up to when it is known what a drone in the pool did: a listing of now may show a slot of long ago, or lack it for
-    once. One that stays away is out of the pool, which has a limit of its own."""
+    """Return the time up to which the state of a drone in the pool is known.
+
+    A listing of now may show an old slot, or lack it once. A drone that stays away is out of the pool, which has a
+    limit of its own.
+    """
     slot = context.slots.get(drone.id)
     return min(context.now, slot.heard_at if slot is not None else drone.heard_at)
 
 
 def _works_again(context: PlanningContext, drone: Drone) -> bool:
-    """The order to end did not reach it, and it has taken jobs since, for which there was no ground to end it: it is
-    asked again when it has none. An owner's claim, and an operator's word, hold whatever it does."""
+    """Return True if a stop did not reach the drone and it has taken jobs since.
+
+    It is asked again when it has no job. An owner's claim and an operator's request hold whatever it does.
+    """
     slot = context.slots.get(drone.id)
     by_operator = drone.leaving is DroneState.CANCELLED and 0 < drone.joined_at <= drone.since
     took = slot is not None and slot.jobs > 0 and slot.begun_at > drone.since
@@ -380,7 +389,7 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
 
 
 def _limit(context: PlanningContext, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
-    """How long the drone's state may last, and since when that counts."""
+    """Return how long the drone's state may last, and the start of that time."""
     match drone.state:
         case DroneState.BUSY:
             kind = context.types.get(drone.type)
@@ -402,8 +411,10 @@ def _pool_seen_since(context: PlanningContext) -> float:
 
 
 def _surplus(context: PlanningContext, asked: _Requests, without_headroom: Collection[str]) -> frozenset[str]:
-    """Drones that wait at a site and that no job has needed for a while, nor any headroom. Fresh jobs count as need
-    here: slower down than up."""
+    """Return drones that wait at a site and that neither jobs nor headroom have needed for a while.
+
+    Fresh jobs count as need here: scaling down is slower than scaling up.
+    """
     outage = context.breakers.get(OVERLAY_SCOPE)
     if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
         return frozenset()
@@ -446,7 +457,7 @@ def _surplus(context: PlanningContext, asked: _Requests, without_headroom: Colle
 
 
 def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
-    """What carries our tag and is not on record as alive: a start whose answer came too late, a lost store."""
+    """Return what carries our tag without a live record: a start with a late answer, or a lost store."""
     found = []
     for site, count in context.orphan_counts.items():
         view = context.validity.site_view(context.snapshot, site)

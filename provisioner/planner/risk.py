@@ -1,18 +1,23 @@
-"""How many drones may stand where an owner comes back: as many as can expect to lose little of their jobs' work.
+"""Risk from a site's owner: limits on starts, excluded users, and drones to drain.
 
-An owner's site takes the place of whoever came last. A drone keeps its own for as long as the owner takes no more than
-what is free now, less what drones that came after it hold: its *headroom*. How often owners took more than that within
-the time that a job needs has been seen (:class:`provisioner.estimates.Rise`), so the work that a job can expect to lose
-there follows, and is held against the work that it can expect to get done. A little loss is worth a start now; the
-longer the jobs have waited, the more.
+A site preempts the newest drones first. A drone survives as long as the owner's growth stays below the free capacity
+plus the drones started after it: its *headroom*. The estimates hold how often the owner grew by more than that within
+the time that a job needs (:class:`provisioner.estimates.OwnerGrowth`). From it follows the work that a job can expect
+to lose. It is compared with the work that the job can expect to complete. A small loss is worth a start now; the longer
+the jobs have waited, the more loss is accepted.
 
-How much is a little? By its share of the work short jobs would wait for half an hour to save six seconds; by its amount
-jobs of a day would wait for days to save an hour. So it goes by both alike, by their geometric mean: of the work of a
-job that runs four times as long half the share may be lost, and that is twice as much.
+The accepted loss is the geometric mean of two rules: a fixed share of the work would make short jobs wait half an hour
+to save six seconds, and a fixed amount would make jobs of a day wait for days to save an hour. So a job that runs four
+times as long accepts half the share, which is twice the amount. In replays of public traces this did better than a
+limit on the chance of any preemption, and than refusing jobs only at the drone. See ``docs/explanation/deciding.md``.
 
-Preferred over two simpler rules in replays of public traces: a limit on the chance of being preempted at all (long jobs
-on a GPU that is nearly safe lose more than short ones at its edge), and refusing jobs at the drone alone (it has been
-started for nothing then; beside this rule it helps: :mod:`avoids`). See ``docs/explanation/deciding.md``.
+*Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
+owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole
+life. Exclusion is by user since a pool knows the owner of a job, and seldom its run time. Only users with waiting jobs
+are considered.
+
+*Drain at risk*: later the owner may have come nearer, or longer jobs may wait. Running jobs are left alone, since
+ending them loses their work for certain. The next job is better off at a safer place, if there is one to wait for.
 """
 
 from __future__ import annotations
@@ -34,37 +39,21 @@ from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
-# How many drones may stand where an owner comes back: as many as can expect to lose little of their jobs' work.
-#
-# An owner's site takes the place of whoever came last. A drone keeps its own for as long as the owner takes no more
-# than what is free now, less what drones that came after it hold: its *headroom*. How often owners took more than
-# that within the time that a job needs has been seen (:class:`provisioner.estimates.Rise`), so the work that a job
-# can expect to lose there follows, and is held against the work that it can expect to get done. A little loss is
-# worth a start now; the longer the jobs have waited, the more.
-#
-# How much is a little? By its share of the work short jobs would wait for half an hour to save six seconds; by its
-# amount jobs of a day would wait for days to save an hour. So it goes by both alike, by their geometric mean: of the
-# work of a job that runs four times as long half the share may be lost, and that is twice as much.
-#
-# Preferred over two simpler rules in replays of public traces: a limit on the chance of being preempted at all (long
-# jobs on a GPU that is nearly safe lose more than short ones at its edge), and refusing jobs at the drone alone (it
-# has been started for nothing then; beside this rule it helps: :mod:`avoids`). See ``docs/explanation/deciding.md``.
-
 TOLERATED_LOSS = 0.02
-"""Share of lost work that is accepted for jobs of :data:`REFERENCE_RUN_S` that have not waited."""
+"""Accepted share of lost work for jobs of :data:`REFERENCE_RUN_S` that have not waited."""
 REFERENCE_RUN_S = 3600.0
 RISK_WAIT_S = 3600.0
-"""Jobs that have waited for so long accept twice of that, and so on."""
+"""Jobs that have waited this long accept twice as much, and so on."""
 MAX_TOLERATED_LOSS = 0.3
 
 
 @dataclass(slots=True)
 class RiskBudget:
-    """The headroom left at each owner's site; mutable, local to one decision."""
+    """Headroom left at each owner's site. Mutable, local to one plan."""
 
     context: PlanningContext
     head_milli: dict[str, int] = field(default_factory=dict)
-    """By site: what is free and not promised to drones that are on their way."""
+    """By site: free milli-GPUs that are not promised to drones on their way."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> RiskBudget:
@@ -80,8 +69,10 @@ class RiskBudget:
         return risk
 
     def allowed(self, job: JobClass, kind: DroneType, most: int, *, safer: bool) -> tuple[int, OwnerRisk | None]:
-        """How many of ``most`` drones of a type may be started for jobs of a class, and why no more. Unless there is a
-        ``safer`` place to wait for, all: work that is lost now and then is better than none."""
+        """Return how many of ``most`` drones may be started for jobs of a class, and why no more.
+
+        All, unless there is a ``safer`` place to wait for: work that is lost now and then is better than none.
+        """
         estimates = self.context.snapshot.estimates
         head, rate = self.head_milli.get(kind.site), estimates.taken_per_s.get(kind.site, 0.0)
         if not safer or (head is None and not rate):
@@ -102,19 +93,21 @@ class RiskBudget:
         return good, why if good < most else None
 
     def bears(self, kind: DroneType) -> bool:
-        """Whether places of a type are known to be taken back."""
+        """Return True if places of a type are known to be preempted."""
         return kind.site in self.head_milli or bool(self.context.snapshot.estimates.taken_per_s.get(kind.site))
 
     def book(self, kind: DroneType, count: int) -> None:
-        """So many are started."""
+        """Take the headroom of ``count`` started drones."""
         if kind.site in self.head_milli:
             self.head_milli[kind.site] -= count * kind.gpu_milli
 
 
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
-    """Expected work lost per work done of jobs that run for ``runs``, each as likely as the others, in places that are
-    taken back within :data:`provisioner.estimates.HORIZONS_S` with ``chances``. Beyond the last horizon the chance goes
-    on as over that one."""
+    """Return the expected work lost per work completed by jobs with equally likely run times ``runs``.
+
+    ``chances`` are the probabilities of preemption within :data:`provisioner.estimates.HORIZONS_S`. Beyond the last
+    horizon the chance continues as over that one.
+    """
     lost_s = done_s = 0.0
     for run_s in runs:
         so_far, began_s = 0.0, 0.0
@@ -135,7 +128,7 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
 
 
 def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
-    """The same where a place is taken back at any moment alike."""
+    """Return the same for a constant rate of preemption."""
     lost_s = done_s = 0.0
     for run_s in runs:
         kept = math.exp(-rate_per_s * run_s)
@@ -145,25 +138,29 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
 
 
 def accepted_loss(waited_s: float, runs: tuple[float, ...]) -> float:
-    """Share of their work that jobs that run for ``runs`` may expect to lose after so long a wait."""
+    """Return the share of their work that jobs accept to lose after waiting ``waited_s``."""
     share = TOLERATED_LOSS * math.sqrt(REFERENCE_RUN_S / max(1.0, fmean(runs)))
     return min(MAX_TOLERATED_LOSS, share * (1.0 + waited_s / RISK_WAIT_S))
 
 
 def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
-    """Equally likely run times of jobs of a class, in seconds."""
+    """Return equally likely run times of jobs of a class, in seconds."""
     return context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
 
 
 def waiting_time(context: PlanningContext, job: JobClass) -> float:
-    """For how many seconds one of them has been idle without a break. A job that was preempted accepts no more risk
-    than a new one: what it has lost already should not make it lose more."""
+    """Return the longest continuous idle time of the jobs in seconds.
+
+    A preempted job accepts no more risk than a new one: what it has lost already should not make it lose more.
+    """
     return max(0.0, context.now - job.waits_since) if job.waits_since else 0.0
 
 
 def free_gpus_at(context: PlanningContext, site: str) -> int | None:
-    """GPUs that nobody holds at a site; None if it cannot be seen. Where only counts by type are told, they may be
-    alternatives on the same hardware: the largest is certain."""
+    """Return the free milli-GPUs of a site, or None if unknown.
+
+    Counts by type may be alternatives on the same hardware, so only the largest is certain.
+    """
     view = context.validity.site_view(context.snapshot, site)
     if view is None:
         return None
@@ -175,31 +172,21 @@ def free_gpus_at(context: PlanningContext, site: str) -> int | None:
     return max((count * sizes.get(name, 0) for name, count in (view.free or {}).items()), default=None)
 
 
-# Whose jobs a drone before an owner does not take.
-#
-# A drone is started where it is safe enough for the jobs that asked for it. The pool gives it to whoever is next in
-# line, and that may be somebody whose jobs run all day: most of the work that is lost before owners is lost so. Such
-# users are named when the drone is asked for, and its START refuses them for as long as it lives. For their jobs it
-# is no supply: they get a drone where it is safe enough for them, or once they have waited for long enough.
-#
-# By user, since a pool knows who a job's owner is, and seldom how long it runs. Of those whose jobs wait now, for who
-# comes later is not known yet; :mod:`drain-at-risk` sees to them.
-
 MAX_EXCLUSION_CLASSES = 200
-"""Of those who wait, so many classes are looked at, those that have waited longest: they are served first."""
+"""Number of waiting classes considered: those that have waited longest are served first."""
 MAX_EXCLUSION_CHARS = 2000
-"""Characters of the list: it travels in an environment variable and stands in an expression."""
+"""Length of the list: it travels in an environment variable and is part of an expression."""
 _USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 
 
 def is_excluded(owner: str, avoids: str) -> bool:
-    """Whether a user is on a drone's list."""
+    """Return True if a user is on a drone's list of excluded users."""
     return bool(avoids) and owner in avoids.split(",")
 
 
 @dataclass(slots=True)
 class _WaitingClass:
-    """A class in the queue, with what its jobs can expect."""
+    """A waiting class with the run times and the accepted loss of its jobs."""
 
     job: JobClass
     compatible: CompatibleTypes
@@ -209,16 +196,15 @@ class _WaitingClass:
 
 @dataclass
 class UserExclusions:
-    """Who waits, and what he would lose where; local to one decision."""
+    """Users whose jobs a new drone should refuse. Local to one plan."""
 
     context: PlanningContext
     risk: RiskBudget
     safer: Callable[[CompatibleTypes], bool]
-    """Whether such jobs may wait for a place that nobody takes."""
+    """Return True if such jobs may wait for a place without an owner."""
 
     def of_drones_for(self, job: JobClass, kind: DroneType) -> str:
-        """Users whose jobs a drone of a type should not take that is started for jobs of a class, with commas between;
-        empty where no owner's use is known."""
+        """Return the users that a drone started for a class should exclude, separated by commas."""
         head = self.risk.head_milli.get(kind.site)
         if head is None:
             return ""
@@ -246,7 +232,7 @@ class UserExclusions:
 
 
 def _shortened(users: list[str]) -> Iterator[str]:
-    """As many as the list may hold."""
+    """Yield as many users as the list may hold."""
     left = MAX_EXCLUSION_CHARS
     for user in users:
         left -= len(user) + 1
@@ -255,15 +241,9 @@ def _shortened(users: list[str]) -> Iterator[str]:
         yield user
 
 
-# Drones whose place the owner is likely to take before the jobs that wait would be done there.
-#
-# A drone is started where it is safe enough for the jobs that waited then (:mod:`risk`). Later the owner may have
-# come nearer, or longer jobs may wait. What runs is left alone, for ending it loses it for certain; but the next job
-# is better off in a safer place, if there is one to wait for.
-
 DRAIN_LOSS_FACTOR = 2.0
-"""A drone takes no more jobs where they would lose so many times what they accept. One that leaves for this is taken
-back only where they would lose no more than they accept, and none is started where they would: nothing swings."""
+"""A drone takes no more jobs where they would lose this many times the accepted loss. It is undrained, and others are
+started, only where they would lose no more than the accepted loss. This hysteresis prevents oscillation."""
 
 
 class _DroneQueue(NamedTuple):
@@ -275,16 +255,16 @@ class _DroneQueue(NamedTuple):
 
 @dataclass(slots=True)
 class DrainRisk:
-    """Who stands how near to an owner; local to one decision."""
+    """Risk of the drones at sites with an owner. Local to one plan."""
 
     context: PlanningContext
     safer: Callable[[CompatibleTypes], bool]
-    """Whether such jobs may wait for a place that nobody takes: as it is asked before a start."""
+    """Return True if such jobs may wait for a place without an owner."""
     where: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
     lines: dict[str, _DroneQueue] | None = None
 
     def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
-        """Drones in the pool that should take no more jobs, and why: judged by the jobs that are next in line."""
+        """Return the drones that should take no more jobs, judged by the jobs that are next in line."""
         found: dict[DroneId, DrainAtRisk] = {}
         for site, job in self._next_in_line().items():
             found.update(self.to(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR))
@@ -293,7 +273,7 @@ class DrainRisk:
     def to(
         self, job: JobClass, compatible: CompatibleTypes, site: str, times: float = 1.0
     ) -> Mapping[DroneId, DrainAtRisk]:
-        """Drones at a site where jobs of a class would lose more than ``times`` what they accept."""
+        """Return the drones of a site where jobs of a class would lose more than ``times`` the accepted loss."""
         line = self._line(site) if site in self._owned(compatible) else None
         if line is None:
             return {}
@@ -312,7 +292,7 @@ class DrainRisk:
         }
 
     def _next_in_line(self) -> Mapping[str, JobClass]:
-        """By site with an owner: the jobs that have waited longest among those that could run there."""
+        """Return, by site with an owner, the class that has waited longest of those that could run there."""
         found: dict[str, JobClass] = {}
         for job in self.context.classes if self.context.snapshot.estimates.rises else ():
             for site in self._owned(self.context.compatible[job.id]) if job.waiting else ():
@@ -321,7 +301,7 @@ class DrainRisk:
         return found
 
     def _owned(self, compatible: CompatibleTypes) -> frozenset[str]:
-        """Sites with an owner where such jobs could run, if there is a safer one to wait for."""
+        """Return the sites with an owner where such jobs could run, if there is a safer place to wait for."""
         found = self.where.get(compatible)
         if found is None:
             sites = {kind.site for kind in compatible.kinds} & self.context.snapshot.estimates.rises.keys()
@@ -335,7 +315,7 @@ class DrainRisk:
 
 
 def _drone_queues(context: PlanningContext) -> dict[str, _DroneQueue]:
-    """By site with an owner. He takes what is free first, then the places of those that came last."""
+    """Return the queues by site with an owner, who takes free capacity first, then the newest drones."""
     free = {
         site: head for site in context.snapshot.estimates.rises if (head := free_gpus_at(context, site)) is not None
     }

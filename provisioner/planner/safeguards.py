@@ -1,8 +1,8 @@
-"""Decisions that go on without the job classes on which the planner fails.
+"""Plans that can be carried out whatever the planner does.
 
-A mistake of the planner that one odd class brings to light must not stop the service for all others. The class is
-found by leaving classes out, and refused with a reason. Where the planner fails without any class, only the operators'
-requests are carried out.
+An error of the planner that one odd class brings to light must not stop the service for all others. The class is found
+by leaving classes out, and refused with a reason. If the planner fails without any class, only operators' requests are
+carried out. Actions that break a promise (:mod:`validation`) are left out; all others are carried out.
 """
 
 from __future__ import annotations
@@ -16,34 +16,31 @@ from provisioner.planner import decide
 from provisioner.planner.validation import Action, Breach, validate_plan
 from provisioner.reasons import InvalidAction, PlannerFailed
 
-# Decisions that go on without the job classes on which the planner fails.
-#
-# A mistake of the planner that one odd class brings to light must not stop the service for all others. The class is
-# found by leaving classes out, and refused with a reason. Where the planner fails without any class, only the
-# operators' requests are carried out.
-
 PlanFunction = Callable[[Snapshot], Plan]
-"""Makes a plan: :func:`provisioner.planner.decide`, or in a benchmark another's rule."""
+"""Makes a plan: :func:`provisioner.planner.decide`, or another rule in a benchmark."""
 
 MAX_ISOLATION_TRIES = 64
-"""Decisions made to find the classes: two among ten thousand need about 56. After that whole groups are left out."""
+"""Plans made to find the classes: two among ten thousand need about 56. After that, whole groups are left out."""
 MAX_ERROR_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class IsolatedPlan:
-    """A plan, and what was left out of its snapshot so that it could be made."""
+    """A plan, and the classes left out of its snapshot."""
 
     plan: Plan
     error: Exception | None = None
-    """The first one that the planner raised; None if it did not fail."""
+    """First exception of the planner; None if it did not fail."""
     left_out: tuple[str, ...] = ()
-    """Ids of the classes on which it fails; none with an ``error``: it fails without any class as well."""
+    """Ids of the classes on which it fails; none with an ``error``: then it fails without any class as well."""
 
 
 def plan_isolated(snapshot: Snapshot, planner: PlanFunction, suspects: Collection[str] = ()) -> IsolatedPlan:
-    """Return the plan for a snapshot, without the classes on which the planner fails. ``suspects``: those of the
-    decision before, which saves the search. Raises what the planner raises if it fails on the requests alone."""
+    """Return the plan for a snapshot without the classes on which the planner fails.
+
+    ``suspects`` are the classes left out of the previous plan, which saves the search. Raises the planner's exception
+    if it fails on the requests alone.
+    """
     try:
         return IsolatedPlan(planner(snapshot))
     except Exception as failed:
@@ -62,8 +59,10 @@ def plan_isolated(snapshot: Snapshot, planner: PlanFunction, suspects: Collectio
 def _find_good_classes(
     snapshot: Snapshot, planner: PlanFunction, classes: Sequence[JobClass], suspects: Collection[str]
 ) -> tuple[Collection[int], Plan | None]:
-    """Return the positions of the classes with which the planner does not fail, and its plan for them; no plan if it
-    fails without any class."""
+    """Return the positions of the classes with which the planner does not fail, and its plan for them.
+
+    There is no plan if it fails without any class.
+    """
     kept: set[int] = set()
     plan = _try_plan(snapshot, planner, kept) if classes else None
     if plan is None:
@@ -88,7 +87,7 @@ def _find_good_classes(
 
 
 def _try_plan(snapshot: Snapshot, planner: PlanFunction, kept: Collection[int]) -> Plan | None:
-    """Return the plan with only the classes at the positions ``kept``; None if the planner fails."""
+    """Return the plan with only the classes at the positions ``kept``, or None if the planner fails."""
     view = snapshot.overlay.view
     assert view is not None
     some = replace(view, classes=tuple(job for n, job in enumerate(view.classes) if n in kept))
@@ -99,8 +98,10 @@ def _try_plan(snapshot: Snapshot, planner: PlanFunction, kept: Collection[int]) 
 
 
 def _requests_alone(snapshot: Snapshot, planner: PlanFunction, why: PlannerFailed, error: Exception) -> Plan:
-    """Return a plan that does what operators asked for, made from the record and, if possible, the overlay's slots.
-    Raises ``error`` if the planner fails on these too."""
+    """Return a plan for operators' requests only, made from the record and, if possible, the overlay's slots.
+
+    Raises ``error`` if the planner fails on these too.
+    """
     for overlay in _reduced_overlays(snapshot.overlay):
         less = replace(snapshot, overlay=overlay, sites={}, breakers={}, patience={})
         try:
@@ -122,7 +123,7 @@ def _requests_alone(snapshot: Snapshot, planner: PlanFunction, why: PlannerFaile
 
 
 def _reduced_overlays(overlay: PolledOverlay) -> Iterator[PolledOverlay]:
-    """Yield the overlay's reading without its classes, and then without anything: drains wait then."""
+    """Yield the overlay without its classes, then without its view: drains wait then."""
     if overlay.view is not None:
         yield replace(overlay, view=replace(overlay.view, classes=()))
     yield PolledOverlay()
@@ -132,18 +133,16 @@ def _by_operator(what: Action | StateChange) -> bool:
     return what.reason.kind == "operator-requested"
 
 
-# A plan without the actions that break a promise; everything else in it is acted on.
-
 PlanValidator = Callable[[Snapshot, Plan], tuple[Breach, ...]]
-"""Names the promises that a plan breaks: :func:`provisioner.planner.check.check`."""
+"""Returns the promises that a plan breaks: :func:`provisioner.planner.validation.validate_plan`."""
 
 MAX_VALIDATION_ROUNDS = 20
-"""So often a plan is judged again; what then still breaks a promise is cut down to the operators' requests."""
+"""Rounds of validation; a plan that then still breaks a promise is reduced to the operators' requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestrictedPlan:
-    """A plan that the judge accepts, and what was wrong with the one before."""
+    """A valid plan, and what was wrong with the original one."""
 
     plan: Plan
     breaches: tuple[Breach, ...] = ()
@@ -151,8 +150,10 @@ class RestrictedPlan:
 
 
 def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> RestrictedPlan:
-    """Leave out the actions that the judge names, until it names none. A breach that names no action leaves only the
-    operators' requests; if one remains even then, nothing is acted on."""
+    """Leave out the actions that break a promise, until none does.
+
+    A breach without actions leaves only the operators' requests. If one remains even then, nothing is done.
+    """
     breaches: list[Breach] = []
     left_out: list[Action] = []
     cut = plan
@@ -175,7 +176,7 @@ def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> Restri
 
 
 def requests_only(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Return what of a plan operators asked for."""
+    """Return the part of a plan that operators asked for."""
     return _plan_without(snapshot, plan, {action for action in _actions_of(plan) if not _by_operator(action)})
 
 
@@ -184,8 +185,7 @@ def _actions_of(plan: Plan) -> tuple[Action, ...]:
 
 
 def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> Plan:
-    """Return the plan less these actions. An operator's request that is not carried out stays
-    open."""
+    """Return the plan without these actions. An operator's request that is not carried out stays open."""
     undone = {a.drone.id for a in plan.leaves if a in named and _by_operator(a)}
     still_open = {r.id for r in snapshot.requests if undone.intersection(r.drone_ids)}
     return replace(
@@ -199,7 +199,7 @@ def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> 
 
 
 def _refusals(breaches: Collection[Breach], left_out: Collection[Action]) -> Iterator[Refusal]:
-    """Tell each class and each drone that was left out the first promise which that action broke."""
+    """Yield a refusal for each class and drone whose action was left out, with the first promise that it broke."""
     texts: dict[Action, str] = {}
     for breach in breaches:
         for action in breach.actions:
@@ -218,22 +218,19 @@ def _subject(action: Action) -> str:
     return f"drone:{action.drone_id if isinstance(action, StopOrphan) else action.drone.id}"
 
 
-# A plan that can be acted on whatever the planner does: isolated from odd classes, and restrained by the judge.
-
-
 @dataclass(frozen=True, slots=True)
 class SafePlan:
-    """A plan, and what was wrong before it was one."""
+    """A plan to carry out, and what was wrong before."""
 
     plan: Plan
     faults: tuple[str, ...] = ()
-    """A line for each failure of the planner and for each promise that its plan broke."""
+    """A line for each failure of the planner and for each broken promise."""
     error: Exception | None = None
-    """Raised by the planner or by the judge."""
+    """Raised by the planner or by the validation."""
     classes: tuple[str, ...] = ()
     """Ids of the job classes that were left out."""
     actions: tuple[str, ...] = ()
-    """Actions that were left out, in words."""
+    """Descriptions of the actions that were left out."""
 
 
 def safe_plan(
@@ -242,8 +239,10 @@ def safe_plan(
     judge: PlanValidator = validate_plan,
     suspects: Collection[str] = (),
 ) -> SafePlan:
-    """Return the plan that is acted on. ``suspects``: the ``classes`` of the plan before. Never raises: if nothing can
-    be decided at all, the plan is empty."""
+    """Return the plan to carry out. Never raises: if no plan can be made at all, it is empty.
+
+    ``suspects`` are the ``classes`` of the previous plan.
+    """
     empty = Plan(snapshot.tick, snapshot.now)
     try:
         found = plan_isolated(snapshot, planner, suspects)

@@ -1,10 +1,8 @@
-"""Unmet demand: waiting jobs less what free slots and drones on their way will take, shape by shape.
+"""Supply: free room in existing drones, on their way or in the pool, that covers waiting jobs shape by shape.
 
-Supply is kept as *bins*: so many drones of one type with the same room left. Nothing here loops over jobs.
-
-A drone that has had no job yet counts first for the class that it was started for, as long as jobs of that class wait.
-Else it would be given to an older class that is not worth a start of its own, and at the next tick another drone would
-be started for the same jobs.
+Drones of one type with the same free room are counted together; nothing here loops over jobs. A drone without a job so
+far first counts for the class that it was started for, as long as jobs of that class wait. Otherwise it would cover an
+older class that is not worth a start, and the next tick would start another drone for the same jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from provisioner.planner.risk import is_excluded
 
 
 class _SlotsKey(NamedTuple):
-    """Everything of a bin but its type and its count."""
+    """Everything of drone slots but their type and count."""
 
     room: Resources
     ends_at: float
@@ -38,7 +36,7 @@ class _SlotsKey(NamedTuple):
 
 @dataclass(slots=True)
 class DroneSlots:
-    """``count`` drones of one type, each with the same room left."""
+    """Free slots in ``count`` drones of one type, each with the same free room."""
 
     kind: DroneType
     room: Resources
@@ -47,15 +45,17 @@ class DroneSlots:
     on_the_way: bool
     """Not in the pool yet."""
     late: bool = False
-    """They start only after a while (:mod:`provisioner.planner.late`)."""
+    """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
     avoids: str = ""
-    """Users whose jobs they do not take, as on their records."""
+    """Users whose jobs they refuse, as on their records."""
     held: dict[CompatibleTypes, int] = field(default_factory=dict)
-    """What :meth:`holds` found, by shape."""
+    """Results of :meth:`holds` by shape."""
 
     def holds(self, job: JobClass, compatible: CompatibleTypes, now: float) -> int:
-        """Jobs of the class that one of these drones can still take. Remaining life counts: a drone about to leave is
-        no supply for a long job (field notes, B 4)."""
+        """Return how many jobs of the class one of these drones can still take.
+
+        A drone that is about to end is no supply for a long job (field notes, B 4).
+        """
         if self.avoids and is_excluded(job.owner, self.avoids):
             return 0
         found = self.held.get(compatible)
@@ -66,11 +66,11 @@ class DroneSlots:
 
     @property
     def key(self) -> _SlotsKey:
-        """Everything but the type and how many there are."""
+        """Return everything but the type and the count."""
         return _SlotsKey(self.room, self.ends_at, self.on_the_way, self.late, self.avoids)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
-        """They take ``jobs`` jobs of a class, ``each`` to a drone; what is left of them."""
+        """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
         full, partly = divmod(jobs, each)
         touched = [self.less(job, each, full)] if full else []
         if partly:
@@ -79,7 +79,7 @@ class DroneSlots:
         return [part for part in (*touched, self) if part.count and not part.full]
 
     def less(self, job: JobClass, jobs: int, count: int) -> DroneSlots:
-        """``count`` of these drones with ``jobs`` more jobs in each."""
+        """Return the slots of ``count`` of these drones with ``jobs`` more jobs in each."""
         room = self.room.plus(request_of(job, self.kind), -jobs)
         return DroneSlots(self.kind, room, count, self.ends_at, self.on_the_way, self.late, self.avoids)
 
@@ -93,19 +93,19 @@ def _slots(kind: DroneType, key: _SlotsKey, count: int) -> DroneSlots:
 
 
 def new_slots(kind: DroneType, count: int, ends_at: float, avoids: str = "") -> DroneSlots:
-    """``count`` drones of a type on their way, with nothing in them."""
+    """Return the slots of ``count`` new drones of a type."""
     return DroneSlots(kind, resources_of_type(kind), count, ends_at, on_the_way=True, avoids=avoids)
 
 
 class Coverage(NamedTuple):
-    """What existing supply takes of a class."""
+    """Jobs of a class that the supply covers."""
 
     jobs: int = 0
     drones: int = 0
-    """Of those, drones that are not in the pool yet."""
+    """Drones for them that are not in the pool yet."""
 
     def plus(self, more: Coverage) -> Coverage:
-        """Both together."""
+        """Return the sum of both."""
         return Coverage(self.jobs + more.jobs, self.drones + more.drones)
 
 
@@ -114,18 +114,18 @@ NO_COVERAGE = Coverage()
 
 @dataclass(slots=True)
 class Supply:
-    """Room left in all drones, by type; :meth:`take` books jobs into it. Mutable, local to one decision."""
+    """Free slots of all drones by type. Mutable, local to one plan; :meth:`take` books jobs."""
 
     now: float
     slots: dict[TypeKey, list[DroneSlots]] = field(default_factory=dict)
     late: set[TypeKey] = field(default_factory=set)
-    """Types of which any is left that comes late."""
+    """Types with slots in delayed drones."""
     own: dict[str, Coverage] = field(default_factory=dict)
-    """Class id to what is booked of it already, into drones that were started for it."""
+    """By class id: jobs that are booked into drones that were started for them."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> Supply:
-        """Count what the drones on record can still take. Those asked to leave take nothing."""
+        """Collect the slots of the drones on record. Drones that leave offer none."""
         supply = cls(context.now)
         wanted = {job.id: job.waiting for job in context.classes if job.waiting > 0}
         groups: dict[tuple[str, TypeKey, _SlotsKey], int] = {}
@@ -155,7 +155,7 @@ class Supply:
     def _book_own(
         self, job: JobClass, compatible: CompatibleTypes, wanted: dict[str, int], stock: DroneSlots
     ) -> list[DroneSlots]:
-        """Book jobs of a class into drones that were started for it; what is left of these."""
+        """Book jobs of a class into drones that were started for it, and return the slots that are left."""
         fits = stock.kind.key in compatible.places and wanted[job.id] > 0
         each = stock.holds(job, compatible, self.now) if fits else 0
         if not each:
@@ -167,7 +167,7 @@ class Supply:
         return stock.fill(job, here, each)
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:
-        """Return what of up to ``jobs`` jobs is booked into drones that were started for the class; count it once."""
+        """Return the part of up to ``jobs`` jobs that is booked into drones started for the class; count it once."""
         own = self.own.pop(job.id, NO_COVERAGE)
         if own.jobs <= jobs:
             return own
@@ -183,8 +183,10 @@ class Supply:
     def take(
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
     ) -> Coverage:
-        """Book up to ``jobs`` jobs into drones of the types that suit them, or of one of these; what was booked.
-        ``late``: into those that come late, and into no others."""
+        """Book up to ``jobs`` jobs into compatible drones, or into those of the type ``key``.
+
+        With ``late`` only delayed drones are used, else only the others.
+        """
         booked, drones = 0, 0
         for kind in (key,) if key else _stocked_types(self.late if late else self.slots.keys(), compatible):
             rest: list[DroneSlots] = []
@@ -209,13 +211,12 @@ class Supply:
         return Coverage(booked, drones) if booked else NO_COVERAGE
 
     def untouched(self, kind: DroneType) -> int:
-        """Drones of a type on their way that nothing was booked into."""
+        """Return the number of drones of a type on their way that no job is booked into."""
         return sum(b.count for b in self.slots.get(kind.key, ()) if b.on_the_way and b.room == resources_of_type(kind))
 
 
 def _stocked_types(stocked: Set[TypeKey], compatible: CompatibleTypes) -> Sequence[TypeKey]:
-    """Those of the ``stocked`` types that suit, in the order of the configuration: often ten of five hundred, or
-    none."""
+    """Return the compatible types among those with slots, in the order of the configuration."""
     here = compatible.places.keys() & stocked if stocked else ()
     return sorted(here, key=compatible.places.__getitem__) if here else ()
 
@@ -223,8 +224,10 @@ def _stocked_types(stocked: Set[TypeKey], compatible: CompatibleTypes) -> Sequen
 def _free_room(
     context: PlanningContext, drone: Drone, empties: Mapping[TypeKey, Resources], downtimes: Mapping[str, float]
 ) -> tuple[Resources, float, bool] | None:
-    """Return the room left in one drone, the end of its life, and whether it is still on its way. ``empties``: the room
-    in an empty drone, by type; ``downtimes``: by site."""
+    """Return the free room of one drone, the end of its life, and whether it is on its way; None if it is no supply.
+
+    ``empties`` holds the resources of an empty drone by type, ``downtimes`` the next downtime by site.
+    """
     kind = context.types.get(drone.type)
     if kind is None or drone.goes or drone.notice_at:
         return None

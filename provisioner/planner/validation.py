@@ -1,7 +1,7 @@
-"""An independent judge of plans. It shares no code with the planner, and names the actions that break a promise.
+"""Independent validation of plans: it shares no code with the planner and names the actions that break a promise.
 
-It works from the snapshot and the plan alone, by counting, and knows nothing of how the plan came about. What it names
-is left out of the plan (:mod:`provisioner.planner.restrained`); the rest is acted on.
+It works from the snapshot and the plan alone, by counting. What it names is left out of the plan
+(:mod:`provisioner.planner.safeguards`); the rest is carried out.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Action = Start | Drain | Stop | StopOrphan
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A promise that a plan breaks, and the actions without which it would keep it."""
+    """A promise that a plan breaks, and the actions without which the plan would keep it."""
 
     text: str
     actions: tuple[Action, ...] = ()
-    """Empty: the promise cannot be kept by leaving out any single action."""
+    """Empty if no single action can be blamed."""
 
     def __str__(self) -> str:
         return self.text
@@ -65,7 +65,7 @@ def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
 
 
 def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield drones that are asked for two things, and ids that are not free or not known."""
+    """Yield drones that are asked for two things, and ids that are used or unknown."""
     asked: dict[str, list[Action]] = {}
     for action in plan.asks:
         asked.setdefault(action.drone.id, []).append(action)
@@ -104,8 +104,11 @@ def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield limits that the plan's starts exceed. What exceeded a limit before is no fault of a start that adds
-    nothing to it: a drone without GPUs may start while more GPUs run than are allowed."""
+    """Yield limits that the plan's starts exceed.
+
+    A limit that was exceeded before is no fault of a start that adds nothing to it: a drone without GPUs may start
+    while more GPUs run than are allowed.
+    """
     if not plan.starts:
         return
     drones: Counter[str] = Counter()
@@ -162,7 +165,7 @@ def _over_limit(what: str, there: int, allowed: int, starts: Sequence[Start]) ->
 
 
 def _over_gpus(what: str, there: int, allowed: int | None, starts: Sequence[Start]) -> Iterator[Breach]:
-    """Yield the same for amounts of GPUs, in thousandths; starts without a GPU do not count."""
+    """Yield the same for milli-GPUs; starts without a GPU do not count."""
     with_gpu = [s for s in starts if s.drone.gpu_milli > 0]
     if allowed is None:
         return
@@ -176,7 +179,7 @@ def _over_gpus(what: str, there: int, allowed: int | None, starts: Sequence[Star
 
 
 def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield actions where we do not see."""
+    """Yield actions that rest on no fresh view, and starts against a ban."""
     view, now = snapshot.overlay.view, snapshot.now
     blind = (
         view is None or snapshot.overlay.fault is not None or now - view.taken_at > snapshot.policy.overlay_max_age_s
@@ -211,7 +214,7 @@ def _by_operator(reason: object) -> bool:
 
 
 def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield drones with a job that are ended without one of the few good grounds."""
+    """Yield drones with a job that are ended without one of the few good reasons."""
     after = {m.drone.id: m.drone for m in plan.moves}
     for action in plan.leaves:
         grounds = _MAY_STOP_BUSY
@@ -229,7 +232,7 @@ def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield what an owner's claim does not justify, and starts beyond what is free on the nodes, the reserve kept."""
+    """Yield stops that no owner's claim justifies, and starts beyond what is free on the nodes and not reserved."""
     types = {t.key: t for t in snapshot.types}
     views = {n: r.view for n, r in snapshot.sites.items() if r.view is not None}
     for site in {a.drone.site for a in plan.stops if a.reason.kind == "preempted-for-owner"}:
@@ -287,7 +290,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _over_free(who: str, what: str, there_is: str, there: int, asks: Sequence[tuple[Start, int]]) -> Iterator[Breach]:
-    """Yield a breach that names the starts which ask for more than is left of ``there`` after those before them."""
+    """Yield a breach that names the starts that ask for more than the earlier ones leave of ``there``."""
     asked, named = 0, []
     for start, amount in asks:
         asked += amount
@@ -307,7 +310,7 @@ def _amounts(claims: Sequence[OwnerDemand]) -> tuple[list[int], ...]:
 
 
 def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield starts that are not for waiting jobs or headroom, and those with a reason of the wrong kind."""
+    """Yield starts for neither waiting jobs nor headroom, and starts that do not fit their reason."""
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
     warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
     types = {t.key: t for t in snapshot.types}

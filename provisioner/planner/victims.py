@@ -1,11 +1,11 @@
-"""Which drones of one node leave so that something else fits there: the set that loses least work, and no more.
+"""Choice of the drones of one node that leave so that something else fits: the set that loses least work.
 
-Drones of one shape are interchangeable but for what they lose, so of each shape the cheapest leave first and only how
-many of each is to be found. The first answer spares the dearest drones that can be spared. A search by branch and bound
-then improves it, and proves it the best where its effort suffices: with three shapes on a node it nearly always does.
-Its effort is bounded, per node and per decision, because the number of combinations grows with the power of the number
-of shapes. (A rule that goes drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over
-nodes, where no large job can start: field notes, B 34.)
+Drones of one shape differ only in what they lose, so the cheapest of each shape leave first, and only the number per
+shape is to be found. The first answer spares the dearest drones that can be spared. Branch and bound then improves it,
+and proves it optimal within its budget; with three shapes on a node it nearly always does. The budget is bounded per
+node and per plan, because the number of combinations grows with the power of the number of shapes. A rule that goes
+drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over nodes, where no large job can
+start (field notes, B 34).
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ class VictimCandidate:
 
     drone_id: DroneId
     space: Resources
-    """What it holds there."""
+    """Resources that it holds on the node."""
     lost_gpu_s: float
     """Work that its end would cost."""
     rank: tuple[int, float] = (0, 0.0)
-    """Between those that lose the same: not started before idle before busy, then the youngest."""
+    """Order of drones that lose the same: not started, idle, busy; then the youngest first."""
 
     def order(self) -> tuple[float, tuple[int, float], DroneId]:
-        """Return by what candidates of one shape are ordered, the cheapest first."""
+        """Return the sort key of candidates of one shape, the cheapest first."""
         return self.lost_gpu_s, self.rank, self.drone_id
 
 
 @dataclass(slots=True)
 class NodeCandidates:
-    """The candidates of one node by shape, the cheapest first, and first the shape that has the cheapest. Mutable,
-    local to one decision: many holes may be looked for on one node."""
+    """Candidates of one node by shape. Mutable, local to one plan: many jobs may want room on one node.
+
+    The cheapest candidate of each shape comes first, and so does the shape that has the cheapest of all.
+    """
 
     by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
     held: Resources = field(init=False)
@@ -57,18 +59,18 @@ class NodeCandidates:
 
     @classmethod
     def of(cls, candidates: Iterable[VictimCandidate]) -> NodeCandidates:
-        """Sort them."""
+        """Group and sort the candidates."""
         by_shape: dict[Resources, list[VictimCandidate]] = {}
         for each in sorted(candidates, key=VictimCandidate.order):
             by_shape.setdefault(each.space, []).append(each)
         return cls(by_shape)
 
     def only(self, wanted: Callable[[Resources], bool]) -> NodeCandidates:
-        """Return those of some shapes."""
+        """Return the candidates of the shapes that ``wanted`` accepts."""
         return NodeCandidates({space: group for space, group in self.by_shape.items() if wanted(space)})
 
     def remove(self, victims: Collection[VictimCandidate]) -> None:
-        """Take out those that leave."""
+        """Remove the drones that leave."""
         gone = {victim.drone_id for victim in victims}
         for space in {victim.space for victim in victims}:
             left = [each for each in self.by_shape[space] if each.drone_id not in gone]
@@ -83,15 +85,15 @@ class NodeCandidates:
 
 @dataclass(slots=True)
 class SearchBudget:
-    """Effort of all searches together. Mutable, local to one decision."""
+    """Remaining steps of all searches of one plan. Mutable."""
 
     left: int = MAX_PLAN_STEPS
-    """Steps of search that may still be taken."""
+    """Steps that may still be taken."""
     rules: dict[tuple[Resources, Resources], _Rules] = field(default_factory=dict)
-    """By need and by what is kept: the same on most nodes."""
+    """Rules by need and reserve: the same on most nodes."""
 
     def rules_for(self, need: Resources, kept: Resources) -> _Rules:
-        """Return the rules for such room; they are worked out once."""
+        """Return the rules for such room; they are computed once."""
         found = self.rules.get((need, kept))
         if found is None:
             found = self.rules[need, kept] = _Rules(_linear(need, kept))
@@ -105,8 +107,11 @@ def cheapest_set(
     candidates: Sequence[VictimCandidate] | NodeCandidates,
     effort: SearchBudget | None = None,
 ) -> tuple[VictimCandidate, ...] | None:
-    """Return the candidates of one node whose leaving makes room for ``need`` (with what is ``kept`` for each GPU that
-    then is free) at the least loss; the fewer of two sets that lose the same. None if all of them are not enough."""
+    """Return the candidates of one node whose leaving makes room for ``need`` at the least loss.
+
+    Each GPU that is free then keeps ``kept``. Of two sets with equal loss the smaller one is returned. None if all
+    candidates together are not enough.
+    """
     residents = candidates if isinstance(candidates, NodeCandidates) else NodeCandidates.of(candidates)
     if count_fits(need, free.plus(residents.held), kept) < 1:
         return None
@@ -141,8 +146,10 @@ class _Group(NamedTuple):
 
 
 def _most(short: Sequence[tuple[int, int]], gains: Sequence[int]) -> int | None:
-    """Return how many drones of a shape are enough for all that it can give; None if that cannot be said. ``short``:
-    the rules that are not met, and by how much."""
+    """Return how many drones of a shape are enough for all that it can contribute, or None if unknown.
+
+    ``short`` holds the rules that are not met, and by how much.
+    """
     if min(gains, default=0) < 0:
         return None
     most = 0
@@ -154,7 +161,7 @@ def _most(short: Sequence[tuple[int, int]], gains: Sequence[int]) -> int | None:
 
 
 def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
-    """Return how many of each shape leave if the dearest are spared first, one after the other."""
+    """Return how many drones of each shape leave if the dearest are spared first, one after the other."""
     counts = [len(group.drones) for group in groups]
     over = [-lack for lack in lacks]
     for count, group in zip(counts, groups, strict=True):
@@ -188,7 +195,7 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """``weights`` count_fits an amount of room must be ``least`` or more."""
+    """A linear condition: ``weights`` times the room must be ``least`` or more."""
 
     weights: Resources
     least: int
@@ -200,14 +207,14 @@ class _Rule:
 
 @dataclass(slots=True)
 class _Rules:
-    """All rules for one need, and what was worked out by them. Mutable, local to one decision."""
+    """All rules for one need, with cached gains. Mutable, local to one plan."""
 
     rules: Sequence[_Rule]
     known: dict[Resources, list[int]] = field(default_factory=dict)
     """By shape: contribution of the end of one drone to each rule."""
 
     def lacks(self, free: Resources) -> list[int]:
-        """Return the shortage of each rule where so much is free."""
+        """Return the shortage of each rule with ``free`` resources."""
         return [rule.least - rule.of(free) for rule in self.rules]
 
     def gains(self, space: Resources) -> list[int]:
@@ -219,7 +226,7 @@ class _Rules:
 
 
 def _linear(need: Resources, kept: Resources) -> list[_Rule]:
-    """Return when :func:`count_fits` says that ``need`` goes into some room once: linear in the room."""
+    """Return the linear conditions under which :func:`matching.count_fits` fits ``need`` into some room once."""
     rules = []
     for place, amount in enumerate(need):
         unit = Resources(*(int(place == other) for other in range(len(need))))
@@ -234,17 +241,17 @@ def _linear(need: Resources, kept: Resources) -> list[_Rule]:
 
 @dataclass
 class _Search:
-    """Branch and bound over how many of each shape leave."""
+    """Branch and bound over the number of leaving drones of each shape."""
 
     groups: Sequence[_Group]
     lacks: list[int]
-    """Return the shortage of each rule."""
+    """Shortage of each rule."""
     first: list[int]
-    """An answer: how many of each shape."""
+    """A first answer: number of drones of each shape."""
     steps: int
-    """Return the number of drones that may still be taken."""
+    """Number of steps that may still be taken."""
     cost: tuple[float, int, int, list[int]] = field(init=False)
-    """Loss, drones and milli-GPU of the best answer, and how many of each shape."""
+    """Loss, drones and milli-GPUs of the best answer, and the number of drones of each shape."""
 
     def __post_init__(self) -> None:
         self.losses = [list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0)) for each in self.groups]
@@ -265,12 +272,12 @@ class _Search:
         self.cost = lost, sum(self.first), freed, self.first
 
     def best(self) -> list[int]:
-        """Return how many of each shape leave, the best that was found."""
+        """Return the best answer found: the number of leaving drones of each shape."""
         self._go(0, self.lacks, 0.0, 0, 0, [])
         return self.cost[3]
 
     def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
-        """Try all counts of the shape ``at`` and of those after it, while better than the best is possible."""
+        """Try all counts of the shape ``at`` and the shapes after it, while a better answer is possible."""
         self.steps -= 1
         more, fewest = -1.0, 0
         for lack, (most, price, largest) in zip(lacks, self.bounds[at], strict=True):

@@ -1,4 +1,9 @@
-"""What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake."""
+"""Validity of the observed views, and drones in a steady state.
+
+A view that is missing, failed or too old is not acted on. A listing that lacks many drones at once is doubted. Nearly
+all drones are busy, full and unchanged at nearly any time, and need no rule but to be counted. They are split off
+first, in one pass; every rule then goes through the others alone.
+"""
 
 from __future__ import annotations
 
@@ -24,33 +29,27 @@ from provisioner.model import (
 )
 from provisioner.reasons import AllVanished, Reason, StaleView
 
-# What may be believed, and what must be left alone: stale views, vanished drones, circuit breakers, the brake.
-
-
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
 VANISHED_PATIENCE_FACTOR = 10
-"""When at least this many drones, and this share of a site's, vanish at once, they are believed gone only after this
-many times the usual time: an empty listing is far more often a broken listing (field notes, A.2 W4, B 8)."""
-
-
-# ------------------------------------------------------------------------------------------------- belief in views
+"""When at least this many drones, and this fraction of a site's drones, vanish at once, the planner waits this many
+times longer before it believes it: an empty listing is far more often a broken listing (field notes, A.2 W4, B 8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewValidity:
-    """Which views are fresh. A site or the overlay with a doubt is left alone: nothing starts, nothing stops there."""
+    """Validity of the views. Nothing is started or stopped where a view is doubted."""
 
     overlay: Reason | None
     sites: Mapping[str, Reason | None]
     vanished: frozenset[str]
     slots: Mapping[DroneId, Slot]
-    """Those that are alive, by their last sign of life; none where the overlay is in doubt."""
+    """Slots with a recent sign of life; none if the overlay's view is doubted."""
     split: SteadyStateSplit
-    """The drones on record, by what the views that can be believed say of them."""
+    """The drones on record, split by the valid views."""
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
-        """The view of a site, if it is fresh; a suspiciously empty one still is a view, but one to doubt."""
+        """Return the view of a site if it is fresh, even if many drones vanished from it."""
         doubt = self.sites.get(site)
         if doubt is not None and not isinstance(doubt, AllVanished):
             return None
@@ -59,7 +58,7 @@ class ViewValidity:
 
 
 def check_views(snapshot: Snapshot) -> ViewValidity:
-    """Judge each view by its age and fault, and each listing by what it lacks."""
+    """Check each view for age and faults, and each listing for vanished drones."""
     now, policy = snapshot.now, snapshot.policy
     view = snapshot.overlay.view
     overlay = _stale("overlay", view.taken_at if view else None, snapshot.overlay.fault, now, policy.overlay_max_age_s)
@@ -101,7 +100,7 @@ def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limi
 
 
 def _vanished(policy: Policy, views: Mapping[str, SiteView], split: SteadyStateSplit) -> Mapping[str, Reason]:
-    """Sites whose listing lacks so many of our drones at once that it is to be doubted."""
+    """Return the sites whose listing lacks so many drones at once that it is doubted."""
     known: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     for drone in split.changing.values():
@@ -122,42 +121,35 @@ def _vanished(policy: Policy, views: Mapping[str, SiteView], split: SteadyStateS
     }
 
 
-# ------------------------------------------------------------------------------------------------------- breakers
-
-
-# Settled drones: busy, full, in their time, and as they were, by their site and by the pool. Nearly all drones are,
-# at nearly any time, and no rule has anything to say of them but that they count: so they are told apart first, in
-# one pass, and every rule goes through the others alone.
-
 HEARTBEAT_RECORD_INTERVAL_S = 300.0
-"""Interval at which the last sign of life of a drone without other news is recorded."""
+"""Interval at which the last sign of life of an otherwise unchanged drone is recorded."""
 _STEADY_SLACK_S = 1.0
-"""So long before its time is over a drone no longer counts as settled."""
+"""A drone is no longer steady this long before its walltime ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyStateSplit:
-    """All drones on record."""
+    """The drones on record, split into steady and changing ones."""
 
     changing: Mapping[DroneId, Drone]
-    """Those that are not settled, in the order of the record."""
+    """Drones that are not steady, in the order of the record."""
     steady: Mapping[TypeKey, int] = field(default_factory=dict)
-    """How many are, by type. Their types are configured, and of the size that they were when they were asked for."""
+    """Number of steady drones by type. Their types are configured and have the size that they had at the order."""
 
 
 @dataclass(slots=True)
 class _SteadyType:
-    """The settled drones of one type, and what they are judged by."""
+    """Steady drones of one type, and the values that they are compared with."""
 
     kind: DroneType
     listed: Mapping[DroneId, RemoteDrone]
     oldest: float
-    """Who started before has lived, or will soon have lived, for as long as he may."""
+    """A drone that started before this has reached, or will soon reach, the end of its walltime."""
     count: int = 0
 
 
 def split_steady(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]) -> SteadyStateSplit:
-    """Tell the settled drones from the others. ``slots`` and ``views``: those that can be believed."""
+    """Split the drones on record into steady and changing ones by the valid slots and views."""
     shelves = _steady_types(snapshot, views)
     busy, slot_busy, running = DroneState.BUSY, SlotState.BUSY, RemoteState.RUNNING
     others: dict[DroneId, Drone] = {}
@@ -202,7 +194,7 @@ def split_steady(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mappi
 
 
 def _steady_types(snapshot: Snapshot, views: Mapping[str, SiteView]) -> dict[TypeKey, _SteadyType]:
-    """For each type at a site that can be seen."""
+    """Return an entry for each type of a site with a valid view."""
     shelves = {}
     for kind in snapshot.types:
         view, policy = views.get(kind.site), snapshot.policy.sites.get(kind.site) or SitePolicy(kind.site)

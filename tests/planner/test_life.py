@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -54,14 +53,24 @@ from tests.planner.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, 
 
 S = DroneState
 LIMITS = SitePolicy("topas")
+IN_POOL = {S.JOINED, S.IDLE, S.BUSY, S.DRAINING, S.STOPPING}
+NEXT = {
+    S.REQUESTED: {S.SUBMITTED, S.QUEUED, S.BOOTING, *IN_POOL},
+    S.SUBMITTED: {S.QUEUED, S.BOOTING, *IN_POOL},
+    S.QUEUED: {S.BOOTING, *IN_POOL},
+    S.BOOTING: {S.QUEUED, *IN_POOL},
+    S.JOINED: {S.QUEUED, *IN_POOL} - {S.JOINED},
+    S.IDLE: {S.QUEUED, *IN_POOL} - {S.IDLE},
+    S.BUSY: {S.QUEUED, *IN_POOL} - {S.BUSY},
+    S.DRAINING: IN_POOL - {S.DRAINING},
+    S.STOPPING: set[S](),
+}
+"""Live states that may follow each state; every final state may follow any."""
 
 
 def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> None:
     assert set(STATE_RULES) == set(S) - ENDS
-    for state, stage in STATE_RULES.items():
-        assert stage.meaning and state not in stage.next
-        assert stage.next & ENDS, f"{state} has no end"
-        assert stage.ends_as in ENDS
+    assert all(rule.limit and rule.ends_as in ENDS for rule in STATE_RULES.values())
 
 
 def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> None:
@@ -249,21 +258,8 @@ def test_no_view_whatever_makes_a_step_that_the_table_does_not_know(
     seen = Slot(before.id, slot, NOW - 1, jobs=int(slot is SlotState.BUSY)) if slot else None
     move = observe(before, view if listed else None, seen, pool_fresh=pool, policy=LIMITS, doubted=False, now=NOW)
     if move is not None and move.drone.state is not state:
-        assert move.drone.state in STATE_RULES[state].next
+        assert move.drone.state in NEXT[state] | ENDS
         assert move.drone.since == NOW
-
-
-def test_the_table_lets_nothing_live_for_ever() -> None:
-    """From every live state an end is within reach even if only time passes."""
-    for state in STATE_RULES:
-        reach, frontier = {state}, [state]
-        while frontier:
-            for nxt in STATE_RULES[frontier.pop()].next - reach:
-                reach.add(nxt)
-                if nxt in STATE_RULES:
-                    frontier.append(nxt)
-        assert reach & ENDS
-    assert all(stage.limit for stage in itertools.chain(STATE_RULES.values()))
 
 
 def seen(
