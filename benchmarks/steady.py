@@ -20,12 +20,11 @@ import structlog
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from provisioner.controller.controller import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import VirtualClock, run_virtual
-from provisioner.simulator.overlay import PoolHabits
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
+from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
 from provisioner.store.sql import SqlStore
 from tests.simulator.facilities import drone_type

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, cpu_s, tell
 from provisioner.model import EndKind
-from provisioner.simulator.owner_load import read_loads
-from provisioner.simulator.scenario import simulate
-from provisioner.simulator.tally import Tally
+from provisioner.simulator.results import Tally
+from provisioner.simulator.traces import read_loads
+from provisioner.simulator.world import simulate
 from tests.simulator.owner_jobs import trace_file
 from tests.simulator.owner_world import Chooser, load_of, owned
 

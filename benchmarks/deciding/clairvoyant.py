@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from benchmarks.deciding.worlds import Place, Steps
-from provisioner.simulator.books import waits
 from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.replay import waits
 from provisioner.simulator.results import GpuHours, Waits
 
 NEVER_WAIT = 1e9

@@ -20,10 +20,10 @@ from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
-from provisioner.simulator.books import result_of
 from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.replay import result_of
 from provisioner.simulator.results import Decisions, Result
-from provisioner.simulator.scenario import START_EPOCH, Scenario, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 
 OURS, CLAIRVOYANT = "ours", "clairvoyant"
 PATIENCE_S = 30 * 86400.0

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.model import DroneType, SitePolicy, TypeKey
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import AT_ONCE, Fixed, LogNormal
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.overlay import PoolHabits
-from provisioner.simulator.owner_series import OwnerSeries
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.loop import AT_ONCE, Fixed, LogNormal
+from provisioner.simulator.owner import OwnerSeries
+from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import Cut, read_trace
 from tests.simulator.owner_jobs import trace_file
 

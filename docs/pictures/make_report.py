@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from provisioner.model import Policy
-from provisioner.simulator.draws import Uniform
+from provisioner.simulator.figures import stacked_hours
 from provisioner.simulator.jobs import Wants
-from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.loop import Uniform
+from provisioner.simulator.pool import PoolHabits
 from provisioner.simulator.replay import Replay, run
-from provisioner.simulator.report.plots import stacked_hours
-from provisioner.simulator.worldplan import WorldPlan
+from provisioner.simulator.world_file import WorldPlan
 from tests.simulator.facilities import cloud, small
 from tests.simulator.workload import Shape, day
 

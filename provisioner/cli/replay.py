@@ -88,8 +88,7 @@ def _otherwise(show: Show, snapshot: Snapshot, origin: str, policy: Path | None,
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
     from provisioner.cli.plan_diff import plan_diff_document
     from provisioner.planner.safeguards import safe_plan
-    from provisioner.simulator.changed_snapshot import on_snapshot
-    from provisioner.simulator.what_if import QuestionError, read
+    from provisioner.simulator.what_if import QuestionError, on_snapshot, read
 
     changed, notes = _under(snapshot, policy) if policy else (snapshot, [])
     try:

@@ -260,8 +260,7 @@ def _trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_cpus: 
 def _recorded(where: Where, cut: Cut) -> Trace:
     """What the record tells of the jobs of its last 30 days, or of ``--span``."""
     from provisioner.cli.where import store_path
-    from provisioner.simulator.recorded import last_look, recorded
-    from provisioner.simulator.traces import Trace, TraceError, cut_jobs
+    from provisioner.simulator.traces import Trace, TraceError, cut_jobs, last_look, recorded
 
     path = store_path(where)
     if not path.is_file():
@@ -305,7 +304,7 @@ def _can_write(report: Path | None, json_file: Path | None) -> None:
         if path is not None and path.is_dir():
             raise Failure(f"{path} is a directory: name a file")
     if report is not None:
-        from provisioner.simulator.report import PlotsMissing, plots_there
+        from provisioner.simulator.figures import PlotsMissing, plots_there
 
         try:
             plots_there()

@@ -14,7 +14,7 @@ from provisioner.cli.output import note
 if TYPE_CHECKING:
     from provisioner.simulator.replay import Misfits, Replay
     from provisioner.simulator.traces import Trace
-    from provisioner.simulator.worldplan import WorldPlan
+    from provisioner.simulator.world_file import WorldPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ def replays_of(asked: Asked, trace: Trace) -> list[Replay]:
 
 def _world_if(world: WorldPlan, questions: Sequence[str], span_s: float) -> WorldPlan:
     """``world`` as it would be; what comes after the last submission is told to matter little."""
-    from provisioner.simulator.changed_world import changed
-    from provisioner.simulator.what_if import Down, QuestionError, read
+    from provisioner.simulator.what_if import Down, QuestionError, changed, read
 
     try:
         for text in questions:
@@ -70,7 +69,7 @@ def _names(configs: Sequence[Path]) -> list[str]:
 def _replay(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
     from provisioner.config import ConfigError, load
     from provisioner.simulator.replay import PATIENCE_S, Replay
-    from provisioner.simulator.worldplan import world_of
+    from provisioner.simulator.world_file import world_of
 
     settings = load(config, connects=False)
     try:

@@ -10,12 +10,11 @@ from statistics import fmean
 from provisioner.cli.cells import text, whole, words
 from provisioner.cli.listing import Column, Document, Listing
 from provisioner.formatting import age
+from provisioner.simulator.figures import FIGURES, Difference, KeyFigure, Spread, amount, change, paired, spread
 from provisioner.simulator.replay import Replay
-from provisioner.simulator.report.figures import FIGURES, Difference, Figure, Spread, paired, spread
-from provisioner.simulator.report.words import amount, change
 from provisioner.simulator.results import Result
 from provisioner.simulator.traces import Trace
-from provisioner.simulator.worldplan import described
+from provisioner.simulator.world_file import described
 
 SCHEMA = "provisioner.simulation/1"
 
@@ -46,7 +45,7 @@ class FigureRow:
     """One figure of one policy."""
 
     heading: str
-    figure: Figure
+    figure: KeyFigure
     policy: str
     alone: bool
     """There is no other policy."""

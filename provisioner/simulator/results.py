@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, field
+from typing import NamedTuple
+
+from provisioner.model import DroneId, DroneType, EndKind, Policy
+from provisioner.sharing import kwh
+from provisioner.simulator.drones import Machine
+from provisioner.simulator.faults import Trouble
 
 SCHEMA = 1
 """Version of the JSON form; a field that changes its meaning raises it."""
@@ -123,3 +130,206 @@ class Result:
     @property
     def kj_per_job(self) -> float | None:
         return None if self.energy_kwh is None or not self.jobs_done else self.energy_kwh * 3600.0 / self.jobs_done
+
+
+@dataclass(frozen=True, slots=True)
+class CapBroken:
+    """More drones, or GPUs, lived at one instant than the operator allowed."""
+
+    at_s: float
+    scope: str
+    """A site, a drone type's key, or ``all``."""
+    unit: str
+    """``drones`` or ``milli-GPU``."""
+    count: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"cap broken at {self.at_s:.1f} s: {self.scope} has {self.count} {self.unit}, limit {self.limit}"
+
+
+class OwnerWait(NamedTuple):
+    """How long an owner's job has waited in all, and which parts of it were our doing (``simulator/owner.py`` says
+    how they
+    are told from the site's own)."""
+
+    gpus: int
+    wait_s: float
+    blocked_s: float
+    """Drones held its room."""
+    late_s: float
+    """Its room was free again, and the site's next cycle had still to come."""
+
+
+@dataclass(slots=True)
+class Book:
+    """GPU time of drones as it is entered, in seconds of one whole GPU, and the energy of their GPUs at work."""
+
+    held_s: float = 0.0
+    good_s: float = 0.0
+    badput_s: float = 0.0
+    """Of attempts that were cut short: what must be done again."""
+    boot_s: float = 0.0
+    release_s: float = 0.0
+    energy_kwh: float = 0.0
+
+    @property
+    def gpu_seconds(self) -> GpuSeconds:
+        idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s - self.release_s
+        return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
+
+
+@dataclass(slots=True)
+class _Live:
+    drones: int = 0
+    gpu_milli: int = 0
+    peak: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Books kept by the world. Caps are checked at every instant at which a count rises."""
+
+    policy: Policy
+    types: Iterable[DroneType] = ()
+    accepted: Counter[str] = field(default_factory=Counter)
+    """Drones accepted, by site."""
+    started: int = 0
+    """Drones that were given a place."""
+    withdrawn: int = 0
+    """Drones that ended before that."""
+    ends: Counter[tuple[str, EndKind]] = field(default_factory=Counter)
+    waits_s: list[float] = field(default_factory=list)
+    """Per finished job: completion - submission - run time with a GPU of its own, so that lost work counts as wait, and
+    so does what others on a shared GPU have slowed it down by."""
+    waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The same by size of the jobs (``Wants.label``)."""
+    first_starts: list[tuple[float, float]] = field(default_factory=list)
+    """Of each job that has ever begun, in that order: when it was submitted, and when it first began."""
+    owner_waits: list[OwnerWait] = field(default_factory=list)
+    """Per owner's job that has started, or still waits at the end."""
+    asked_in_vain: Counter[str] = field(default_factory=Counter)
+    """Drones accepted for which there was no room at that moment, by site."""
+    overfull: list[str] = field(default_factory=list)
+    """Nodes on which more was held than there is, a line each."""
+    attempts: int = 0
+    attempts_lost: int = 0
+    caps_broken: list[CapBroken] = field(default_factory=list)
+    doubles: list[DroneId] = field(default_factory=list)
+    """Ids under which two drones lived at once."""
+    troubles: Counter[Trouble] = field(default_factory=Counter)
+    """Calls that a spell has hit."""
+    books: defaultdict[str, Book] = field(default_factory=lambda: defaultdict(Book))
+    """By site."""
+    _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
+    _ids: Counter[DroneId] = field(default_factory=Counter)
+    _limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._limits["all"] = (self.policy.max_drones, self.policy.max_gpu_milli)
+        for name, site in self.policy.sites.items():
+            self._limits[name] = (site.max_drones, site.max_gpu_milli)
+        for kind in self.types:
+            self._limits[kind.key] = (kind.max_drones, None)
+
+    def born(self, drone_id: DroneId, kind: DroneType, at_s: float) -> None:
+        """A site has taken an order on: from now on the drone counts."""
+        self.accepted[kind.site] += 1
+        self._ids[drone_id] += 1
+        if self._ids[drone_id] > 1:
+            self.doubles.append(drone_id)
+        for scope in ("all", kind.site, kind.key):
+            live = self._live[scope]
+            live.drones += 1
+            live.gpu_milli += kind.gpu_milli
+            live.peak = max(live.peak, live.drones)
+            drones, gpu_milli = self._limits.get(scope, (None, None))
+            if drones is not None and live.drones > drones:
+                self.caps_broken.append(CapBroken(at_s, scope, "drones", live.drones, drones))
+            if gpu_milli is not None and live.gpu_milli > gpu_milli:
+                self.caps_broken.append(CapBroken(at_s, scope, "milli-GPU", live.gpu_milli, gpu_milli))
+
+    def gone(self, drone_id: DroneId, kind: DroneType, end: EndKind) -> None:
+        self.ends[kind.site, end] += 1
+        self._ids[drone_id] -= 1
+        for scope in ("all", kind.site, kind.key):
+            self._live[scope].drones -= 1
+            self._live[scope].gpu_milli -= kind.gpu_milli
+
+    def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
+        """A drone gave its GPUs back after ``held_s``, of which it needed ``boot_s`` before it took jobs, and
+        ``release_s`` after its exit."""
+        book, gpus = self.books[kind.site], kind.gpu_milli / 1000
+        book.held_s += held_s * gpus
+        book.boot_s += boot_s * gpus
+        book.release_s += release_s * gpus
+
+    def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
+        """A job ran for ``ran_s`` on a part of a drone, and was done with it (None), or must do ``lost_s`` of that
+        again."""
+        book = self.books[kind.site]
+        self.attempts += 1
+        self.attempts_lost += lost_s is not None
+        book.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
+        book.badput_s += (lost_s or 0.0) * gpu_milli / 1000
+
+    def at_work(self, kind: DroneType, gpu_s: float) -> None:
+        """So long GPUs of a drone were at work, whoever shared them, in seconds of one."""
+        self.books[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
+
+    def waited(self, label: str, wait_s: float) -> None:
+        """A job of some size is done."""
+        self.waits_s.append(wait_s)
+        self.waits_by_class[label].append(wait_s)
+
+    def seated(self, at_s: float, machine: Machine) -> None:
+        """Somebody has taken a place on a node."""
+        if machine.overfull:
+            self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
+
+    def nodes_counted(self, at_s: float, machines: Iterable[Machine]) -> None:
+        """From time to time all that is held on the nodes is counted anew."""
+        for machine in machines:
+            there = machine.recounted()
+            if there != machine.free or min(there) < 0:
+                self.overfull.append(f"{machine.name} at {at_s:.1f} s: {machine.free} by its books, {there} by count")
+
+    def peak(self, scope: str) -> int:
+        """Most drones alive at once at a site, of a type (by key), or of ``all``."""
+        return self._live[scope].peak
+
+    @property
+    def total(self) -> Book:
+        """All sites together."""
+        return Book(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
+
+    @property
+    def gpu_seconds(self) -> GpuSeconds:
+        return self.total.gpu_seconds
+
+    @property
+    def good_s(self) -> float:
+        return self.total.good_s
+
+    @property
+    def badput_s(self) -> float:
+        return self.total.badput_s
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Of GPUs at work; None where no drone type tells its power."""
+        return self.total.energy_kwh if any(kind.power_w for kind in self.types) else None
+
+    @property
+    def owner_blocked_s(self) -> float:
+        """Mean over the owner's jobs of the time for which drones held their room."""
+        return sum(w.blocked_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
+
+    @property
+    def owner_wait_s(self) -> float:
+        """Mean wait of the owner's jobs in all, whoever caused it."""
+        return sum(w.wait_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
+
+    @property
+    def mean_wait_s(self) -> float:
+        return sum(self.waits_s) / len(self.waits_s) if self.waits_s else 0.0

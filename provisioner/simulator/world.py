@@ -1,17 +1,44 @@
-"""The simulated world: sites, overlay, jobs, and the books of what really happened. No word of the controller."""
+"""A scenario, and what comes of it when the service itself runs in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from provisioner.model import WHOLE_GPU, DroneId, DroneType, Policy
-from provisioner.simulator.body import Body
+import structlog
+
+from provisioner.controller.controller import Controller, Decided
+from provisioner.interfaces import Overlay, Site
+from provisioner.model import (
+    WHOLE_GPU,
+    Breaker,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Plan,
+    Policy,
+    Snapshot,
+    StateChange,
+)
+from provisioner.planner import decide
+from provisioner.planner.safeguards import PlanFunction, PlanValidator
+from provisioner.planner.validation import validate_plan
+from provisioner.simulator.drones import Body
 from provisioner.simulator.faults import Blow, Spell
 from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.overlay import PoolHabits, SimOverlay
-from provisioner.simulator.results import Sample
-from provisioner.simulator.site import Facility, SimSite
-from provisioner.simulator.tally import Tally
+from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.simulator.pool import PoolHabits, SimOverlay
+from provisioner.simulator.results import Decisions, Sample, Tally
+from provisioner.simulator.sites import Facility, SimSite
+from provisioner.store import Store
+from provisioner.store.memory import MemoryStore
 
 
 class World:
@@ -95,3 +122,327 @@ class World:
         """Enter what is still held in the books."""
         for site in self.sites.values():
             site.close()
+
+
+START_EPOCH = 1_750_000_000.0
+"""Simulations begin on 15 June 2025."""
+CHECK_S = 5.0
+"""How often it is asked whether all is over once the last job has come, in virtual seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
+
+    facilities: tuple[Facility, ...]
+    jobs: tuple[SimJob, ...]
+    seed: int = 0
+    policy: Policy = field(default_factory=Policy)
+    """``sites`` is filled in from the facilities."""
+    interval_s: float = 15.0
+    active_interval_s: float = 2.0
+    pool: PoolHabits = field(default_factory=PoolHabits)
+    spells: tuple[Spell, ...] = ()
+    blows: tuple[Blow, ...] = ()
+    least_s: float = 0.0
+    """It goes on for so long even if all is over before."""
+    limit_s: float = 7 * 86400.0
+    """It breaks off then."""
+    patience_s: float = math.inf
+    """It breaks off, too, when no job has run for so long after the last one came and the last trouble was over."""
+    planner: Callable[[], PlanFunction] = lambda: decide
+    """Makes what decides, anew for each life of the controller."""
+    judge: PlanValidator = validate_plan
+    samples_s: float | None = None
+    """If set, the state of things is kept so often."""
+
+    @property
+    def full_policy(self) -> Policy:
+        return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a scenario."""
+
+    seed: int
+    digest: str
+    """Of every step of every drone on record with its time and reason: same seed, same digest."""
+    steps: int
+    ticks: int
+    ended_s: float
+    jobs: int
+    jobs_done: int
+    jobs_left: int
+    """Those that some drone type fits, and that were not done at the end."""
+    still_s: float | None
+    """Since when no job had run, if that is why it broke off."""
+    orphans: tuple[DroneId, ...]
+    """Alive at a site at the end, without a live record."""
+    ghosts: tuple[DroneId, ...]
+    """On record as alive at the end, and nowhere."""
+    drones: int
+    """Ids ever asked for."""
+    refused_plans: tuple[str, ...]
+    """What the checker found wrong with plans."""
+    started: int
+    """Drones that were given a place."""
+    withdrawn: int
+    """Drones that ended before that."""
+    preempted: int
+    """Attempts of jobs that were cut short."""
+    decisions: Decisions
+    samples: tuple[Sample, ...]
+    tally: Tally
+    violations: tuple[str, ...]
+    """Every promise that was broken, a line each; the first to read after a failure."""
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Run the controller in the scenario's world until all is over: jobs done, no drone alive, none on record."""
+    with quiet():
+        return run_virtual(Simulation(scenario).run(), start_epoch=START_EPOCH)
+
+
+class RunRecord:
+    """What the controller committed in one run: ticks, births, refused plans, and a digest of every step."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+        self.births: Counter[DroneId] = Counter()
+        self.refused_plans: list[str] = []
+        self.steps = 0
+        self.live: Mapping[DroneId, Drone] = {}
+        """On record and not ended, by the newest commit."""
+        self._digest = hashlib.sha256()
+
+    def committed(self, plan: Plan, live: Mapping[DroneId, Drone]) -> None:
+        """Enter a plan."""
+        self.ticks += 1
+        for start in plan.starts:
+            self.births[start.drone.id] += 1
+            self._write(plan.at, start.drone, None, start.reason.kind)
+        for drain in plan.drains:
+            self._write(plan.at, drain.drone, drain.was, drain.reason.kind)
+        for stop in plan.stops:
+            self._write(plan.at, stop.drone, stop.was, stop.reason.kind)
+        for orphan in plan.orphans:
+            self._digest.update(f"{plan.at!r} {orphan.site} {orphan.drone_id}\n".encode())
+        self.moved(plan.moves, live)
+
+    def moved(self, moves: Sequence[StateChange], live: Mapping[DroneId, Drone]) -> None:
+        """Enter changes of state."""
+        for move in moves:
+            if move.drone.state is not move.was:
+                self._write(move.drone.since, move.drone, move.was, move.reason.kind)
+        self.live = live
+
+    def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        """Enter an event, if it tells of a refused plan."""
+        if name == "plan.rejected":
+            self.refused_plans.append(f"{at:.1f}: {fields}")
+
+    def _write(self, at: float, drone: Drone, was: DroneState | None, why: str) -> None:
+        self.steps += 1
+        self._digest.update(f"{at!r} {drone.id} {drone.type} {was} {drone.state} {why}\n".encode())
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class RecordedStore(MemoryStore):
+    """A store in memory that enters in a :class:`RunRecord` what is committed to it."""
+
+    def __init__(self, run: RunRecord) -> None:
+        super().__init__("sim", keep_s=math.inf, snapshots=0)
+        self._run = run
+
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        await super().record(plan, snapshot)
+        self._run.committed(plan, self.drones)
+
+    async def settle(
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
+        await super().settle(tick, moves, breakers, set_to=set_to)
+        self._run.moved(moves, self.drones)
+
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        self._run.event(at, name, fields)
+        await super().event(at, name, fields)
+
+
+class Simulation:
+    """One run of a scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.record = RunRecord()
+        self.collapse = ""
+        """The error that ended the controller."""
+        self.decided: list[Decided] = []
+        """Of each controller that ran."""
+        self.samples: list[Sample] = []
+        self.still_s: float | None = None
+
+    async def run(self) -> Outcome:
+        scenario = self.scenario
+        world = World(
+            scenario.facilities,
+            scenario.jobs,
+            scenario.full_policy,
+            seed=scenario.seed,
+            start_epoch=START_EPOCH,
+            pool=scenario.pool,
+            spells=scenario.spells,
+            blows=scenario.blows,
+        )
+        world.begin()
+        over = asyncio.create_task(self._over(world), name="over")
+        sampling = asyncio.create_task(self._sample(world), name="samples")
+        await self.control(world, over)
+        over.cancel()
+        sampling.cancel()
+        world.close()
+        return self._outcome(world)
+
+    async def control(self, world: World, over: asyncio.Task[None]) -> None:
+        """Run the controller until ``over`` is done."""
+        stop = asyncio.Event()
+        service = self.serve(world, stop, RecordedStore(self.record), world.overlay, world.sites)
+        life = asyncio.create_task(service, name="controller")
+        await asyncio.wait({life, over}, return_when=asyncio.FIRST_COMPLETED)
+        await self.end(life, stop)
+
+    async def end(self, life: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Stop a controller and wait for it."""
+        stop.set()
+        await asyncio.wait({life})
+        if life.exception() is not None:
+            self.collapse = _innermost(life.exception())
+
+    async def serve(
+        self, world: World, stop: asyncio.Event, store: Store, overlay: Overlay, sites: Mapping[str, Site]
+    ) -> None:
+        """Run one controller until ``stop`` is set."""
+        scenario = self.scenario
+        async with store:
+            controller = Controller(
+                name="sim",
+                policy=scenario.full_policy,
+                types=world.types,
+                overlay=overlay,
+                sites=sites,
+                store=store,
+                clock=VirtualClock(),
+                interval_s=scenario.interval_s,
+                active_interval_s=scenario.active_interval_s,
+                planner=scenario.planner(),
+                judge=scenario.judge,
+            )
+            self.decided.append(controller.decided)
+            async with controller:
+                await controller.run(stop)
+
+    async def _sample(self, world: World) -> None:
+        loop, every_s = asyncio.get_running_loop(), self.scenario.samples_s
+        while every_s is not None:
+            self.samples.append(world.sample(loop.time()))
+            await asyncio.sleep(every_s)
+
+    async def _over(self, world: World) -> None:
+        """Return when nothing is left to come, or at the scenario's limit."""
+        loop, scenario = asyncio.get_running_loop(), self.scenario
+        last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
+        await asyncio.sleep(min(max(last_s, scenario.least_s), scenario.limit_s) // CHECK_S * CHECK_S)
+        ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
+        while loop.time() < scenario.limit_s:
+            await asyncio.sleep(CHECK_S)
+            settled = world.jobs_done and not self.record.live and not world.bodies
+            if settled and loop.time() >= scenario.least_s:
+                return
+            if world.overlay.running or world.overlay.starts != starts:
+                ran_s, starts = max(ran_s, loop.time()), world.overlay.starts
+            elif not world.jobs_done and loop.time() - ran_s >= scenario.patience_s:
+                self.still_s = ran_s
+                return
+
+    def _troubles_over_s(self) -> list[float]:
+        """When what goes wrong for a time is over."""
+        ends = [blow.at_s + blow.for_s for blow in self.scenario.blows] + [s.to_s for s in self.scenario.spells]
+        return [end_s for end_s in ends if end_s < self.scenario.limit_s]
+
+    def _outcome(self, world: World) -> Outcome:
+        live, recorded = world.live_ids, set(self.record.live)
+        outcome = Outcome(
+            seed=self.scenario.seed,
+            digest=self.record.digest,
+            steps=self.record.steps,
+            ticks=self.record.ticks,
+            ended_s=asyncio.get_running_loop().time(),
+            jobs=len(world.overlay.tickets),
+            jobs_done=world.overlay.done,
+            jobs_left=world.jobs_left,
+            still_s=self.still_s,
+            orphans=tuple(sorted(live - recorded)),
+            ghosts=tuple(sorted(recorded - live)),
+            drones=len(self.record.births),
+            refused_plans=tuple(self.record.refused_plans),
+            started=world.tally.started,
+            withdrawn=world.tally.withdrawn,
+            preempted=world.tally.attempts_lost,
+            decisions=self._decisions(),
+            samples=tuple(self.samples),
+            tally=world.tally,
+            violations=(),
+        )
+        return replace(outcome, violations=tuple(self._violations(outcome, world)))
+
+    def _decisions(self) -> Decisions:
+        count = sum(each.count for each in self.decided)
+        total_s = sum(each.total_s for each in self.decided)
+        worst_s = max((each.worst_s for each in self.decided), default=0.0)
+        return Decisions(count, total_s / count if count else 0.0, worst_s)
+
+    def _violations(self, outcome: Outcome, world: World) -> Iterator[str]:
+        if self.collapse:
+            yield f"the controller collapsed: {self.collapse}"
+        for line in outcome.refused_plans:
+            yield f"the checker refused a plan at {line}"
+        for broken in outcome.tally.caps_broken:
+            yield str(broken)
+        yield from outcome.tally.overfull
+        for drone_id in outcome.tally.doubles:
+            yield f"two drones lived under the id {drone_id}"
+        for drone_id, births in self.record.births.items():
+            if births > 1:
+                yield f"{drone_id} was recorded as new {births} times"
+        if world.jobs_astray():
+            yield f"{world.jobs_astray()} jobs are nowhere"
+        if outcome.jobs_left:
+            still = "" if outcome.still_s is None else f": none has run since {outcome.still_s:.0f} s"
+            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{still}"
+        elif live := len(world.bodies):
+            yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
+        for drone_id in outcome.orphans:
+            yield f"{drone_id} lives without a record"
+        for drone_id in outcome.ghosts:
+            yield f"{drone_id} is on record and lives nowhere"
+
+
+def _innermost(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The service's log lines go nowhere: a simulated day has thousands of them."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -21,8 +21,8 @@ from provisioner.config import load
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.replay import Turn
 from provisioner.simulator.report import from_json
-from provisioner.simulator.scenario import Scenario
-from provisioner.simulator.worldplan import world_of
+from provisioner.simulator.world import Scenario
+from provisioner.simulator.world_file import world_of
 from provisioner.store.sql import SqlStore
 from tests.cli.conftest import Cli, process
 from tests.simulator.crashing import simulate

@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 REFERENCE = REPOSITORY / "docs/reference"
 BROKEN = Path(__file__).parent / "broken"
 SHIPPED = sorted(path for path in (REPOSITORY / "site_configs").rglob("*.yaml") if path.name != "world.yaml")
-"""World files are for `provisioner simulate` and have a form of their own (tests/simulator/test_worldfile.py)."""
+"""World files are for `provisioner simulate` and have a form of their own (tests/simulator/test_world_file.py)."""
 STRUCTURAL = [
     "adapter-option-typo",
     "adapter-option-typo-in-a-list",

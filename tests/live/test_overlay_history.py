@@ -12,7 +12,7 @@ import pytest
 from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
 from provisioner.model import CompletedJob, DroneId, OverlayView
-from provisioner.simulator.recorded import recorded_jobs
+from provisioner.simulator.traces import recorded_jobs
 from provisioner.store.sql import SqlReader
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on
 from tests.labs.controller import LabController

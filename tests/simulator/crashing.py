@@ -26,10 +26,8 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.draws import keyed
-from provisioner.simulator.loop import run_virtual
-from provisioner.simulator.scenario import START_EPOCH, Outcome, RunRecord, Scenario, Simulation, quiet
-from provisioner.simulator.world import World
+from provisioner.simulator.loop import keyed, run_virtual
+from provisioner.simulator.world import START_EPOCH, Outcome, RunRecord, Scenario, Simulation, World, quiet
 from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from provisioner.config import Settings, load
-from provisioner.simulator.worldplan import WorldPlan, world_of
+from provisioner.simulator.world_file import WorldPlan, world_of
 
 CONTROLLER = """
 controller: test

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from provisioner.model import DroneType, SitePolicy
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed, LogNormal, Uniform
+from provisioner.simulator.drones import Habits
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import Owner
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.sites import Facility, GpuPool
 
 
 def drone_type(site: str, name: str, **given: Any) -> DroneType:

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from provisioner.simulator.owner import OwnerJob
-from provisioner.simulator.owner_load import Load
+from provisioner.simulator.traces import Load
 
 SIZES = {1: 5, 2: 2, 4: 2, 8: 4}
 """GPUs of a job, and how many of 13 jobs are so: most jobs are small, and most GPUs are in large ones."""

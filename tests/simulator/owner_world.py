@@ -8,13 +8,12 @@ from enum import StrEnum
 from random import Random
 
 from provisioner.model import Policy
-from provisioner.simulator.draws import LogNormal, keyed
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import run_virtual
-from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.loop import LogNormal, keyed, run_virtual
 from provisioner.simulator.owner import Owner, Victim
-from provisioner.simulator.owner_load import Load
-from provisioner.simulator.tally import OwnerWait
+from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.results import OwnerWait
+from provisioner.simulator.traces import Load
 from provisioner.simulator.world import World
 from tests.simulator.crashing import CrashScenario
 from tests.simulator.facilities import topas

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from provisioner.config import Settings
-from provisioner.simulator.changed_world import FOR_EVER_S, changed
-from provisioner.simulator.draws import Fixed, LogNormal, Uniform
 from provisioner.simulator.faults import Blow, BlowKind
-from provisioner.simulator.site import Facility
-from provisioner.simulator.what_if import QuestionError, read
-from provisioner.simulator.worldplan import WorldPlan, world_of
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform
+from provisioner.simulator.sites import Facility
+from provisioner.simulator.what_if import FOR_EVER_S, QuestionError, changed, read
+from provisioner.simulator.world_file import WorldPlan, world_of
 from tests.simulator.declared import declared, world
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provisioner.simulator.scenario import simulate
+from provisioner.simulator.world import simulate
 from tests.simulator.worlds import busy_day
 
 

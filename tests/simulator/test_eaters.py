@@ -10,10 +10,10 @@ import pytest
 from provisioner.model import DroneId, OverlayView, Plan, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import BlackHoleDrone
-from provisioner.simulator.body import Fate, Habits, Verdict
-from provisioner.simulator.draws import Fixed
+from provisioner.simulator.drones import Fate, Habits, Verdict
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.scenario import Outcome, Scenario, simulate
+from provisioner.simulator.loop import Fixed
+from provisioner.simulator.world import Outcome, Scenario, simulate
 from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 

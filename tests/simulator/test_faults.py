@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import EndKind
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed, Uniform
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
-from provisioner.simulator.scenario import Outcome, Scenario, simulate
-from provisioner.simulator.site import GpuPool
+from provisioner.simulator.loop import Fixed, Uniform
+from provisioner.simulator.sites import GpuPool
+from provisioner.simulator.world import Outcome, Scenario, simulate
 from tests.simulator.facilities import small
 from tests.simulator.witness import watched
 from tests.simulator.workload import IMPOSSIBLE, burst

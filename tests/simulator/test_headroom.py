@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from provisioner.model import Headroom
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.loop import Fixed
+from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
 from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 

@@ -18,18 +18,15 @@ from typing import Any, TypeVar
 import pytest
 
 from provisioner.model import DroneId, EndKind, OwnerLoad, Policy, StartOrder, StopOrder
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed
+from provisioner.simulator.drones import Amount, Habits, Machine
 from provisioner.simulator.faults import Blow, BlowKind, rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import run_virtual
-from provisioner.simulator.nodes import Amount, Machine
+from provisioner.simulator.loop import Fixed, run_virtual
 from provisioner.simulator.owner import Owner, OwnerJob, Victim
-from provisioner.simulator.owner_load import Load, read_loads
-from provisioner.simulator.scenario import Outcome
-from provisioner.simulator.site import Facility, GpuPool
-from provisioner.simulator.tally import Tally
-from provisioner.simulator.world import World
+from provisioner.simulator.results import Tally
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.traces import Load, read_loads
+from provisioner.simulator.world import Outcome, World
 from tests.simulator.crashing import crashes, simulate
 from tests.simulator.facilities import drone_type, topas
 from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of

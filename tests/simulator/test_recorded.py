@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan, PolledOverlay
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.recorded import recorded, recorded_jobs, wants_of
+from provisioner.simulator.traces import recorded, recorded_jobs, wants_of
 from provisioner.store import StoreError
 from provisioner.store.sql import SqlStore
 from tests.store.story import CONTROLLER, seen

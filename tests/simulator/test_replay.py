@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import Policy
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed, LogNormal, Uniform
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.faults import Blow, BlowKind
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.overlay import PoolHabits
-from provisioner.simulator.owner_series import OwnerSeries
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform
+from provisioner.simulator.owner import OwnerSeries
+from provisioner.simulator.pool import PoolHabits
 from provisioner.simulator.replay import STILL_S, Replay, run
 from provisioner.simulator.results import Result
-from provisioner.simulator.site import Facility
-from provisioner.simulator.worldplan import WorldPlan
+from provisioner.simulator.sites import Facility
+from provisioner.simulator.world_file import WorldPlan
 from tests.simulator.facilities import small
 
 DAY_S = 86400.0

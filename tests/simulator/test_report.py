@@ -19,15 +19,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provisioner.simulator.books import result_of
-from provisioner.simulator.report import PlotsMissing, from_json, plots, schema, to_json, write_html
-from provisioner.simulator.report.figures import FIGURES, paired, spread
-from provisioner.simulator.report.page import html_page
-from provisioner.simulator.report.tables import MOST_ROWS
-from provisioner.simulator.report.timeline import thinned
-from provisioner.simulator.report.words import amount, span
+from provisioner.simulator.figures import (
+    FIGURES,
+    PlotsMissing,
+    amount,
+    paired,
+    span,
+    spread,
+    thinned,
+    waste_wait_scatter,
+)
+from provisioner.simulator.replay import result_of
+from provisioner.simulator.report import FILE, MOST_ROWS, from_json, html_page, schema, schema_text, to_json, write_html
 from provisioner.simulator.results import Decisions, GpuHours, Result, Sample, Waits
-from provisioner.simulator.scenario import Scenario, simulate
+from provisioner.simulator.world import Scenario, simulate
 from tests.simulator.worlds import calm
 
 ROOT = Path(__file__).parents[2]
@@ -306,7 +311,7 @@ def test_any_name_makes_a_page(policy: str, kind: str, site: str) -> None:
 
 
 def test_a_policy_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
-    svg = Page(plots.waste_wait_scatter({"_ours": [made()], "rival": [made()]}))
+    svg = Page(waste_wait_scatter({"_ours": [made()], "rival": [made()]}))
     assert {"_ours", "rival"} <= {text.strip() for text in svg.svg_text}
 
 
@@ -453,21 +458,21 @@ RESULTS = st.builds(
 def test_json_and_back_is_the_same_and_follows_the_schema(runs: dict[str, tuple[Result, ...]]) -> None:
     text = to_json(runs)
     assert from_json(text) == runs
-    jsonschema.validate(json.loads(text), schema.schema())
+    jsonschema.validate(json.loads(text), schema())
 
 
 def test_the_schema_knows_what_is_wrong() -> None:
     document = json.loads(to_json({"ours": [made()]}))
     document["runs"]["ours"][0]["seed"] = "first"
     with pytest.raises(jsonschema.ValidationError, match="'first' is not of type 'integer'"):
-        jsonschema.validate(document, schema.schema())
-    jsonschema.Draft202012Validator.check_schema(schema.schema())
+        jsonschema.validate(document, schema())
+    jsonschema.Draft202012Validator.check_schema(schema())
 
 
 def test_the_committed_schema_is_up_to_date() -> None:
-    committed = ROOT / "docs" / "reference" / schema.FILE
-    assert committed.read_text(encoding="utf-8") == schema.schema_text(), (
-        "run python -m provisioner.simulator.report.schema --write docs/reference"
+    committed = ROOT / "docs" / "reference" / FILE
+    assert committed.read_text(encoding="utf-8") == schema_text(), (
+        "run python -m provisioner.simulator.report --write docs/reference"
     )
 
 

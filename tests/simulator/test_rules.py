@@ -16,11 +16,11 @@ from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import POOL, UNLIMITED, Place
 from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import AT_ONCE, Draw, Fixed, LogNormal
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, LogNormal
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
 
 HOUR_S = 3600.0
 NEVER_S = 1e7

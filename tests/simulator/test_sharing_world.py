@@ -11,16 +11,13 @@ import pytest
 from provisioner.model import DroneId, DroneType, EndKind, Plan, Policy, Sharing, SitePolicy, Snapshot, StartOrder
 from provisioner.planner import decide
 from provisioner.sharing import KIT_SMALL, share_milli
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed, keyed
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.faults import Blow, BlowKind
 from provisioner.simulator.jobs import Bucket, SimJob, Wants
-from provisioner.simulator.loop import run_virtual
-from provisioner.simulator.overlay import PoolHabits, SimOverlay
-from provisioner.simulator.scenario import Outcome, Scenario, simulate
-from provisioner.simulator.seat import Seat
-from provisioner.simulator.site import Facility, GpuPool
-from provisioner.simulator.world import World
+from provisioner.simulator.loop import Fixed, keyed, run_virtual
+from provisioner.simulator.pool import PoolHabits, Seat, SimOverlay
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import Outcome, Scenario, World, simulate
 from tests.simulator.facilities import drone_type
 
 AT_ONCE = PoolHabits(negotiation_s=0.0, latency=Fixed(0.0))

@@ -12,13 +12,12 @@ from provisioner import formatting
 from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed
+from provisioner.simulator.drones import NOTHING, Amount, Habits
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.nodes import NOTHING, Amount
+from provisioner.simulator.loop import Fixed
 from provisioner.simulator.owner import Owner, OwnerJob
-from provisioner.simulator.scenario import START_EPOCH, Outcome, Scenario, simulate
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
 from tests.simulator.facilities import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104

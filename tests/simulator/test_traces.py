@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.owner_load import Load, read_loads
-from provisioner.simulator.traces import Columns, Cut, TraceError, cut_jobs, located, read_trace
+from provisioner.simulator.traces import Columns, Cut, Load, TraceError, cut_jobs, located, read_loads, read_trace
 
 COMMON = """job_id,submit_s,duration_s,gpus,gpu_milli,vram_mb,cpus,mem_mb,gpu_model,user,group,priority,status
 0,0,3600,1,1000,,12.0,24576,V100M16|V100M32,,,LS,Running

@@ -24,8 +24,7 @@ from provisioner.model import (
     type_key,
 )
 from provisioner.planner import decide
-from provisioner.simulator.changed_snapshot import on_snapshot
-from provisioner.simulator.what_if import Down, Number, Question, QuestionError, Times, Unowned, read
+from provisioner.simulator.what_if import Down, Number, Question, QuestionError, Times, Unowned, on_snapshot, read
 
 SITES = ("horeka", "topas")
 

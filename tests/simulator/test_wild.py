@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from provisioner.simulator.scenario import Scenario
+from provisioner.simulator.world import Scenario
 from tests.simulator.wild import plain, wild
 from tests.simulator.witness import watched
 

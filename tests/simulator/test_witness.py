@@ -9,8 +9,8 @@ from provisioner.model import Drone, DroneState, Headroom, Plan, Snapshot, Stop
 from provisioner.planner import decide
 from provisioner.reasons import Unneeded
 from provisioner.simulator.faults import Spell, Trouble
-from provisioner.simulator.scenario import START_EPOCH, Scenario
-from provisioner.simulator.site import GpuPool
+from provisioner.simulator.sites import GpuPool
+from provisioner.simulator.world import START_EPOCH, Scenario
 from tests.simulator.facilities import small
 from tests.simulator.wild import NEXT_HOUR
 from tests.simulator.witness import Course, watched

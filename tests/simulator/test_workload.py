@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from provisioner.simulator.draws import Fixed
 from provisioner.simulator.jobs import Wants
+from provisioner.simulator.loop import Fixed
 from tests.simulator.workload import LARGE, PLAIN, SMALL, Shape, burst, day, poisson_mix
 
 

@@ -23,14 +23,13 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.body import Fate, Habits
-from provisioner.simulator.draws import Fixed, Uniform
+from provisioner.simulator.drones import Fate, Habits
 from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import run_virtual
-from provisioner.simulator.overlay import PoolHabits
+from provisioner.simulator.loop import Fixed, Uniform, run_virtual
 from provisioner.simulator.owner import Victim
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
 from tests.simulator.facilities import small
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from random import Random
 
 from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Fixed, LogNormal, Uniform, keyed
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform, keyed
 from provisioner.simulator.owner import Owner, OwnerJob, Victim
-from provisioner.simulator.scenario import START_EPOCH
-from provisioner.simulator.site import Facility, GpuPool
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import drone_type
 from tests.simulator.workload import Shape, burst, poisson_mix

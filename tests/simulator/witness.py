@@ -15,8 +15,8 @@ from enum import StrEnum
 
 from provisioner.model import DrainMode, Drone, DroneId, EndKind, Eviction, Plan, RemoteEnd, Snapshot
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
-from provisioner.simulator.body import Fate, Verdict
-from provisioner.simulator.scenario import Scenario
+from provisioner.simulator.drones import Fate, Verdict
+from provisioner.simulator.world import Scenario
 from provisioner.store.memory import MemoryStore
 from tests.simulator.crashing import CrashOutcome, simulate
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from provisioner.simulator.draws import Draw, Fixed, LogNormal
 from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.loop import Draw, Fixed, LogNormal
 
 DAY_S = 86400.0
 

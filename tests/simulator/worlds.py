@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from provisioner.model import Policy
-from provisioner.simulator.body import Habits
-from provisioner.simulator.draws import Draw, Fixed, Uniform, keyed
+from provisioner.simulator.drones import Habits
 from provisioner.simulator.faults import rough_wire
 from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.overlay import PoolHabits
-from provisioner.simulator.scenario import Scenario
+from provisioner.simulator.loop import Draw, Fixed, Uniform, keyed
+from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.world import Scenario
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import cloud, hpc, institute, small
 from tests.simulator.workload import Shape, burst, day

@@ -27,15 +27,12 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.body import Body, Fate, Habits, Stage
-from provisioner.simulator.draws import Draw, Fixed, keyed
-from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble
-from provisioner.simulator.nodes import ENDLESS, NOTHING, Amount, Machine
-from provisioner.simulator.overlay import SimOverlay
-from provisioner.simulator.owner import Owner, OwnerQueue, Victim
-from provisioner.simulator.owner_series import Held, OwnerSeries, SeriesOwner
-from provisioner.simulator.seam import Wire
-from provisioner.simulator.tally import Tally
+from provisioner.simulator.drones import ENDLESS, NOTHING, Amount, Body, Fate, Habits, Machine, Stage
+from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble, Wire
+from provisioner.simulator.loop import Draw, Fixed, keyed
+from provisioner.simulator.owner import Held, Owner, OwnerQueue, OwnerSeries, SeriesOwner, Victim
+from provisioner.simulator.pool import SimOverlay
+from provisioner.simulator.results import Tally
 
 
 @dataclass(frozen=True, slots=True)

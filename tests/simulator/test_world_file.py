@@ -9,15 +9,14 @@ import pytest
 from provisioner.config import ConfigError, Settings, load
 from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
-from provisioner.simulator import worldfile
-from provisioner.simulator.draws import Fixed, LogNormal, Uniform
+from provisioner.simulator import world_file
 from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble
 from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.owner import Victim
-from provisioner.simulator.owner_series import OwnerSeries
-from provisioner.simulator.scenario import Scenario, simulate
-from provisioner.simulator.site import Facility, GpuPool
-from provisioner.simulator.worldplan import world_of
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform
+from provisioner.simulator.owner import OwnerSeries, Victim
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import Scenario, simulate
+from provisioner.simulator.world_file import world_of
 from tests.simulator.declared import SERIES, declared, world
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +158,7 @@ def test_a_file_that_is_not_there(settings: Settings, tmp_path: Path) -> None:
 
 def test_every_key_has_a_meaning_and_an_example() -> None:
     for name in ("DrawSection", "FailureSection", "NodesSection", "SeriesSection", "SiteSection", "WorldFile"):
-        model = getattr(worldfile, name)
+        model = getattr(world_file, name)
         for key, field in fields_of(model).items():
             assert field.description and field.examples, f"{name}.{key}"
 
@@ -167,13 +166,13 @@ def test_every_key_has_a_meaning_and_an_example() -> None:
 def test_every_key_is_told_of() -> None:
     page = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
     for section in (
-        worldfile.SiteSection,
-        worldfile.PoolSection,
-        worldfile.SeriesSection,
-        worldfile.NodesSection,
-        worldfile.FailureSection,
-        worldfile.TroubleSection,
-        worldfile.BlowSection,
+        world_file.SiteSection,
+        world_file.PoolSection,
+        world_file.SeriesSection,
+        world_file.NodesSection,
+        world_file.FailureSection,
+        world_file.TroubleSection,
+        world_file.BlowSection,
     ):
         for key in fields_of(section):
             assert f"`{key}`" in page or f" {key}:" in page, f"{section.__name__}.{key}"
