@@ -1,31 +1,43 @@
-"""A Slurm cluster by way of pyslurm, which blocks and may end its process, and therefore works in a child."""
+"""Transport by pyslurm, which blocks and may end its process, and therefore runs in worker processes."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import re
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
-from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
 from provisioner.worker_process import WorkerProcess
 
-_SIDE = "adapters.slurm.native_side:NativeSide"
+if TYPE_CHECKING:  # the worker's interpreter has nothing of what the settings need
+    from adapters.slurm.settings import SlurmSiteConfig
+
+_WORKER = "adapters.slurm.native_worker:NativeWorker"
 _NO_CONFIGURATION = re.compile(
     r"could not establish a configuration source|unable to process configuration file|fetch_config", re.IGNORECASE
+)
+PYSLURM_REQUIRED = (
+    "the native transport needs pyslurm: pip install 'gpu-drone-provisioner[slurm-native]' on a host of the cluster"
+    " with a C compiler, Slurm's headers and libslurmfull.so, of the release of Slurm that this pyslurm is for"
+)
+_PYTHON_CHECK_TIMEOUT_S = 5.0
+_PYTHON_CHECK = (
+    "import sys, importlib.util as u; print('old' if sys.version_info < (3, 11) else bool(u.find_spec('pyslurm')))"
 )
 
 
 class SlurmNativeClient:
-    """The cluster that the slurm.conf of this host is of, as the account that this process runs as."""
+    """The cluster of this host's slurm.conf, as the account that this process runs as."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
         self._config, self._name = config, name
-        self._children: dict[str, WorkerProcess] = {}
-        """By what they are for: a slow submit does not hold up a look. Each is started when it is first needed."""
+        self._workers: dict[str, WorkerProcess] = {}
+        """By purpose: a slow submission does not delay a poll. Each is started when it is first needed."""
         self._entered = False
 
     async def __aenter__(self) -> Self:
@@ -34,68 +46,68 @@ class SlurmNativeClient:
 
     async def __aexit__(self, *exc: object) -> None:
         self._entered = False
-        children, self._children = self._children, {}
+        workers, self._workers = self._workers, {}
         async with asyncio.TaskGroup() as group:
-            for child in children.values():
-                group.create_task(child.close())
+            for worker in workers.values():
+                group.create_task(worker.close())
 
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        return await self._listed("own_jobs")
+        return await self._list("own_jobs")
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        answer = await self._asked("ended_jobs", tuple(remote_ids), since)
+        answer = await self._query("ended_jobs", tuple(remote_ids), since)
         assert answer is None or isinstance(answer, list)
         return answer
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
-        return await self._listed("active_jobs", tuple(partitions))
+        return await self._list("active_jobs", tuple(partitions))
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return await self._listed("nodes")
+        return await self._list("nodes")
 
     async def partitions(self) -> Sequence[Partition]:
-        return await self._listed("partitions")
+        return await self._list("partitions")
 
     async def reservations(self) -> Sequence[Reservation]:
-        return await self._listed("reservations")
+        return await self._list("reservations")
 
     def notices(self) -> Sequence[str]:
         return ()
 
     async def configuration(self) -> Mapping[str, str]:
-        answer = await self._asked("configuration")
+        answer = await self._query("configuration")
         assert isinstance(answer, dict)
         return answer
 
-    async def _listed(self, question: str, *args: object) -> list[Any]:
-        answer = await self._asked(question, *args)
+    async def _list(self, method: str, *args: object) -> list[Any]:
+        answer = await self._query(method, *args)
         assert isinstance(answer, list)
         return answer
 
-    async def _asked(self, question: str, *args: object) -> object:
+    async def _query(self, method: str, *args: object) -> object:
         try:
-            return await self._child("poll").call(question, *args, deadline_s=self._config.deadline)
+            return await self._worker("poll").call(method, *args, deadline_s=self._config.deadline)
         except UnavailableError as error:
-            raise explained(error) from None
+            raise explain_error(error) from None
 
-    def _child(self, purpose: str) -> WorkerProcess:
+    def _worker(self, purpose: str) -> WorkerProcess:
         if not self._entered:
             raise UnavailableError(f"site {self._name} is not connected")
-        if purpose not in self._children:
-            self._children[purpose] = WorkerProcess(_SIDE, python=self._config.native.python)
-        return self._children[purpose]
+        if purpose not in self._workers:
+            self._workers[purpose] = WorkerProcess(_WORKER, python=self._config.native.python)
+        return self._workers[purpose]
 
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def submit(self, submission: SlurmSubmission) -> int:
-        child = await self._ready()
+        worker = await self._ready_worker()
         try:
-            answer = await child.call("submit", submission, deadline_s=self._config.submit_deadline)
-        except UnavailableError as error:  # no answer, or no last words: nobody knows
+            answer = await worker.call("submit", submission, deadline_s=self._config.submit_deadline)
+        except UnavailableError as error:  # the worker ended or did not answer
             raise OutcomeUnknownError(f"submit: {error}") from None
         if isinstance(answer, str):
             raise UnavailableError(f"submit: {answer}")
@@ -105,27 +117,57 @@ class SlurmNativeClient:
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         if not remote_ids:
             return
-        child = await self._ready()
+        worker = await self._ready_worker()
         try:
-            await child.call("cancel", tuple(remote_ids), kill, deadline_s=self._config.deadline)
+            await worker.call("cancel", tuple(remote_ids), kill, deadline_s=self._config.deadline)
         except UnavailableError as error:
             raise OutcomeUnknownError(f"cancel: {error}") from None
 
-    async def _ready(self) -> WorkerProcess:
-        """The child for orders, started: what goes wrong before that has certainly not happened."""
-        child = self._child("orders")
+    async def _ready_worker(self) -> WorkerProcess:
+        """Return the started worker for orders: an order that fails before that has certainly not been sent."""
+        worker = self._worker("orders")
         try:
-            await child.call("ready", deadline_s=self._config.deadline)
+            await worker.call("ready", deadline_s=self._config.deadline)
         except UnavailableError as error:
-            raise explained(error) from None
-        return child
+            raise explain_error(error) from None
+        return worker
 
 
-def explained(error: UnavailableError) -> UnavailableError:
-    """In words of ours, if it is that libslurm ended the child for want of a configuration."""
+def explain_error(error: UnavailableError) -> UnavailableError:
+    """Return the error in plain words, if libslurm ended the worker because it found no configuration."""
     if not _NO_CONFIGURATION.search(str(error)):
         return error
-    message = "libslurm finds no slurm.conf that it can use on this host (SLURM_CONF, its place, or the network)"
+    message = "libslurm finds no usable slurm.conf on this host (SLURM_CONF, its default path, or the network)"
     return UnavailableError(
         f"{message}: the native transport works on hosts of the cluster only. {error}", FaultKind.CONFIG
     )
+
+
+def missing_requirement(python: str) -> str:
+    """Return what the interpreter (this one, if none is named) lacks on this host; "" if nothing.
+
+    pyslurm is not loaded for that: it may end a process, and needs the cluster.
+    """
+    if not python:
+        return "" if importlib.util.find_spec("pyslurm") else PYSLURM_REQUIRED
+    try:
+        done = subprocess.run(
+            [python, "-c", _PYTHON_CHECK],
+            cwd="/",
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_PYTHON_CHECK_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    except OSError as error:
+        return f"{python} cannot be started: {error.strerror or error}"
+    match done.stdout.strip():
+        case b"True":
+            return ""
+        case b"old":
+            return f"{python} is older than Python 3.11"
+        case b"False":
+            return f"{python} has no pyslurm: {PYSLURM_REQUIRED}"
+        case _:
+            return f"{python} is not a Python interpreter (exit status {done.returncode})"

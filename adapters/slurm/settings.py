@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from adapters.shared.commands.settings import SshSettings
-from adapters.slurm import native_options, native_python, rest_options
+from adapters.slurm.native import missing_requirement
+from adapters.slurm.options import unsupported_options
 from provisioner.config.messages import choices
 from provisioner.config.models import mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -319,25 +320,24 @@ class SlurmSiteConfig(SlurmJobOptions):
             if name not in names:
                 message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
                 yield ("options", "types", name), message
-        yield from self._unsayable().items()
+        yield from self._unsupported().items()
 
-    def _unsayable(self) -> dict[tuple[str, ...], str]:
+    def _unsupported(self) -> dict[tuple[str, ...], str]:
         """Options of sbatch for which the transport has no words: path in the site file, and message."""
         found: dict[tuple[str, ...], str] = {}
         if self.transport == "tools":
             return found
-        judge = rest_options.unsayable if self.transport == "rest" else native_options.unsayable
         special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
         for path, own in [(("options", "submit"), self.submit), *special]:
-            for option, why in judge({**self.submit, **own}).items():
+            for option, why in unsupported_options({**self.submit, **own}, self.transport).items():
                 at = (*(path if option in own else ("options", "submit")), option)
                 found.setdefault(at, f"{why}: remove it, or write `transport: tools`")
         return found
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """What would not work on this very host; the controller may run on another. Path below the options, message."""
-        if self.transport == "native" and (lack := native_python.lack(self.native.python)):
-            yield ("native", "python") if self.native.python else ("transport",), lack
+        if self.transport == "native" and (missing := missing_requirement(self.native.python)):
+            yield ("native", "python") if self.native.python else ("transport",), missing
 
 
 def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm import native_records as records
-from adapters.slurm.native import SlurmNativeClient, explained
-from adapters.slurm.native_options import unsayable
-from adapters.slurm.native_side import check_release, described, expanded, hide_from_jobs, unanswered
+from adapters.slurm.native import SlurmNativeClient, explain_error
+from adapters.slurm.native_worker import (
+    check_release,
+    convert_jobs,
+    convert_node,
+    hide_from_jobs,
+    job_description,
+    query_error,
+    used_gpus_by_node,
+)
+from adapters.slurm.options import unsupported_options
 from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_tasks
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, RejectedError, UnavailableError
@@ -60,7 +67,7 @@ def told(**special: Any) -> SimpleNamespace:
 
 
 def only(job: SimpleNamespace) -> SlurmJob:
-    (found,) = expanded(job)
+    (found,) = convert_jobs(job)
     return found
 
 
@@ -85,7 +92,7 @@ def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:
     waiting = told(
         id=10, array_id=10, array_tasks_waiting="0-1,7", state="PENDING", state_reason="Priority", allocated_nodes=None
     )
-    assert [(job.remote_id, job.state, job.reason) for job in expanded(waiting)] == [
+    assert [(job.remote_id, job.state, job.reason) for job in convert_jobs(waiting)] == [
         ("10_0", "PENDING", "Priority"),
         ("10_1", "PENDING", "Priority"),
         ("10_7", "PENDING", "Priority"),
@@ -150,12 +157,12 @@ def test_a_node() -> None:
         reason=None,
         threads_per_core=2,
     )
-    found = records.node(node, None)
+    found = convert_node(node, None)
     assert (found.state, found.flags) == ("MIXED", {"DRAIN", "PLANNED"})
     assert (found.gpus, found.used_gpus, found.features) == ({"a100": 4}, {"a100": 3}, ("LSDF",))
-    assert records.node(node, {"a100": 1}).used_gpus == {"a100": 1}
+    assert convert_node(node, {"a100": 1}).used_gpus == {"a100": 1}
     node.allocated_gres = {"gpu": 2}  # counted without types: there is but one
-    assert records.node(node, None).used_gpus == {"a100": 2}
+    assert convert_node(node, None).used_gpus == {"a100": 2}
 
 
 def test_gpus_of_running_jobs_are_counted_by_node() -> None:
@@ -165,14 +172,14 @@ def test_gpus_of_running_jobs_are_counted_by_node() -> None:
         SlurmJob("2", "x", "COMPLETING", nodes=("n1", "n2"), gpus={"": 2}),
         SlurmJob("3", "x", "PENDING", nodes=(), gpus={"a100": 4}),
     ]
-    assert records.used_by(jobs, have) == {"n1": {"a100": 3}, "n2": {"h100": 2}}
+    assert used_gpus_by_node(jobs, have) == {"n1": {"a100": 3}, "n2": {"h100": 2}}
 
 
 # -------------------------------------------------------------------------------------------------------------- saying
 
 
 def test_a_submission_in_pyslurms_words() -> None:
-    said = described(
+    said = job_description(
         SlurmSubmission(
             "kit-a-0+.a100.hk",
             b"#!/bin/sh\n",
@@ -196,8 +203,8 @@ def test_a_submission_in_pyslurms_words() -> None:
 
 
 def test_the_admins_options_do_not_override_ours() -> None:
-    with pytest.raises(RejectedError, match=r"`time` cannot be said to pyslurm"):
-        described(SlurmSubmission("x", b"#!/bin/sh\n", options={"time": "10"}))
+    with pytest.raises(RejectedError, match=r"pyslurm does not support `time`"):
+        job_description(SlurmSubmission("x", b"#!/bin/sh\n", options={"time": "10"}))
 
 
 def test_options_that_pyslurm_cannot_say() -> None:
@@ -211,7 +218,7 @@ def test_options_that_pyslurm_cannot_say() -> None:
         "nodelist": True,
         "priority": "soon",
     }
-    assert list(unsayable(options)) == ["bb", "switches", "mail-type", "nodelist", "priority"]
+    assert list(unsupported_options(options, "native")) == ["bb", "switches", "mail-type", "nodelist", "priority"]
 
 
 def test_what_has_slurms_names_is_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,17 +246,17 @@ def test_another_release_is_not_tried() -> None:
 
 
 def test_an_unanswered_question_is_never_unsure() -> None:
-    assert type(unanswered("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
-    assert type(unanswered("slurmctld: Access/permission denied")) is AuthError
+    assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
+    assert type(query_error("slurmctld: Access/permission denied")) is AuthError
 
 
-def test_the_end_for_want_of_a_configuration_is_explained() -> None:
+def test_the_end_for_want_of_a_configuration_is_explain_error() -> None:
     said = UnavailableError(
         "ours: the child process ended (exit code 1): fatal: Could not establish a configuration source"
     )
-    assert explained(said).kind is FaultKind.CONFIG
+    assert explain_error(said).kind is FaultKind.CONFIG
     other = UnavailableError("ours: no answer within 5 s")
-    assert explained(other) is other
+    assert explain_error(other) is other
 
 
 async def test_without_pyslurm_it_says_what_is_needed() -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from adapters.slurm.records import SlurmJob
 from adapters.slurm.rest_records import (
-    Entry,
-    accounted,
-    configuration,
-    entry,
-    looked,
-    node,
-    number,
-    partition,
-    reservation,
+    RestJobState,
+    _number,
+    parse_accounted_job,
+    parse_configuration,
+    parse_job_details,
+    parse_job_state,
+    parse_node,
+    parse_partition,
+    parse_reservation,
 )
 from provisioner.interfaces import UnavailableError
 
@@ -30,30 +30,30 @@ def answer(name: str) -> Any:
 
 
 def test_a_waiting_task_goes_by_the_number_of_its_array_and_a_started_one_by_its_own() -> None:
-    entries = [entry(each) for each in answer("states-24.11")["jobs"]]
+    entries = [parse_job_state(each) for each in answer("states-24.11")["jobs"]]
 
-    assert Entry(5113, 9, "PENDING", frozenset()) in entries
-    assert Entry(5114, 0, "RUNNING", frozenset()) in entries
+    assert RestJobState(5113, 9, "PENDING", frozenset()) in entries
+    assert RestJobState(5114, 0, "RUNNING", frozenset()) in entries
 
 
 def test_flags_stand_beside_the_base_state() -> None:
-    told = entry({"job_id": "7", "state": ["CANCELLED", "COMPLETING"]})
+    told = parse_job_state({"job_id": "7", "state": ["CANCELLED", "COMPLETING"]})
 
-    assert told == Entry(7, None, "CANCELLED", frozenset({"COMPLETING"}))
+    assert told == RestJobState(7, None, "CANCELLED", frozenset({"COMPLETING"}))
 
 
 def test_an_array_that_was_cancelled_as_a_whole_does_not_tell_its_tasks() -> None:
-    assert entry({"job_id": "55_*", "state": ["CANCELLED"]}).all_tasks
+    assert parse_job_state({"job_id": "55_*", "state": ["CANCELLED"]}).all_tasks
 
 
 @pytest.mark.parametrize("record", [{}, {"job_id": "x", "state": ["RUNNING"]}, {"job_id": "1", "state": []}])
 def test_a_state_that_cannot_be_read_is_an_error_and_not_left_out(record: dict[str, Any]) -> None:
     with pytest.raises(UnavailableError):
-        entry(record)
+        parse_job_state(record)
 
 
 def test_an_array_tells_its_waiting_tasks_as_one_and_its_started_tasks_one_by_one() -> None:
-    waiting, running = [looked(each) for each in answer("array-24.11")["jobs"]]
+    waiting, running = [parse_job_details(each) for each in answer("array-24.11")["jobs"]]
 
     assert (waiting.number, waiting.array, waiting.task) == (5113, 5113, None)
     assert (running.number, running.array, running.task) == (5121, 5113, 7)
@@ -79,7 +79,7 @@ def test_an_array_tells_its_waiting_tasks_as_one_and_its_started_tasks_one_by_on
 
 
 def test_a_later_release_tells_the_same_in_the_same_way() -> None:
-    jobs = {each.task: each.job for each in (looked(record) for record in answer("array-26.05")["jobs"])}
+    jobs = {each.task: each.job for each in (parse_job_details(record) for record in answer("array-26.05")["jobs"])}
 
     assert {task: job.remote_id for task, job in jobs.items()} == {4: "21_4", 3: "21_3"}
     assert {(job.state, job.gpus["a100"], job.memory_mib, job.limit_s) for job in jobs.values()} == {
@@ -88,13 +88,13 @@ def test_a_later_release_tells_the_same_in_the_same_way() -> None:
 
 
 def test_a_job_that_was_refused_leaves_a_record_that_says_why() -> None:
-    (job,) = [looked(each).job for each in answer("bad-constraints-24.11")["jobs"]]
+    (job,) = [parse_job_details(each).job for each in answer("bad-constraints-24.11")["jobs"]]
 
     assert (job.state, job.reason, job.exit_code, job.signal) == ("FAILED", "BadConstraints", None, 1)
 
 
 def test_the_accounting_tells_what_became_of_a_task() -> None:
-    jobs = [accounted(each) for each in answer("accounted-24.11")["jobs"]]
+    jobs = [parse_accounted_job(each) for each in answer("accounted-24.11")["jobs"]]
 
     assert sorted((job.remote_id, job.state, job.name, job.user) for job in jobs) == [
         ("5113_0", "CANCELLED", "c-b-0+.a100.horeka", "drone"),
@@ -105,7 +105,7 @@ def test_the_accounting_tells_what_became_of_a_task() -> None:
 
 @pytest.mark.parametrize("release", ["24.11", "26.05"])
 def test_a_node_tells_what_it_has_and_what_is_taken(release: str) -> None:
-    (told,) = [node(each) for each in answer(f"nodes-{release}")["nodes"]]
+    (told,) = [parse_node(each) for each in answer(f"nodes-{release}")["nodes"]]
 
     assert (told.name, told.partitions, told.cpus, told.memory_mib) == ("hkn0801", ("accelerated", "dev"), 152, 512000)
     assert (told.gpus, told.threads_per_core) == ({"a100": 4}, 2)
@@ -116,7 +116,7 @@ def test_a_node_tells_what_it_has_and_what_is_taken(release: str) -> None:
 def test_a_partition_tells_its_nodes_and_limits_and_only_lately_that_it_is_the_default(
     release: str, default: bool
 ) -> None:
-    (told,) = [partition(each) for each in answer(f"partitions-{release}")["partitions"]]
+    (told,) = [parse_partition(each) for each in answer(f"partitions-{release}")["partitions"]]
 
     assert (told.name, told.up, told.nodes, told.max_s) == ("accelerated", True, ("hkn0801", "hkn0802"), 172800.0)
     assert (told.max_cpus_per_node, told.max_memory_per_cpu_mib, told.default) == (0, 0, default)
@@ -124,14 +124,14 @@ def test_a_partition_tells_its_nodes_and_limits_and_only_lately_that_it_is_the_d
 
 @pytest.mark.parametrize("release", ["24.11", "26.05"])
 def test_a_maintenance_tells_when_and_where(release: str) -> None:
-    (told,) = [reservation(each) for each in answer(f"reservations-{release}")["reservations"]]
+    (told,) = [parse_reservation(each) for each in answer(f"reservations-{release}")["reservations"]]
 
     assert (told.name, told.nodes, told.users, told.accounts) == ("m1", ("hkn0901",), ("root",), ())
     assert (told.ends_at - told.starts_at, "MAINT" in told.flags) == (3600.0, True)
 
 
 def test_the_configuration_reads_as_scontrol_prints_it() -> None:
-    told = configuration(answer("conf-26.05"))
+    told = parse_configuration(answer("conf-26.05"))
 
     assert told["SLURM_VERSION"] == "26.05.5"
     assert (told["KillWait"], told["MinJobAge"], told["MaxArraySize"]) == ("5 sec", "300 sec", "100001")
@@ -140,7 +140,7 @@ def test_the_configuration_reads_as_scontrol_prints_it() -> None:
 
 
 def test_an_earlier_release_tells_at_least_who_it_is() -> None:
-    assert configuration(answer("states-24.11")) == {
+    assert parse_configuration(answer("states-24.11")) == {
         "SLURM_VERSION": "24.11.5",
         "ClusterName": "horeka",
         "AccountingStorageType": "accounting_storage/slurmdbd",
@@ -159,10 +159,10 @@ def test_an_earlier_release_tells_at_least_who_it_is() -> None:
     ],
 )
 def test_a_number_may_be_unset_or_infinite(told: object, meant: float | None) -> None:
-    assert number(told) == meant
+    assert _number(told) == meant
 
 
 @pytest.mark.parametrize(("spec", "cores"), [("0-3,38-41", 4), ("", 0), (None, 0)])
 def test_cores_are_kept_for_gpus_only_where_it_is_told_which(spec: str | None, cores: int) -> None:
     record = {**answer("nodes-24.11")["nodes"][0], "res_cores_per_gpu": 4, "gpu_spec": spec}
-    assert node(record).restricted_cores_per_gpu == cores
+    assert parse_node(record).restricted_cores_per_gpu == cores

@@ -149,8 +149,8 @@ def test_options_that_a_way_has_no_words_for_are_told_where_they_stand(transport
     found = dict(config(**transport, **options).misfits([A100]))
     assert found.keys() == {("options", "submit", "hint"), ("options", "types", "a100", "submit", "nice")}
     repair = "remove it, or write `transport: tools`"
-    assert found["options", "submit", "hint"] == f"`hint` cannot be said to {whom}: {repair}"
-    assert found["options", "types", "a100", "submit", "nice"].startswith(f"`nice: low` cannot be said to {whom}: ")
+    assert found["options", "submit", "hint"] == f"{whom} does not support `hint`: {repair}"
+    assert found["options", "types", "a100", "submit", "nice"].startswith(f"{whom} does not support `nice: low`: ")
     assert not dict(config(**options).misfits([A100]))  # sbatch takes all
 
 
@@ -170,7 +170,7 @@ def test_options_that_pyslurm_cannot_say_together() -> None:
         ("echo True", ""),
         ("echo False", "has no pyslurm: the native transport needs pyslurm: pip install"),
         ("echo old", "is older than Python 3.11"),
-        ("exit 3", "is no Python (exit status 3)"),
+        ("exit 3", "is not a Python interpreter (exit status 3)"),
         (f'exec {Path(sys.executable).resolve()} -S "$@"', "has no pyslurm: the native transport needs"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from adapters.slurm import rest_roll
+from adapters.slurm import rest as slurm_rest
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
@@ -147,7 +147,7 @@ async def test_a_look_that_fails_fails_the_listing(restd: Restd) -> None:
 async def test_of_many_that_change_at_once_all_states_are_told_and_some_are_followed(
     restd: Restd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_roll, "_FOLLOWED_AT_ONCE", 2)
+    monkeypatch.setattr(slurm_rest, "_CHANGES_PER_POLL", 2)
     for number in range(1, 7):
         restd.add(number)
     async with cluster(restd) as slurm:

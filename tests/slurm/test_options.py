@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from adapters.slurm.options import UnsupportedOptionError, convert_options, unsupported_options
 from adapters.slurm.records import SlurmSubmission
-from adapters.slurm.rest import description
-from adapters.slurm.rest_options import Unsayable, fields, unsayable
+from adapters.slurm.rest import job_description
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ from adapters.slurm.rest_options import Unsayable, fields, unsayable
     ],
 )
 def test_an_option_that_can_be_said(options: dict[str, str | bool], said: dict[str, Any]) -> None:
-    assert fields(options) == said
-    assert not unsayable(options)
+    assert convert_options(options, "rest") == said
+    assert not unsupported_options(options, "rest")
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,14 @@ def test_an_option_that_can_be_said(options: dict[str, str | bool], said: dict[s
     ],
 )
 def test_an_option_or_a_value_that_cannot_be_said_is_named(options: dict[str, str | bool]) -> None:
-    assert list(unsayable({"comment": "fine", **options} if "comment" not in options else options)) == list(options)
-    with pytest.raises(Unsayable, match=f"`{next(iter(options))}"):
-        fields(options)
+    beside = {"comment": "fine", **options} if "comment" not in options else options
+    assert list(unsupported_options(beside, "rest")) == list(options)
+    with pytest.raises(UnsupportedOptionError, match=f"`{next(iter(options))}"):
+        convert_options(options, "rest")
 
 
 def test_no_option_of_the_admins_can_say_what_a_drone_is() -> None:
-    job = description(
+    job = job_description(
         SlurmSubmission(
             "c-b-0+.t.s",
             b"",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from adapters.slurm import rest_link
+from adapters.slurm import rest_session
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
@@ -58,7 +58,7 @@ async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Pat
     file = tmp_path / "token"
     file.write_text("one")
     async with running(Restd(token="two")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
-        with pytest.raises(AuthError, match=r"token of file .*/token is refused"):
+        with pytest.raises(AuthError, match=r"token of file .*/token is rejected"):
             await slurm.own_jobs()
 
 
@@ -85,7 +85,7 @@ async def test_a_token_that_cannot_be_read_or_is_none(tmp_path: Path) -> None:
         with pytest.raises(AuthError, match="cannot be read"):
             await slurm.own_jobs()
         file.write_text("two\nlines")
-        with pytest.raises(AuthError, match="there is no token"):
+        with pytest.raises(AuthError, match="contains no token"):
             await slurm.own_jobs()
         assert restd.asked == []
 
@@ -109,7 +109,7 @@ async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
 async def test_a_server_that_speaks_none_of_ours_is_told_with_what_it_speaks() -> None:
     async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, cluster(restd.url) as slurm:
         with pytest.raises(
-            UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we speak v0\.0\.40 to v0\.0\.45"
+            UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we support v0\.0\.40 to v0\.0\.45"
         ) as told:
             await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG
@@ -185,7 +185,7 @@ async def test_a_taken_job_without_a_number_is_unsure() -> None:
 
 
 async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest_link, "LARGEST_ANSWER", 10_000)
+    monkeypatch.setattr(rest_session, "MAX_RESPONSE_BYTES", 10_000)
     async with running(Restd()) as restd, cluster(restd.url) as slurm:
         for number in range(1, 300):
             restd.add(number, user="owner")

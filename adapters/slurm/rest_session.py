@@ -1,0 +1,318 @@
+"""HTTP session with slurmrestd: connections, tokens, the version of its API, and what a missing answer means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from adapters.shared import http
+from adapters.shared.commands.settings import SshSettings
+from adapters.shared.printing import printable
+from adapters.slurm.settings import SlurmRestConfig
+from provisioner.config.units import SecretUnreadableError
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
+from provisioner.model import FaultKind
+
+SUPPORTED_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
+"""Versions of the API, newest first, that answer our questions in the same way."""
+MAX_RESPONSE_BYTES = 64 * 1024**2
+MAX_CONNECTIONS = 6
+"""slurmrestd works on as many requests as it has threads, and slurmctld suffers from many at a time."""
+_KNOWN_VERSIONS = tuple(f"v0.0.{number}" for number in range(36, 51))
+_TOKEN_TTL_S = 1.0
+_TOKEN_PREFIX = "SLURM_JWT="
+"""Printed by ``scontrol token``."""
+_AUTHENTICATION_ERRORS = (1007,)
+"""Slurm's number for an invalid token (``Protocol authentication error``)."""
+
+
+class RestResponseTooLargeError(UnavailableError):
+    """The answer is longer than anything that we have requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestResponse:
+    """An answer of slurmrestd and the errors in it."""
+
+    status: int
+    body: Mapping[str, Any]
+    errors: Sequence[tuple[int, str]]
+    """Slurm's error number (0: none) and text."""
+
+    @property
+    def message(self) -> str:
+        text = "; ".join(text for _, text in self.errors)
+        return printable(text, 400) or f"HTTP {self.status} without a message"
+
+    def has_error(self, *numbers: int) -> bool:
+        return any(number in numbers for number, _ in self.errors)
+
+    def items(self, key: str) -> Sequence[Mapping[str, Any]]:
+        """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
+        found = self.body.get(key)
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise UnavailableError(f"slurmrestd answers without a list of `{key}`")
+        return found
+
+
+class RestSession:
+    """HTTP to slurmrestd. Connects with the first request; connections are kept and shared."""
+
+    def __init__(self, settings: SlurmRestConfig) -> None:
+        self._settings = settings
+        self.where = f"slurmrestd at {settings.url}" + (f" on {settings.ssh.host}" if settings.ssh else "")
+        self._stack = contextlib.AsyncExitStack()
+        self._session: aiohttp.ClientSession | None = None
+        self._version = ""
+        self._version_lock = asyncio.Lock()
+        self._token, self._token_read_at = "", -_TOKEN_TTL_S
+
+    async def __aenter__(self) -> Self:
+        settings = self._settings
+        if settings.ssh is not None:
+            connect, limit = await self._over_ssh(settings.ssh), min(MAX_CONNECTIONS, settings.ssh.max_sessions)
+        else:
+            connect, limit = _direct(settings), MAX_CONNECTIONS
+        self._session = await self._stack.enter_async_context(http.session(_Connector(connect, limit=limit)))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._session = None
+        await self._stack.aclose()
+
+    async def _over_ssh(self, settings: SshSettings) -> Connect:
+        try:
+            from adapters.shared.commands.forward import Forward
+            from adapters.shared.commands.ssh import SshRunner
+        except ImportError as error:
+            if error.name != "asyncssh":
+                raise
+            message = "a socket over ssh needs the Python package asyncssh: pip install 'gpu-drone-provisioner[ssh]'"
+            raise UnavailableError(message, FaultKind.CONFIG) from None
+        runner = await self._stack.enter_async_context(SshRunner(settings))
+        return Forward(runner, self._settings.url.removeprefix("unix:")).connect
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    async def read(self, path: str, query: Sequence[tuple[str, str]] = (), *, deadline_s: float) -> RestResponse:
+        """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
+        response = await self.request("GET", path, query, deadline_s=deadline_s)
+        if response.status != 200 or response.errors:
+            raise UnavailableError(f"{self.where}: {response.message}")
+        return response
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        *,
+        body: Mapping[str, Any] | None = None,
+        deadline_s: float,
+    ) -> RestResponse:
+        """Return the answer to one request, a refusal included.
+
+        Raises:
+            UnavailableError: nothing was sent, or a question (GET) has no answer.
+            AuthError: it does not accept our token.
+            OutcomeUnknownError: an order was sent, and not answered.
+        """
+        sent: list[bool] = []
+        try:
+            async with asyncio.timeout(deadline_s):
+                version = await self._api_version() if "{}" in path else ""
+                sent.clear()
+                response = await self._authenticated(method, path.format(version), query, body, sent)
+        except TimeoutError:
+            raise self._no_answer(method, sent, f"no answer within {deadline_s:g} s") from None
+        except RestResponseTooLargeError:
+            raise
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._no_answer(method, sent, printable(str(error) or type(error).__name__)) from None
+        if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
+            self._version = ""  # another release replaced it: negotiated again at the next call
+            raise UnavailableError(f"{self.where}: it does not offer {path.format(version)}")
+        return response
+
+    def _no_answer(self, method: str, sent: Sequence[bool], why: str) -> AdapterError:
+        if method == "GET" or not sent:
+            return UnavailableError(f"{self.where}: {why}")
+        return OutcomeUnknownError(f"{self.where}: {why}")
+
+    async def _api_version(self) -> str:
+        """Return the version of the API that both sides support."""
+        if not self._version:
+            async with self._version_lock:
+                if not self._version:
+                    self._version = await self._negotiate()
+        return self._version
+
+    async def _negotiate(self) -> str:
+        for version in SUPPORTED_VERSIONS:
+            if await self._offers(version):
+                return version
+        others = [each for each in _KNOWN_VERSIONS if each not in SUPPORTED_VERSIONS and await self._offers(each)]
+        offered = f"offers {', '.join(others)}" if others else "offers no known version of Slurm's API"
+        raise UnavailableError(
+            f"{self.where}: it {offered}, and we support {min(SUPPORTED_VERSIONS)} to {max(SUPPORTED_VERSIONS)} (Slurm"
+            " 23.11 and later): use `transport: tools`",
+            FaultKind.CONFIG,
+        )
+
+    async def _offers(self, version: str) -> bool:
+        response = await self._authenticated("GET", f"slurm/{version}/ping/", (), None, [])
+        if response.status not in (200, 404):
+            raise UnavailableError(f"{self.where}: {response.message}")
+        return response.status == 200
+
+    async def _authenticated(
+        self, method: str, path: str, query: Sequence[tuple[str, str]], body: Mapping[str, Any] | None, sent: list[bool]
+    ) -> RestResponse:
+        """Return the answer to a request with our token. A rejected token is read again: it may have changed."""
+        token = self._current_token()
+        response = await self._exchange(method, path, query, body, token, sent)
+        if _rejects_token(response) and (renewed := self._current_token(renew=True)) != token:
+            sent.clear()  # a rejected request has done nothing
+            response = await self._exchange(method, path, query, body, renewed, sent)
+        if _rejects_token(response):
+            what = f"the token of {self._settings.token}" if self._settings.token else "a request without a token"
+            raise AuthError(f"{self.where}: {what} is rejected: {response.message}")
+        if response.status == 403:
+            raise AuthError(f"{self.where}: {response.message}")
+        return response
+
+    def _current_token(self, *, renew: bool = False) -> str:
+        if self._settings.token is None:
+            return ""
+        now = asyncio.get_running_loop().time()
+        if renew or now - self._token_read_at >= _TOKEN_TTL_S:
+            try:
+                self._token = self._settings.token.read().removeprefix(_TOKEN_PREFIX).strip()
+            except SecretUnreadableError as error:
+                raise AuthError(f"{self.where}: {error}") from None
+            if not (self._token.isascii() and self._token.isprintable()) or " " in self._token:
+                raise AuthError(f"{self.where}: {self._settings.token} contains no token")
+            self._token_read_at = now
+        return self._token
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        body: Mapping[str, Any] | None,
+        token: str,
+        sent: list[bool],
+    ) -> RestResponse:
+        assert self._session is not None, "not entered"
+        url = self._settings.url if self._settings.url.startswith("http") else "http://localhost"
+        headers = {"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {}
+        where = f"{url.rstrip('/')}/{path}"
+        try:
+            reply = await http.exchange(
+                self._session, method, where, query, body=body, headers=headers, sent=sent, largest=MAX_RESPONSE_BYTES
+            )
+        except http.TooLong as error:
+            raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
+        return _parse_response(reply.status, reply.raw)
+
+
+def _rejects_token(response: RestResponse) -> bool:
+    return response.status == 401 or response.has_error(*_AUTHENTICATION_ERRORS)
+
+
+def _parse_response(status: int, raw: bytes) -> RestResponse:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        if status == 200:
+            raise ValueError("its answer is invalid or incomplete JSON")
+        text = printable(" ".join(raw[:400].decode(errors="replace").split()), 200)
+        return RestResponse(status, {}, [(0, f"HTTP {status} {text}".strip())])
+    errors = body.get("errors")
+    return RestResponse(status, body, [_parse_error(each) for each in errors] if isinstance(errors, list) else [])
+
+
+def _parse_error(error: object) -> tuple[int, str]:
+    if not isinstance(error, dict):
+        return 0, str(error)[:400]
+    number = error.get("error_number")
+    texts = [str(error.get(key) or "") for key in ("description", "error")]
+    return number if isinstance(number, int) else 0, ": ".join(text for text in texts if text)[:400]
+
+
+# ---------------------------------------------------------------------------------------------------------- connections
+
+
+class _SingleResponse(ResponseHandler):
+    """A protocol that ignores what follows an answer that closes the connection.
+
+    slurmrestd 26.05 announces a second time, as plain text, that it closes after a refusal, and aiohttp would accept
+    neither as an answer.
+    """
+
+    _left: int | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._left is None and (head := _CLOSING_HEAD.match(data)) and (length := _LENGTH.search(head[0])):
+            self._left = head.end() + int(length[1])
+        if self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        if data:
+            super().data_received(data)
+
+
+_CLOSING_HEAD = re.compile(rb"HTTP/1\.[01] (?:(?!\r\n\r\n).)*?\r\nconnection: *close\r\n.*?\r\n\r\n", re.I | re.S)
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,12})\r\n", re.I)
+
+
+Connect = Callable[[Callable[[], _SingleResponse]], Awaitable[_SingleResponse]]
+"""Connects the protocol that the function makes, and returns it."""
+
+
+class _Connector(aiohttp.BaseConnector):
+    """Connections made by one function, kept and counted as aiohttp does."""
+
+    def __init__(self, connect: Connect, *, limit: int) -> None:
+        super().__init__(limit=limit)
+        self._connect = connect
+
+    async def _create_connection(self, req: object, traces: object, timeout: object) -> ResponseHandler:
+        loop = asyncio.get_running_loop()
+        return await self._connect(lambda: _SingleResponse(loop))
+
+
+def _direct(settings: SlurmRestConfig) -> Connect:
+    async def to_socket(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
+        return (await asyncio.get_running_loop().create_unix_connection(protocol, path))[1]
+
+    async def to_port(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(protocol, host, port, ssl=context, happy_eyeballs_delay=0.25))[1]
+
+    path, url, context = settings.url.removeprefix("unix:"), urlsplit(settings.url), _ssl_context(settings)
+    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    return to_socket if settings.url.startswith("unix:") else to_port
+
+
+def _ssl_context(settings: SlurmRestConfig) -> ssl.SSLContext | None:
+    if not settings.url.startswith("https:"):
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)
+    except (OSError, ssl.SSLError) as error:
+        message = f"the certificate authorities in {settings.ca} cannot be read: {printable(str(error))}"
+        raise UnavailableError(message, FaultKind.CONFIG) from None
