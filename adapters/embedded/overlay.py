@@ -1,4 +1,4 @@
-"""The ``embedded`` overlay as the controller sees it."""
+"""The ``embedded`` overlay: the controller's side of the queue."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from adapters.embedded import config as options
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
 from adapters.embedded import queue, table
-from adapters.embedded.queue import Job, JobState
+from adapters.embedded.queue import EmbeddedJob, JobState
+from adapters.embedded.table import LONGEST_LEASE_S
+from provisioner.config.units import ConfigPath, Duration, PositiveDuration
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     Bootstrap,
@@ -39,27 +42,63 @@ from provisioner.model import (
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _RANGES = 8
-"""Ranges of job ids told per class; the rest is `...`."""
+"""Ranges of job ids reported per class; the rest is `...`."""
 _PRUNE_EVERY_S = 600.0
-_TOLD_S = 900.0
-"""A job that is done is told for this long."""
-_MOST_TOLD = 10_000
+_REPORT_FINISHED_S = 900.0
+"""A finished job is reported for this long."""
+_MAX_REPORTED_JOBS = 10_000
 _SLOT_LEASES = 10
 _SLOT_LEAST_S = 60.0
 """A slot without a sign of life for ten leases, and this long, is forgotten."""
 T = TypeVar("T")
 
 
-class Queue(Protocol):
-    """An overlay that takes jobs itself. The command line offers ``submit`` and ``jobs`` where the overlay has them."""
+class EmbeddedOverlayConfig(BaseModel):
+    """Options of the ``embedded`` overlay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: ConfigPath = Field(
+        description="The queue: a SQLite file on a local disk of this host. Made if missing.", examples=["var/queue.db"]
+    )
+    negotiation: Duration = Field(
+        default=0.0,
+        description="Jobs are matched at multiples of this span only, as in a pool that negotiates; 0s: at once.",
+    )
+    lease: PositiveDuration = Field(
+        default=30.0,
+        description="How long a job belongs to a drone that gives no sign of life; then it waits again. At most 10min.",
+    )
+    poll: PositiveDuration = Field(default=0.5, description="How often a drone with room looks for jobs.")
+    max_lost: int = Field(
+        default=10, ge=1, description="A job whose drone was lost under it this often is held instead of run again."
+    )
+    keep: Duration = Field(default=30 * 86400.0, description="How long finished jobs stay in the queue file.")
+    check: tuple[str, ...] = Field(
+        default=(),
+        description="Command with arguments that a drone runs before it takes jobs; another status than 0 ends it.",
+        examples=[["nvidia-smi", "-L"]],
+    )
+    check_deadline: PositiveDuration = Field(default=60.0, description="Longest time for `check`; then it has hung.")
+
+    @field_validator("lease")
+    @classmethod
+    def _not_too_long(cls, lease_s: float) -> float:
+        if not 1.0 <= lease_s <= LONGEST_LEASE_S:
+            raise ValueError(f"a lease is between 1s and {LONGEST_LEASE_S / 60:g}min")
+        return lease_s
+
+
+class JobQueueOverlay(Protocol):
+    """An overlay that takes jobs itself. The command line then offers ``submit`` and ``jobs``."""
 
     async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
-        """Add equal jobs; ``request`` as in :func:`adapters.embedded.queue.submit`. ValueError: a bad one."""
+        """Add equal jobs; ``request`` as in :func:`adapters.embedded.queue.submit`. Raises ValueError for a bad one."""
         ...
 
     async def jobs(
         self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
-    ) -> Sequence[Job]: ...
+    ) -> Sequence[EmbeddedJob]: ...
 
     async def counts(self) -> Mapping[JobState, int]: ...
 
@@ -69,30 +108,30 @@ class Queue(Protocol):
 
 
 class EmbeddedOverlay:
-    """A queue in a SQLite file. Each call opens it anew, in a thread, and waits at most seconds for a busy one."""
+    """A queue in a SQLite file. Each call opens it in a thread and waits at most seconds for a busy one."""
 
-    Config = options.Config
+    Config = EmbeddedOverlayConfig
 
-    def __init__(self, config: options.Config, controller: str) -> None:
+    def __init__(self, config: EmbeddedOverlayConfig, controller: str) -> None:
         self._config = config
         self._path = config.path.absolute()
         self._prune_at = 0.0
 
     async def __aenter__(self) -> Self:
-        """Makes the queue file if there is none; if that fails, the first look says why."""
+        """Create the queue file if there is none; if that fails, the first poll tells why."""
         with contextlib.suppress(OSError, sqlite3.Error):
             await asyncio.to_thread(table.create, self._path)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is kept."""
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        """Classes are grouped in SQL. Raises :class:`UnavailableError`: a queue that is gone is not an empty one."""
-        return await self._with_queue(lambda connection: self._look(connection, types))
+        """Return classes and slots of one moment. Raises :class:`UnavailableError` if the queue file is missing."""
+        return await self._with_queue(lambda connection: self._view(connection, types))
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        """A drone that has not joined yet finds the request when it does."""
+        """Record the request; a drone that has not joined yet finds it when it does."""
         return await self._with_queue(lambda connection: self._drain(connection, drone_ids, mode, reason))
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
@@ -118,7 +157,9 @@ class EmbeddedOverlay:
     async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
         return await asyncio.to_thread(queue.submit, self._path, argv, count=count, **request)
 
-    async def jobs(self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000) -> Sequence[Job]:
+    async def jobs(
+        self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
+    ) -> Sequence[EmbeddedJob]:
         wanted = [JobState(state) for state in states]
         return await asyncio.to_thread(queue.jobs, self._path, states=wanted, ids=ids, limit=limit)
 
@@ -143,14 +184,14 @@ class EmbeddedOverlay:
         except sqlite3.Error as error:
             raise UnavailableError(f"the queue {self._path}: {error}") from error
 
-    def _look(self, connection: sqlite3.Connection, types: Sequence[DroneType]) -> OverlayView:
+    def _view(self, connection: sqlite3.Connection, types: Sequence[DroneType]) -> OverlayView:
         self._tidy(connection)
         now, period_s = time.time(), self._config.negotiation
         negotiated_at = now // period_s * period_s if period_s else now
         connection.execute("BEGIN")  # jobs and slots of one moment
         classes = tuple(_classes(connection, types, negotiated_at if period_s else float("inf")))
         slots = tuple(_slots(connection, now))
-        done = tuple(_completions(connection, now - _TOLD_S))
+        done = tuple(_completions(connection, now - _REPORT_FINISHED_S))
         connection.execute("COMMIT")
         return OverlayView(taken_at=now, classes=classes, slots=slots, negotiated_at=negotiated_at, completions=done)
 
@@ -221,10 +262,10 @@ SELECT {_KEY}, first, last, ranges FROM (
 def _classes(connection: sqlite3.Connection, types: Sequence[DroneType], negotiated_at: float) -> Iterator[JobClass]:
     ranges: dict[tuple[object, ...], list[str]] = {}
     for row in connection.execute(_ID_RANGES):
-        told = ranges.setdefault(_key(row), [])
-        told.append(str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}")
-        if len(told) == _RANGES < row["ranges"]:
-            told.append("...")
+        known = ranges.setdefault(_key(row), [])
+        known.append(str(row["first"]) if row["first"] == row["last"] else f"{row['first']}-{row['last']}")
+        if len(known) == _RANGES < row["ranges"]:
+            known.append("...")
     for row in connection.execute(_CLASSES, {"negotiated_at": negotiated_at}):
         yield JobClass(
             id=hashlib.blake2s(repr(_key(row)).encode(), digest_size=4).hexdigest(),
@@ -249,7 +290,7 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType], negotia
 
 
 def _invalid(row: sqlite3.Row) -> str:
-    """Why no slot can ever meet a request; rows may have been written by anybody."""
+    """Return why no slot can ever meet a request, else an empty text. Any user may have written the row."""
     if wrong := queue.wrong_gpu_milli(row["gpu_milli"]):
         return wrong
     below = [name for name in ("cpus", "memory_mib", "disk_mib") if row[name] < 0]
@@ -270,7 +311,7 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Unmet
     }
 
 
-# A job that uses no GPU counts by its CPUs. Nothing is ever saved here: all since its start is at stake.
+# A job without a GPU counts by its CPUs. There are no checkpoints: all work since its start is at stake.
 _WORK = """
 SELECT drone_id, group_concat(id, ', ') AS ids, sum(milli) AS milli,
     sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
@@ -317,16 +358,16 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
         )
 
 
-# What failed by itself is done as well: it held its GPU, and nobody runs it again. The plus keeps SQLite from going
-# through all that were ever done by their state.
+# A job that failed by itself is done as well: it held its GPU and is not run again. The plus keeps SQLite from
+# scanning all finished jobs by their state.
 _DONE = """
 SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? AND +state IN ('done', 'failed') ORDER BY ended_at DESC LIMIT ?
 """
 
 
 def _completions(connection: sqlite3.Connection, since: float) -> Iterator[CompletedJob]:
-    """The newest first."""
-    for row in connection.execute(_DONE, (since, _MOST_TOLD)):
+    """Yield finished jobs, the newest first."""
+    for row in connection.execute(_DONE, (since, _MAX_REPORTED_JOBS)):
         yield CompletedJob(
             job_id=str(row["id"]),
             ended_at=row["ended_at"],

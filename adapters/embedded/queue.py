@@ -1,4 +1,4 @@
-"""The user's side of the queue: submit jobs, list, count and remove them."""
+"""The user's side of the queue: submit, list, count, remove and release jobs."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class JobState(StrEnum):
     HELD = "held"
 
 
-class BadJob(ValueError):
+class InvalidJobError(ValueError):
     """A request that no drone could ever meet; the message says what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One job as it is now. Times are seconds since the epoch, 0 if not yet."""
+class EmbeddedJob:
+    """One job. Times are seconds since the epoch, 0 if not yet."""
 
     id: int
     owner: str
@@ -77,10 +77,10 @@ def submit(
     owner: str = "",
     priority: int = 0,
 ) -> list[int]:
-    """Add ``count`` equal jobs to the queue, making the file if need be; their ids.
+    """Add ``count`` equal jobs to the queue and return their ids. The file is created if it is missing.
 
     ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU, ``capability`` is the CUDA
-    compute capability times ten; both, as ``gpu_model`` and ``walltime_s``, say nothing when 0 or empty.
+    compute capability times ten; 0 or an empty text sets no requirement.
 
     Raises:
         BadJob: the request can never be met.
@@ -103,17 +103,19 @@ def submit(
         "state": JobState.IDLE.value,
     }
     if not -_LARGEST < priority < _LARGEST:
-        raise BadJob(f"priority {priority} is out of range")
+        raise InvalidJobError(f"priority {priority} is out of range")
     if count < 1:
-        raise BadJob(f"count {count}: at least one job")
+        raise InvalidJobError(f"count {count}: at least one job")
     table.create(path)
     statement = f"INSERT INTO job ({', '.join(request)}) VALUES ({', '.join(f':{name}' for name in request)})"
     with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
         return [int(connection.execute(statement, request).lastrowid or 0) for _ in range(count)]
 
 
-def jobs(path: Path, *, states: Sequence[JobState] = (), ids: Sequence[int] = (), limit: int = 1000) -> list[Job]:
-    """Jobs by id, of the given states and ids if any are given. Raises ``sqlite3.Error``."""
+def jobs(
+    path: Path, *, states: Sequence[JobState] = (), ids: Sequence[int] = (), limit: int = 1000
+) -> list[EmbeddedJob]:
+    """Return jobs by id, limited to the given states and ids. Raises ``sqlite3.Error``."""
     where, values = ["1"], list[object]()
     for column, wanted in (("state", [str(state) for state in states]), ("id", list(ids))):
         if wanted:
@@ -124,8 +126,8 @@ def jobs(path: Path, *, states: Sequence[JobState] = (), ids: Sequence[int] = ()
             f"SELECT * FROM job WHERE {' AND '.join(where)} ORDER BY id LIMIT ?", (*values, limit)
         )
         return [
-            Job(
-                **{n: row[n] for n in Job.__slots__ if n not in ("argv", "state")},
+            EmbeddedJob(
+                **{n: row[n] for n in EmbeddedJob.__slots__ if n not in ("argv", "state")},
                 argv=tuple(json.loads(row["argv"])),
                 state=JobState(row["state"]),
             )
@@ -134,7 +136,7 @@ def jobs(path: Path, *, states: Sequence[JobState] = (), ids: Sequence[int] = ()
 
 
 def counts(path: Path) -> dict[JobState, int]:
-    """How many jobs there are in each state. Raises ``sqlite3.Error``."""
+    """Return the number of jobs by state. Raises ``sqlite3.Error``."""
     with contextlib.closing(table.connect(path)) as connection:
         rows = connection.execute("SELECT state, count(*) AS jobs FROM job GROUP BY state")
         found = {JobState(row["state"]): int(row["jobs"]) for row in rows}
@@ -142,35 +144,35 @@ def counts(path: Path) -> dict[JobState, int]:
 
 
 def remove(path: Path, ids: Sequence[int]) -> int:
-    """Delete jobs; one that runs is killed when its drone next renews the lease. How many there were."""
+    """Delete jobs and return how many existed. A running one is killed when its drone next renews the lease."""
     with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
         return sum(connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids)
 
 
 def release(path: Path, ids: Sequence[int]) -> int:
-    """Let held jobs wait again; how many were held."""
+    """Release held jobs and return how many were held."""
     statement = "UPDATE job SET state = 'idle', lost = 0, message = '' WHERE id = ? AND state = 'held'"
     with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
 
 def gpu_milli(gpus: int | float | str | Decimal) -> int:
-    """A number of GPUs in milli-GPU, exactly: 0.1 is 100. Raises :class:`BadJob`."""
+    """Return a number of GPUs in milli-GPU, exactly: 0.1 is 100. Raises :class:`InvalidJobError`."""
     try:
         milli = Decimal(str(gpus)) * _WHOLE_GPU
     except InvalidOperation:
-        raise BadJob(f"`{str(gpus)[:40]}` is not a number of GPUs: write 1 or 0.5") from None
+        raise InvalidJobError(f"`{str(gpus)[:40]}` is not a number of GPUs: write 1 or 0.5") from None
     if not milli.is_finite() or not 0 <= milli < _LARGEST:
-        raise BadJob(f"{str(gpus)[:40]} GPUs cannot be: write 0, a share such as 0.5, or a whole number")
+        raise InvalidJobError(f"{str(gpus)[:40]} GPUs cannot be: write 0, a share such as 0.5, or a whole number")
     if milli != milli.to_integral_value():
-        raise BadJob(f"{str(gpus)[:40]} GPUs: shares come in steps of 0.001")
+        raise InvalidJobError(f"{str(gpus)[:40]} GPUs: shares come in steps of 0.001")
     if wrong := wrong_gpu_milli(int(milli)):
-        raise BadJob(wrong)
+        raise InvalidJobError(wrong)
     return int(milli)
 
 
 def wrong_gpu_milli(milli: int) -> str:
-    """What is wrong with a number of GPUs, and what to write; empty if nothing."""
+    """Return what is wrong with a number of GPUs and what to write instead; empty if nothing."""
     if milli < 0:
         return f"{milli / _WHOLE_GPU:g} GPUs: cannot be negative"
     if milli > _WHOLE_GPU and milli % _WHOLE_GPU:
@@ -181,32 +183,32 @@ def wrong_gpu_milli(milli: int) -> str:
 
 def _at_least(name: str, value: int, least: int) -> int:
     if not least <= value < _LARGEST:
-        raise BadJob(f"{name} = {value}: at least {least}, and below 2^62")
+        raise InvalidJobError(f"{name} = {value}: at least {least}, and below 2^62")
     return int(value)
 
 
 def _walltime(seconds: float) -> float:
     if not 0 <= seconds < _LARGEST:  # false for NaN too
-        raise BadJob(f"walltime_s = {seconds}: 0 (not said) or more")
+        raise InvalidJobError(f"walltime_s = {seconds}: 0 (not said) or more")
     return float(seconds)
 
 
 def _text(name: str, text: str) -> str:
     if len(text) > _TEXT_LIMIT or not text.isprintable():
-        raise BadJob(f"{name}: at most {_TEXT_LIMIT} printable characters")
+        raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
     return text
 
 
 def _argv(argv: Sequence[str]) -> list[str]:
     if isinstance(argv, str) or not argv or not argv[0]:
-        raise BadJob("argv: a list of a program and its arguments")
+        raise InvalidJobError("argv: a list of a program and its arguments")
     if any("\0" in word for word in argv):
-        raise BadJob("argv: no NUL characters")
+        raise InvalidJobError("argv: no NUL characters")
     return list(argv)
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise BadJob(f"env: `{name[:40]}` cannot be an environment variable")
+            raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
     return dict(env)

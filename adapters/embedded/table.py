@@ -1,8 +1,8 @@
 """The queue's tables and every statement that changes a job's state. Standard library only: drones use this too.
 
-A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; who finds it run out
-puts the job back to idle. The token is new for each attempt, and a change by its holder counts only if it is still in
-the row. Leases are told on the monotonic clock, which all processes of one host share: clock steps do not end them.
+A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; a process that finds
+it expired puts the job back to idle. The token is new for each attempt, and a change by its holder counts only if the
+row still has it. Leases use the monotonic clock, which all processes of one host share: clock steps do not end them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a drone has for one more job."""
+class SlotOffer:
+    """Resources of a drone for one more job."""
 
     whole_gpus: int
     """Untouched devices: a job with one GPU or more gets only such."""
@@ -91,7 +91,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedJob:
     """A job that a drone has taken."""
 
     job_id: int
@@ -108,7 +108,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """What a drone tells about itself. ``idle_since`` and ``retires_at`` are seconds since the epoch."""
+    """State of a drone. ``idle_since`` and ``retires_at`` are seconds since the epoch."""
 
     drone_id: str
     site: str
@@ -128,7 +128,7 @@ class SlotRow:
 
 
 def create(path: Path) -> None:
-    """Make the queue file if there is none."""
+    """Create the queue file if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(_connect(path, "rwc")) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -164,7 +164,7 @@ def _connect(path: Path, mode: str, busy_s: float = _BUSY_S) -> sqlite3.Connecti
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
-    """One write transaction. Immediate: what is read in it is still true when it is written."""
+    """Open a write transaction. It is immediate: a value read in it still holds when it is written."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -195,14 +195,16 @@ _FITS = """
 """
 
 
-def fits_any(connection: sqlite3.Connection, offer: Offer) -> bool:
-    """Whether some waiting job would fit; takes no lock, so it may be asked often."""
+def fits_any(connection: sqlite3.Connection, offer: SlotOffer) -> bool:
+    """Return whether some waiting job would fit. It takes no lock, so it may be called often."""
     return connection.execute(f"SELECT 1 FROM job WHERE {_FITS} LIMIT 1", _fields(offer)).fetchone() is not None
 
 
-def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> Claim | None:
-    """Take the first fitting job: highest priority, most VRAM, then oldest: a job that runs anywhere must not take the
-    large GPU that another needs. Inside :func:`writing`."""
+def take(connection: sqlite3.Connection, offer: SlotOffer, drone_id: str, lease_until: float) -> ClaimedJob | None:
+    """Take the first fitting job by priority, VRAM and age, inside :func:`writing`.
+
+    VRAM comes before age: a job that runs anywhere must not take the large GPU that another needs.
+    """
     order = "priority DESC, vram_mib DESC, submitted_at, id"
     row = connection.execute(f"SELECT * FROM job WHERE {_FITS} ORDER BY {order} LIMIT 1", _fields(offer)).fetchone()
     if row is None:
@@ -213,7 +215,7 @@ def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_unti
         " started_at = ?, message = '' WHERE id = ?",
         (drone_id, token, lease_until, time.time(), row["id"]),
     )
-    return Claim(
+    return ClaimedJob(
         job_id=row["id"],
         attempt=row["attempts"] + 1,
         token=token,
@@ -227,15 +229,15 @@ def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_unti
     )
 
 
-def renew(connection: sqlite3.Connection, claim: Claim, lease_until: float) -> bool:
-    """False: the job is not ours any more."""
-    return _if_ours(connection, claim, "lease_until = ?", lease_until)
+def renew(connection: sqlite3.Connection, claim: ClaimedJob, lease_until: float) -> bool:
+    """Renew a lease; return False if the job belongs to another drone now."""
+    return _if_claimed(connection, claim, "lease_until = ?", lease_until)
 
 
-def finish(connection: sqlite3.Connection, claim: Claim, exit_code: int, message: str) -> bool:
-    """The job ended by itself. False: it was not ours any more, and nothing is changed."""
+def finish(connection: sqlite3.Connection, claim: ClaimedJob, exit_code: int, message: str) -> bool:
+    """Record the end of a job; return False, and change nothing, if it belongs to another drone now."""
     state = "failed" if exit_code else "done"
-    return _if_ours(
+    return _if_claimed(
         connection,
         claim,
         "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''",
@@ -243,14 +245,14 @@ def finish(connection: sqlite3.Connection, claim: Claim, exit_code: int, message
     )
 
 
-def give_back(connection: sqlite3.Connection, claim: Claim, message: str) -> bool:
-    """The job waits again, without a mark against it."""
-    return _if_ours(
+def give_back(connection: sqlite3.Connection, claim: ClaimedJob, message: str) -> bool:
+    """Put a job back to idle without counting it as lost."""
+    return _if_claimed(
         connection, claim, "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0", message
     )
 
 
-def _if_ours(connection: sqlite3.Connection, claim: Claim, assignments: str, *values: object) -> bool:
+def _if_claimed(connection: sqlite3.Connection, claim: ClaimedJob, assignments: str, *values: object) -> bool:
     changed = connection.execute(
         f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'",
         (*values, claim.job_id, claim.token),
@@ -259,7 +261,7 @@ def _if_ours(connection: sqlite3.Connection, claim: Claim, assignments: str, *va
 
 
 def expire(connection: sqlite3.Connection, max_lost: int) -> int:
-    """Put jobs of drones that gave no sign of life back to idle (or hold them: they may be the cause); how many."""
+    """Put jobs with expired leases back to idle, or hold them if they were lost often; return how many."""
     now = lease_clock()
     gone = "state = 'running' AND (lease_until < :now OR lease_until > :latest)"
     bounds = {"now": now, "latest": now + LONGEST_LEASE_S, "max_lost": max_lost}
@@ -283,16 +285,16 @@ def publish(connection: sqlite3.Connection, slot: SlotRow) -> None:
     )
 
 
-def withdraw(connection: sqlite3.Connection, drone_id: str) -> None:
+def remove_slot(connection: sqlite3.Connection, drone_id: str) -> None:
     connection.execute("DELETE FROM slot WHERE drone_id = ?", (drone_id,))
     connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
 
 
 def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
-    """How the drone has been asked to leave; empty if it has not."""
+    """Return the mode in which the drone was asked to drain; empty if it was not."""
     row = connection.execute("SELECT mode FROM drain WHERE drone_id = ?", (drone_id,)).fetchone()
     return str(row["mode"]) if row else ""
 
 
-def _fields(value: Offer | SlotRow) -> dict[str, object]:
+def _fields(value: SlotOffer | SlotRow) -> dict[str, object]:
     return {name: getattr(value, name) for name in value.__slots__}

@@ -1,38 +1,390 @@
-"""What runs in a drone of the embedded overlay: it joins, checks itself, runs jobs from the queue, and leaves.
+"""The worker process of an embedded drone: it joins, checks itself, runs jobs from the queue, and leaves.
 
 Exit status: 0 left in order, 64 called wrongly, 71 the GPU check failed, 72 it hung, 73 the queue could not be
 reached, 75 the queue was lost. The last line of ``outcome`` in the drone's directory says why. Standard library only.
+
+A small process beside the worker (:class:`LeaseGuard`) kills the jobs when the worker dies, or is stopped for so long
+that the leases expire: then no job runs twice at once. It reads lines from a pipe: ``+PGID`` a job begins,
+``*PGID,PGID`` these are all process groups, ``=SECONDS`` the leases are valid until then (monotonic clock).
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from adapters.embedded import attempt, table
-from adapters.embedded.attempt import Attempt
-from adapters.embedded.check import check
-from adapters.embedded.devices import Devices
-from adapters.embedded.guard import Guard
-from adapters.embedded.terms import BadTerms, Terms
+from adapters.embedded import table
+from adapters.embedded.table import ClaimedJob, lease_clock
+
+_MOST_SHARES = 32
+
+
+class WorkerSettingsError(ValueError):
+    """A variable is missing or invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    queue: Path
+    drone_id: str
+    site: str
+    type: str
+    directory: Path
+    devices: tuple[str, ...]
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    disk_mib: int
+    vram_mib: int
+    shares: int
+    """Number of shares that each of its GPUs is offered in to small jobs."""
+    joins: bool
+    """A job may have several shares of a GPU: not slices of MIG."""
+    capability: int
+    gpu_model: str
+    idle_s: float
+    grace_s: float
+    walltime_s: float
+    lease_s: float
+    poll_s: float
+    negotiation_s: float
+    max_lost: int
+    check: tuple[str, ...]
+    check_deadline_s: float
+    avoids: str
+    """Users whose jobs it does not take, with commas between."""
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> WorkerSettings:
+        try:
+            return cls(
+                queue=Path(env["EMBEDDED_QUEUE"]),
+                drone_id=env["DRONE_ID"],
+                site=env["DRONE_SITE"],
+                type=env["DRONE_TYPE"],
+                directory=Path(env["DRONE_DIR"]),
+                devices=tuple(filter(None, env.get("CUDA_VISIBLE_DEVICES", "").split(","))),
+                gpu_milli=int(env["DRONE_GPU_MILLI"]),
+                cpus=int(env["DRONE_CPUS"]),
+                memory_mib=int(env["DRONE_MEMORY_MIB"]),
+                disk_mib=int(env["DRONE_DISK_MIB"]),
+                vram_mib=int(env["DRONE_VRAM_MIB"]),
+                shares=_shares(env["DRONE_SHARES"]),
+                joins=env["DRONE_SHARING"] != "mig",
+                capability=int(env["EMBEDDED_CAPABILITY"]),
+                gpu_model=env["EMBEDDED_GPU_MODEL"],
+                idle_s=float(env["DRONE_IDLE_S"]),
+                grace_s=float(env["DRONE_GRACE_S"]),
+                walltime_s=float(env["DRONE_WALLTIME_S"]),
+                lease_s=float(env["EMBEDDED_LEASE_S"]),
+                poll_s=float(env["EMBEDDED_POLL_S"]),
+                negotiation_s=float(env["EMBEDDED_NEGOTIATION_S"]),
+                max_lost=int(env["EMBEDDED_MAX_LOST"]),
+                check=tuple(json.loads(env["EMBEDDED_CHECK"])),
+                check_deadline_s=float(env["EMBEDDED_CHECK_DEADLINE_S"]),
+                avoids=env.get("EMBEDDED_AVOIDS", ""),
+            )
+        except KeyError as error:
+            raise WorkerSettingsError(f"{error.args[0]} is not set") from None
+        except ValueError as error:
+            raise WorkerSettingsError(str(error)) from None
+
+
+def _shares(written: str) -> int:
+    shares = int(written)
+    if not 1 <= shares <= _MOST_SHARES:
+        raise ValueError(f"DRONE_SHARES is {shares}: 1 to {_MOST_SHARES}")
+    return shares
+
+
+_WHOLE_GPU = 1000
+
+
+class GpuShares:
+    """Free milli-GPU by device. A drone's own share may leave its last device less than whole.
+
+    With ``shares``, a device is given out in whole shares: several to a job only if they ``join``, and none to a job
+    that wants the whole device.
+    """
+
+    def __init__(self, names: Sequence[str], gpu_milli: int, shares: int = 1, joins: bool = True) -> None:
+        self._shared, self._joins = shares > 1, joins
+        self._unit = _WHOLE_GPU // shares if self._shared else 1
+        whole, rest = divmod(gpu_milli, _WHOLE_GPU)
+        sizes = [_WHOLE_GPU] * whole + [rest] * bool(rest)
+        if len(names) < len(sizes):
+            raise ValueError(f"{len(sizes)} GPUs were promised, {len(names)} are visible")
+        self._free = dict(zip(names, sizes, strict=False))
+
+    @property
+    def free_milli(self) -> int:
+        return sum(self._free.values())
+
+    @property
+    def untouched(self) -> int:
+        return 0 if self._shared else sum(free == _WHOLE_GPU for free in self._free.values())
+
+    @property
+    def largest_share(self) -> int:
+        most = max(self._free.values(), default=0) // self._unit * self._unit
+        return most if self._joins else min(most, self._unit)
+
+    def take(self, gpu_milli: int) -> dict[str, int]:
+        """Take whole devices, or a part of one. Raises ValueError if there is no room."""
+        chosen = self._whole(gpu_milli // _WHOLE_GPU) if gpu_milli >= _WHOLE_GPU else self._part(gpu_milli)
+        if gpu_milli and not chosen:
+            raise ValueError(f"no room for {gpu_milli} milli-GPU in {self._free}")
+        for name, milli in chosen.items():
+            self._free[name] -= milli
+        return chosen
+
+    def _whole(self, count: int) -> dict[str, int]:
+        if count > self.untouched:
+            return {}
+        names = [name for name, free in self._free.items() if free == _WHOLE_GPU]
+        return dict.fromkeys(names[:count], _WHOLE_GPU)
+
+    def _part(self, gpu_milli: int) -> dict[str, int]:
+        """Choose the fullest device with room; for shares the emptiest, as jobs on one device slow each other."""
+        part = -(-gpu_milli // self._unit) * self._unit
+        if not 0 < part <= self.largest_share:
+            return {}
+        enough = [name for name, free in self._free.items() if free >= part]
+        best = max if self._shared else min
+        return {best(enough, key=self._free.__getitem__): part}
+
+    def give_back(self, taken: Mapping[str, int]) -> None:
+        for name, milli in taken.items():
+            self._free[name] += milli
+
+
+class LeaseGuard:
+    """The worker's end of the pipe. Create it before anything is opened that a child must not share."""
+
+    def __init__(self) -> None:
+        reader, self._writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._writer)
+            _watch(reader)
+        os.close(reader)
+
+    def begin_here(self) -> None:
+        """Register this process. Called in the job's process before it executes anything."""
+        self._tell(f"+{os.getpid()}")
+
+    def only(self, groups: Iterable[int]) -> None:
+        """Forget all other groups: their ids may be reused."""
+        self._tell("*" + ",".join(map(str, groups)))
+
+    def hold_until(self, lease_until: float) -> None:
+        self._tell(f"={lease_until!r}")
+
+    def close(self) -> None:
+        os.close(self._writer)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed, and so is the worker soon
+            os.write(self._writer, f"{line}\n".encode())
+
+
+def kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _watch(reader: int) -> NoReturn:
+    groups: set[int] = set()
+    until, rest = float("inf"), b""
+    while True:
+        wait_s = None if until == float("inf") or not groups else max(0.0, until - lease_clock())
+        if not select.select([reader], [], [], wait_s)[0]:
+            for group in groups:
+                kill_group(group)
+            until = float("inf")
+            continue
+        received = os.read(reader, 65536)
+        if not received:
+            for group in groups:
+                kill_group(group)
+            os._exit(0)
+        *lines, rest = (rest + received).split(b"\n")
+        for line in lines:
+            match line[:1]:
+                case b"+":
+                    groups.add(int(line[1:]))
+                case b"*":
+                    groups = {int(group) for group in line[1:].split(b",") if group}
+                case b"=":
+                    until = float(line[1:])
+
+
+_TAIL_BYTES = 2048
+_MESSAGE_LIMIT = 300
+_NOT_OURS = ("PYTHONPATH",)
+_CANNOT_RUN = 127
+
+
+@dataclass(slots=True)
+class JobAttempt:
+    claim: ClaimedJob
+    gpus: Mapping[str, int]
+    directory: Path
+    ends_at: float
+    """Monotonic; the job's own walltime, infinite if it has none."""
+    process: subprocess.Popen[bytes] | None = None
+    """None: it could not be executed."""
+    trouble: str = ""
+    asked: bool = False
+    """It was sent SIGTERM."""
+    overran: bool = False
+    cut: bool = False
+    """Killed for no fault of its own: the drone leaves, or the job belongs to another drone."""
+
+    def ask_to_end(self) -> None:
+        if self.process is not None and not self.asked:
+            self.asked = True
+            try:
+                os.killpg(self.process.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass  # it just ended; the next check notices
+
+    def kill(self) -> None:
+        if self.process is not None:
+            kill_group(self.process.pid)
+
+    @property
+    def ended(self) -> bool:
+        return self.process is None or self.process.poll() is not None
+
+    @property
+    def group(self) -> int:
+        """Return its process group; 0 if it never had one."""
+        return self.process.pid if self.process is not None else 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Return whether the drone ended it, so that it should run again."""
+        return self.exit_code != 0 and not self.overran and (self.asked or self.cut)
+
+    @property
+    def exit_code(self) -> int:
+        """Return the status as a shell does: 128 and the signal's number for a killed one."""
+        if self.process is None:
+            return _CANNOT_RUN
+        code = self.process.returncode
+        return code if code >= 0 else 128 - code
+
+    @property
+    def message(self) -> str:
+        if self.trouble or self.overran:
+            return self.trouble or f"ran longer than its walltime of {self.claim.walltime_s:g} s"
+        names = ("err", "out") if self.exit_code else ("out",)
+        return next(filter(None, (_last_line(self.directory / name) for name in names)), "")
+
+
+def begin(
+    claim: ClaimedJob, gpus: Mapping[str, int], parent: Path, env: Mapping[str, str], guard: LeaseGuard
+) -> JobAttempt:
+    """Run a job in ``parent/job-<id>.<attempt>``. A job that cannot be run has ended with status 127."""
+    directory = parent / f"job-{claim.job_id}.{claim.attempt}"
+    ends_at = time.monotonic() + claim.walltime_s if claim.walltime_s > 0 else float("inf")
+    attempt = JobAttempt(claim, gpus, directory, ends_at)
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        attempt.process = _execute(claim, gpus, directory, env, guard)
+    except (OSError, ValueError, TypeError, AttributeError, subprocess.SubprocessError) as error:
+        attempt.trouble = f"cannot be run: {error}"[:_MESSAGE_LIMIT]  # the row is the user's, and may hold anything
+    return attempt
+
+
+def _execute(
+    claim: ClaimedJob, gpus: Mapping[str, int], directory: Path, env: Mapping[str, str], guard: LeaseGuard
+) -> subprocess.Popen[bytes]:
+    ours = {name: value for name, value in env.items() if name not in _NOT_OURS and not name.startswith("EMBEDDED_")}
+    wanted = {str(name): str(value) for name, value in json.loads(claim.env).items()}
+    tag = {"PROVISIONER_DRONE_ID": env["DRONE_ID"], "JOB_ID": str(claim.job_id), "JOB_GPU_MILLI": str(claim.gpu_milli)}
+    with open(directory / "out", "wb") as out, open(directory / "err", "wb") as err:
+        return subprocess.Popen(
+            [str(word) for word in json.loads(claim.argv)],
+            cwd=directory,
+            env={**ours, **wanted, **tag, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "TMPDIR": str(directory)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=lambda: prepare(guard),
+        )
+
+
+def prepare(guard: LeaseGuard) -> None:
+    """Prepare the job's process: register it with the guard, then unblock signals."""
+    guard.begin_here()
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a job's output, made printable."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    cleaned = ("".join(c if c.isprintable() else " " for c in line).strip() for line in reversed(lines))
+    return next(filter(None, cleaned), "")[:_MESSAGE_LIMIT]
+
+
+_FAILED = 71
+_HUNG = 72
+
+
+def check(
+    argv: Sequence[str], guard: LeaseGuard, deadline_s: float, pause: Callable[[], None]
+) -> tuple[int, str] | None:
+    """Run the operator's check; return the exit status to leave with and why, or None. It calls ``pause`` meanwhile."""
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: prepare(guard)
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return _FAILED, f"GPU check cannot be run: {error}"
+    give_up_at = time.monotonic() + deadline_s
+    try:
+        while process.poll() is None:
+            if time.monotonic() > give_up_at:
+                return _HUNG, f"GPU check hung: no answer within {deadline_s:g} s"
+            pause()
+    finally:
+        kill_group(process.pid)
+        guard.only(())
+    return (_FAILED, f"GPU check failed with status {process.returncode}") if process.returncode else None
+
 
 _EVENTS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _FOREVER_S = 1e12
 _KILLED = 128 + signal.SIGKILL
 _LEASE_SAFE = 0.9
-"""Share of the lease after which its jobs are killed if it could not be renewed: before anybody else may take them."""
+"""Share of the lease after which its jobs are killed if it was not renewed: before another drone may take them."""
 _LOST_LEASES = 5
 """The queue is lost when it could not be used for this many leases."""
 
 
-class Leave(Exception):
-    """The drone ends: exit status and why."""
+class WorkerExitError(Exception):
+    """The drone leaves: exit status and reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -41,7 +393,7 @@ class Leave(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """No new jobs. Running ones are asked to end at ``ask_at`` and killed at ``kill_at`` (monotonic)."""
+    """A time without new jobs. Running ones are asked to end at ``ask_at`` and killed at ``kill_at`` (monotonic)."""
 
     why: str
     ask_at: float
@@ -56,22 +408,22 @@ def _strictest(retirements: list[Retirement]) -> Retirement | None:
 
 
 class Worker:
-    """One drone in the pool. One thread; signals are waited for, so nothing happens behind its back."""
+    """One drone in the pool. It has one thread and waits for signals, so no handler interrupts it."""
 
-    def __init__(self, terms: Terms, guard: Guard, connection: sqlite3.Connection) -> None:
-        self._terms = terms
+    def __init__(self, settings: WorkerSettings, guard: LeaseGuard, connection: sqlite3.Connection) -> None:
+        self._settings = settings
         self._guard = guard
         self._table = connection
-        self._inode = os.stat(terms.queue).st_ino
-        self._devices = Devices(terms.devices, terms.gpu_milli, terms.shares, terms.joins)
-        self._running: list[Attempt] = []
-        self._over: list[Attempt] = []
+        self._inode = os.stat(settings.queue).st_ino
+        self._devices = GpuShares(settings.devices, settings.gpu_milli, settings.shares, settings.joins)
+        self._running: list[JobAttempt] = []
+        self._ended: list[JobAttempt] = []
         """Ended, and not reported yet."""
         self._began = time.monotonic()
         self._idle_from = self._began
         self._state = "checking"
         self._jobs_started = 0
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._lease_until = 0.0
         self._drained: Retirement | None = None
         self._drain_mode = ""
@@ -80,94 +432,97 @@ class Worker:
     # ---------------------------------------------------------------------------------------------- its life
 
     def run(self) -> NoReturn:
-        """Raises :class:`Leave`, whatever happens."""
-        self._beat()
-        if self._terms.check:
-            verdict = check(self._terms.check, self._guard, self._terms.check_deadline_s, self._pause)
+        """Run until :class:`WorkerExitError` is raised."""
+        self._heartbeat()
+        if self._settings.check:
+            verdict = check(self._settings.check, self._guard, self._settings.check_deadline_s, self._pause)
             if verdict is not None:
-                raise Leave(*verdict)
-        self._state, self._idle_from, self._beat_at = "idle", time.monotonic(), 0.0
+                raise WorkerExitError(*verdict)
+        self._state, self._idle_from, self._heartbeat_at = "idle", time.monotonic(), 0.0
         while True:
-            self._bearing(self._turn)
-            self._wait(min(self._terms.poll_s, self._terms.lease_s / 4))
+            self._tolerating_errors(self._turn)
+            self._wait(min(self._settings.poll_s, self._settings.lease_s / 4))
 
     def _pause(self) -> None:
-        """While the check runs we show signs of life, and leave if asked to."""
-        self._wait(min(1.0, self._terms.lease_s / 4))
-        self._bearing(self._beat)
+        """Send heartbeats while the check runs, and leave if asked to."""
+        self._wait(min(1.0, self._settings.lease_s / 4))
+        self._tolerating_errors(self._heartbeat)
         if (retirement := self._retirement()) is not None:
-            raise Leave(0, retirement.why)
+            raise WorkerExitError(0, retirement.why)
 
-    def _bearing(self, step: Callable[[], None]) -> None:
-        """A queue that is busy comes back; one that is gone does not."""
+    def _tolerating_errors(self, step: Callable[[], None]) -> None:
+        """Run a step; leave if the queue is gone or could not be used for long."""
         try:
             step()
         except sqlite3.OperationalError as error:
             self._assert_queue()
-            if time.monotonic() > self._lease_until + _LOST_LEASES * self._terms.lease_s:
-                raise Leave(75, f"the queue could not be used: {error}") from error
+            if time.monotonic() > self._lease_until + _LOST_LEASES * self._settings.lease_s:
+                raise WorkerExitError(75, f"the queue could not be used: {error}") from error
 
     def _turn(self) -> None:
         self._reap()
-        self._fence()
+        self._kill_unleased()
         self._report()
-        # A drain is heard at once, not at the next beat: who asked waits for it.
-        if time.monotonic() >= self._beat_at or table.drain_mode(self._table, self._terms.drone_id) != self._drain_mode:
-            self._beat()
+        # A drain takes effect at once, not at the next heartbeat.
+        if (
+            time.monotonic() >= self._heartbeat_at
+            or table.drain_mode(self._table, self._settings.drone_id) != self._drain_mode
+        ):
+            self._heartbeat()
         retirement = self._retirement()
-        self._press(retirement)
+        self._end_jobs(retirement)
         if retirement is None:
             self._take()
         self._leave_if_done(retirement)
 
     def _leave_if_done(self, retirement: Retirement | None) -> None:
-        if self._running or self._over:
+        if self._running or self._ended:
             return
         if retirement is not None:
-            raise Leave(0, retirement.why)
+            raise WorkerExitError(0, retirement.why)
         idle_s = time.monotonic() - self._idle_from
-        if idle_s > self._terms.idle_s:
-            raise Leave(0, f"no job for {idle_s:.1f} s > {self._terms.idle_s:g} s")
+        if idle_s > self._settings.idle_s:
+            raise WorkerExitError(0, f"no job for {idle_s:.1f} s > {self._settings.idle_s:g} s")
 
     def _assert_queue(self) -> None:
         try:
-            if os.stat(self._terms.queue).st_ino == self._inode:
+            if os.stat(self._settings.queue).st_ino == self._inode:
                 return
         except OSError:
             pass
-        raise Leave(75, f"the queue {self._terms.queue} is gone")
+        raise WorkerExitError(75, f"the queue {self._settings.queue} is gone")
 
     def _wait(self, pause_s: float) -> None:
-        """Until something happens: a job ends, we are asked to leave, the pause is over."""
+        """Wait until a job ends, a signal asks the drone to leave, or the pause is over."""
         caught = signal.sigtimedwait(_EVENTS, pause_s)
         if caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT) and self._asked is None:
-            now, grace_s = time.monotonic(), self._terms.grace_s
+            now, grace_s = time.monotonic(), self._settings.grace_s
             self._asked = Retirement("asked to leave", now + 0.7 * grace_s, now + 0.9 * grace_s)
-            self._beat_at = 0.0
+            self._heartbeat_at = 0.0
 
     # -------------------------------------------------------------------------------------------------- jobs
 
     def _take(self) -> None:
         while table.fits_any(self._table, self._offer()):
-            lease_until = table.lease_clock() + self._terms.lease_s
+            lease_until = table.lease_clock() + self._settings.lease_s
             begun = self._claim(lease_until)
             if begun is None:
                 return
             if len(self._running) == 1:  # with others running, the earlier lease is the one that counts
                 self._hold(lease_until)
-            self._running[-1] = attempt.begin(
-                begun.claim, begun.gpus, self._terms.directory, dict(os.environ), self._guard
-            )
+            self._running[-1] = begin(begun.claim, begun.gpus, self._settings.directory, dict(os.environ), self._guard)
             self._guard.only(one.group for one in self._running if one.group)
 
-    def _claim(self, lease_until: float) -> Attempt | None:
-        """Take a job and show it in our slot, both or neither."""
-        begun: Attempt | None = None
+    def _claim(self, lease_until: float) -> JobAttempt | None:
+        """Take a job and publish it in the slot, both or neither."""
+        begun: JobAttempt | None = None
         try:
             with table.writing(self._table):
-                claim = table.take(self._table, self._offer(), self._terms.drone_id, lease_until)
+                claim = table.take(self._table, self._offer(), self._settings.drone_id, lease_until)
                 if claim is not None:
-                    begun = Attempt(claim, self._devices.take(claim.gpu_milli), self._terms.directory, float("inf"))
+                    begun = JobAttempt(
+                        claim, self._devices.take(claim.gpu_milli), self._settings.directory, float("inf")
+                    )
                     self._running.append(begun)
                     self._jobs_started += 1
                     self._publish()
@@ -179,23 +534,23 @@ class Worker:
             raise
         return begun
 
-    def _offer(self) -> table.Offer:
-        terms = self._terms
-        used = [one.claim for one in (*self._running, *self._over)]
-        return table.Offer(
+    def _offer(self) -> table.SlotOffer:
+        settings = self._settings
+        used = [one.claim for one in (*self._running, *self._ended)]
+        return table.SlotOffer(
             whole_gpus=self._devices.untouched,
             share_milli=self._devices.largest_share,
-            cpus=terms.cpus - sum(claim.cpus for claim in used),
-            memory_mib=terms.memory_mib - sum(claim.memory_mib for claim in used),
-            disk_mib=terms.disk_mib - sum(claim.disk_mib for claim in used),
-            vram_mib=terms.vram_mib // terms.shares,
-            capability=terms.capability,
-            gpu_model=terms.gpu_model,
-            life_s=self._retires_at - time.monotonic() if terms.walltime_s else _FOREVER_S,
-            submitted_before=_last_negotiation(time.time(), terms.negotiation_s),
-            for_gpus=terms.gpu_milli > 0,
-            each_milli=1000 // terms.shares,
-            avoids=terms.avoids,
+            cpus=settings.cpus - sum(claim.cpus for claim in used),
+            memory_mib=settings.memory_mib - sum(claim.memory_mib for claim in used),
+            disk_mib=settings.disk_mib - sum(claim.disk_mib for claim in used),
+            vram_mib=settings.vram_mib // settings.shares,
+            capability=settings.capability,
+            gpu_model=settings.gpu_model,
+            life_s=self._retires_at - time.monotonic() if settings.walltime_s else _FOREVER_S,
+            submitted_before=_last_negotiation(time.time(), settings.negotiation_s),
+            for_gpus=settings.gpu_milli > 0,
+            each_milli=1000 // settings.shares,
+            avoids=settings.avoids,
         )
 
     def _reap(self) -> None:
@@ -204,24 +559,24 @@ class Worker:
             if one.exit_code == _KILLED and table.lease_clock() >= self._safe_until:
                 one.cut = True  # by the guard, while we were stopped and the lease ran out
             self._running.remove(one)
-            self._over.append(one)
+            self._ended.append(one)
             self._guard.only(other.group for other in self._running if other.group)
 
     def _report(self) -> None:
-        """Write down how jobs ended; what was cut short waits again."""
-        for one in list(self._over):
+        """Record the ends of jobs; jobs that were cut short become idle again."""
+        for one in list(self._ended):
             with table.writing(self._table):
                 if one.unfinished:
-                    table.give_back(self._table, one.claim, f"drone {self._terms.drone_id} left")
+                    table.give_back(self._table, one.claim, f"drone {self._settings.drone_id} left")
                 else:
                     table.finish(self._table, one.claim, one.exit_code, one.message)
-            self._over.remove(one)
+            self._ended.remove(one)
             self._devices.give_back(one.gpus)
             self._idle_from = time.monotonic()
-            self._beat_at = 0.0
+            self._heartbeat_at = 0.0
 
-    def _fence(self) -> None:
-        """Before a lease that we cannot renew runs out, its jobs must be dead."""
+    def _kill_unleased(self) -> None:
+        """Kill the jobs of a lease that could not be renewed before it expires."""
         if table.lease_clock() >= self._safe_until:
             for one in self._running:
                 one.cut = True
@@ -233,25 +588,25 @@ class Worker:
 
     @property
     def _safe_until(self) -> float:
-        return self._lease_until - (1 - _LEASE_SAFE) * self._terms.lease_s
+        return self._lease_until - (1 - _LEASE_SAFE) * self._settings.lease_s
 
     # ---------------------------------------------------------------------------------------------- retiring
 
     @property
     def _retires_at(self) -> float:
-        """Monotonic; when the site's walltime leaves no more than the grace."""
-        terms = self._terms
-        return self._began + max(0.0, terms.walltime_s - terms.grace_s) if terms.walltime_s else float("inf")
+        """Return the monotonic time at which the site's walltime leaves no more than the grace."""
+        settings = self._settings
+        return self._began + max(0.0, settings.walltime_s - settings.grace_s) if settings.walltime_s else float("inf")
 
     def _retirement(self) -> Retirement | None:
         reasons = [reason for reason in (self._asked, self._drained) if reason is not None]
         if time.monotonic() >= self._retires_at:
-            grace_s = self._terms.grace_s
-            why = f"end of its walltime of {self._terms.walltime_s:g} s"
+            grace_s = self._settings.grace_s
+            why = f"end of its walltime of {self._settings.walltime_s:g} s"
             reasons.append(Retirement(why, self._retires_at + 0.7 * grace_s, self._retires_at + 0.9 * grace_s))
         return _strictest(reasons)
 
-    def _press(self, retirement: Retirement | None) -> None:
+    def _end_jobs(self, retirement: Retirement | None) -> None:
         now = time.monotonic()
         for one in self._running:
             if now >= one.ends_at:
@@ -263,8 +618,8 @@ class Worker:
             elif retirement is not None and now >= retirement.ask_at:
                 one.ask_to_end()
 
-    def _heed(self, mode: str) -> None:
-        """What the overlay has asked of us since the last beat; an empty mode takes it back."""
+    def _apply_drain(self, mode: str) -> None:
+        """Apply the drain mode that the overlay asks for; an empty mode takes the drain back."""
         if mode == self._drain_mode:
             return
         now, never = time.monotonic(), float("inf")
@@ -275,7 +630,7 @@ class Worker:
             case "fast":
                 self._drained = Retirement("drained (fast)", now, now)
             case "graceful":
-                self._drained = Retirement("drained (graceful)", now, now + self._terms.grace_s)
+                self._drained = Retirement("drained (graceful)", now, now + self._settings.grace_s)
             case _:
                 self._drained = Retirement(f"drained ({mode})", never, never)
 
@@ -285,40 +640,40 @@ class Worker:
     def joined(self) -> bool:
         return self._lease_until > 0
 
-    def withdraw(self) -> None:
-        """Out of the pool; a slot that cannot be withdrawn now is forgotten when it gives no sign of life."""
+    def leave_pool(self) -> None:
+        """Remove the slot from the pool; if that fails the slot expires."""
         try:
             with table.writing(self._table):
-                table.withdraw(self._table, self._terms.drone_id)
+                table.remove_slot(self._table, self._settings.drone_id)
         except sqlite3.Error as error:
-            print(f"slot not withdrawn: {error}", file=sys.stderr)
+            print(f"slot not removed: {error}", file=sys.stderr)
 
-    def _beat(self) -> None:
-        """A sign of life: leases renewed, slot shown, requests heard, other drones' lost jobs set free."""
+    def _heartbeat(self) -> None:
+        """Renew leases, publish the slot, read drain requests and release lost jobs of other drones."""
         self._assert_queue()
-        lease_until = table.lease_clock() + self._terms.lease_s
+        lease_until = table.lease_clock() + self._settings.lease_s
         with table.writing(self._table):
-            for one in (*self._running, *self._over):
+            for one in (*self._running, *self._ended):
                 if not table.renew(self._table, one.claim, lease_until):
                     one.cut = True
                     one.kill()
-            table.expire(self._table, self._terms.max_lost)
-            self._heed(table.drain_mode(self._table, self._terms.drone_id))
+            table.expire(self._table, self._settings.max_lost)
+            self._apply_drain(table.drain_mode(self._table, self._settings.drone_id))
             self._publish()
         self._hold(lease_until)
-        self._beat_at = time.monotonic() + self._terms.lease_s / 3
+        self._heartbeat_at = time.monotonic() + self._settings.lease_s / 3
 
     def _publish(self) -> None:
-        terms, offer, now, mono = self._terms, self._offer(), time.time(), time.monotonic()
-        jobs = len(self._running) + len(self._over)
+        settings, offer, now, mono = self._settings, self._offer(), time.time(), time.monotonic()
+        jobs = len(self._running) + len(self._ended)
         if self._state != "checking":
             self._state = "draining" if self._retirement() is not None else "busy" if jobs else "idle"
         table.publish(
             self._table,
             table.SlotRow(
-                drone_id=terms.drone_id,
-                site=terms.site,
-                type=terms.type,
+                drone_id=settings.drone_id,
+                site=settings.site,
+                type=settings.type,
                 state=self._state,
                 free_gpu_milli=self._devices.free_milli,
                 free_cpus=offer.cpus,
@@ -327,55 +682,57 @@ class Worker:
                 jobs=jobs,
                 jobs_started=self._jobs_started,
                 idle_since=0.0 if jobs else now - (mono - self._idle_from),
-                retires_at=now - mono + self._retires_at if terms.walltime_s else 0.0,
-                gpu_model=terms.gpu_model,
-                vram_mib=terms.vram_mib,
-                capability=terms.capability,
+                retires_at=now - mono + self._retires_at if settings.walltime_s else 0.0,
+                gpu_model=settings.gpu_model,
+                vram_mib=settings.vram_mib,
+                capability=settings.capability,
             ),
         )
 
 
 def _last_negotiation(now: float, period_s: float) -> float:
-    """The end of the last negotiation; without such a thing, a time that every job was submitted before."""
+    """Return the end of the last negotiation; without negotiation, a time after every submission."""
     return now // period_s * period_s if period_s > 0 else now + _FOREVER_S
 
 
 def main() -> int:
-    """Run a drone by the environment that it was started with; its exit status."""
+    """Run a drone with the settings in its environment; return its exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _EVENTS)
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts its background jobs with SIGINT ignored
         signal.signal(number, signal.SIG_DFL)
     try:
-        terms = Terms.read(os.environ)
-    except BadTerms as error:
+        settings = WorkerSettings.read(os.environ)
+    except WorkerSettingsError as error:
         print(f"called wrongly: {error}", file=sys.stderr)
         return 64
-    leave = _serve(terms)
+    leave = _serve(settings)
     line = f"{'left' if leave.status == 0 else 'failed'}: {leave}"
     print(line, flush=True)
     try:
-        (terms.directory / "outcome").write_text(line + "\n")
+        (settings.directory / "outcome").write_text(line + "\n")
     except OSError as error:
-        print(f"{terms.directory}/outcome: {error.strerror}", file=sys.stderr)
+        print(f"{settings.directory}/outcome: {error.strerror}", file=sys.stderr)
     return leave.status
 
 
-def _serve(terms: Terms) -> Leave:
-    """Join, work, leave; jobs that still run then are killed by the guard, and wait again when their leases end."""
-    guard = Guard()
+def _serve(settings: WorkerSettings) -> WorkerExitError:
+    """Join, work and leave. The guard kills jobs that still run; they are idle again when their leases expire."""
+    guard = LeaseGuard()
     worker: Worker | None = None
     try:
-        connection = table.connect(terms.queue, busy_s=min(5.0, terms.lease_s / 4))
-        worker = Worker(terms, guard, connection)
+        connection = table.connect(settings.queue, busy_s=min(5.0, settings.lease_s / 4))
+        worker = Worker(settings, guard, connection)
         worker.run()
-    except Leave as leave:
+    except WorkerExitError as leave:
         if worker is not None and leave.status != 75:
-            worker.withdraw()
+            worker.leave_pool()
         return leave
     except ValueError as error:
-        return Leave(71, f"GPU check failed: {error}")
+        return WorkerExitError(71, f"GPU check failed: {error}")
     except (sqlite3.Error, OSError) as error:
-        return Leave(75 if worker is not None and worker.joined else 73, f"the queue {terms.queue}: {error}")
+        return WorkerExitError(
+            75 if worker is not None and worker.joined else 73, f"the queue {settings.queue}: {error}"
+        )
     finally:
         guard.close()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from adapters.embedded.config import Config as QueueConfig
+from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
 from provisioner.config import (
     ConfigError,

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from adapters.embedded import Config
+from adapters.embedded import EmbeddedOverlayConfig
 from provisioner.model import DroneId, DroneType, StartOrder
 
 KIND = DroneType(
@@ -25,8 +25,8 @@ KIND = DroneType(
 CPU = DroneType("here", "cpu", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=100)
 
 
-def config(path: Path, **others: object) -> Config:
-    return Config.model_validate({"path": str(path), "lease": "3s", "poll": "50ms", **others})
+def config(path: Path, **others: object) -> EmbeddedOverlayConfig:
+    return EmbeddedOverlayConfig.model_validate({"path": str(path), "lease": "3s", "poll": "50ms", **others})
 
 
 class Drones:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import EmbeddedOverlay, queue
-from adapters.embedded.devices import Devices
 from adapters.embedded.queue import JobState
+from adapters.embedded.worker import GpuShares
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, OverlayView, Sharing, Slot, StartOrder
 from provisioner.planner.matching import unmet_requirement
@@ -194,7 +194,7 @@ async def test_a_drone_that_is_told_nonsense_says_so(path: Path, drones: Drones)
 
 
 def test_devices_are_shared_exactly_and_the_fullest_is_used_first() -> None:
-    devices = Devices(["0", "1", "2"], 2500)
+    devices = GpuShares(["0", "1", "2"], 2500)
     assert (devices.free_milli, devices.untouched, devices.largest_share) == (2500, 2, 1000)
     shares = [devices.take(200) for _ in range(2)]
     assert shares == [{"2": 200}, {"2": 200}]
@@ -210,7 +210,7 @@ def test_devices_are_shared_exactly_and_the_fullest_is_used_first() -> None:
 
 
 def test_shares_of_a_device_are_given_out_whole_and_from_the_emptiest() -> None:
-    quarters = Devices(["0", "1"], 2000, shares=4)
+    quarters = GpuShares(["0", "1"], 2000, shares=4)
     assert (quarters.untouched, quarters.largest_share) == (0, 1000)
     assert [quarters.take(milli) for milli in (1, 250, 251)] == [{"0": 250}, {"1": 250}, {"0": 500}]
     assert (quarters.free_milli, quarters.largest_share) == (1000, 750)
@@ -220,7 +220,7 @@ def test_shares_of_a_device_are_given_out_whole_and_from_the_emptiest() -> None:
     quarters.give_back({"0": 500})
     assert quarters.largest_share == 750
 
-    slices = Devices(["0"], 1000, shares=7, joins=False)
+    slices = GpuShares(["0"], 1000, shares=7, joins=False)
     assert slices.largest_share == 142
     with pytest.raises(ValueError, match="no room"):
         slices.take(143)

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import EmbeddedOverlay, queue, table
-from adapters.embedded.queue import Job, JobState
+from adapters.embedded.queue import EmbeddedJob, JobState
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId
 from tests.embedded.drones import KIND, Drones, config
 
 Begin = Callable[..., Awaitable[DroneId]]
-OFFER = table.Offer(2, 1000, 8, 16384, 100, 40960, 80, "A100", 1e12, 1e12, True)
+OFFER = table.SlotOffer(2, 1000, 8, 16384, 100, 40960, 80, "A100", 1e12, 1e12, True)
 
 
-async def job(path: Path, job_id: int, *states: JobState) -> Job:
-    async def ask() -> Job | None:
+async def job(path: Path, job_id: int, *states: JobState) -> EmbeddedJob:
+    async def ask() -> EmbeddedJob | None:
         found = queue.jobs(path, ids=[job_id])[0]
         return found if found.state in states else None
 

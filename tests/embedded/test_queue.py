@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded import EmbeddedOverlay, Queue, queue, table
+from adapters.embedded import EmbeddedOverlay, JobQueueOverlay, queue, table
 from adapters.embedded.overlay import _DONE
-from adapters.embedded.queue import BadJob, JobState
+from adapters.embedded.queue import InvalidJobError, JobState
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder, UnmetRequirement
 from tests.embedded.drones import KIND, config
@@ -30,7 +30,7 @@ async def poll(path: Path, **options: object) -> OverlayView:
 )
 def test_gpus_are_counted_in_whole_thousandths(path: Path, gpus: float | str, milli: int) -> None:
     if gpus == 0.1 + 0.2 - 0.1:
-        with pytest.raises(BadJob, match=r"steps of 0\.001"):  # what binary fractions make of 0.2 is not 0.2
+        with pytest.raises(InvalidJobError, match=r"steps of 0\.001"):  # what binary fractions make of 0.2 is not 0.2
             queue.submit(path, ["true"], gpus=gpus)
         return
     queue.submit(path, ["true"], gpus=gpus)
@@ -62,7 +62,7 @@ def test_gpus_are_counted_in_whole_thousandths(path: Path, gpus: float | str, mi
 def test_a_request_that_no_drone_can_meet_is_refused_with_a_repair(
     path: Path, request_: dict[str, object], said: str
 ) -> None:
-    with pytest.raises(BadJob) as refused:
+    with pytest.raises(InvalidJobError) as refused:
         queue.submit(path, **{"argv": ["true"], **request_})  # type: ignore[arg-type]
     assert said in str(refused.value)
     assert not path.exists()
@@ -116,7 +116,7 @@ async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> Non
             connection.execute(f"UPDATE job SET {change} WHERE id = ?", (job_id,))
         with pytest.raises(sqlite3.IntegrityError):
             connection.execute("UPDATE job SET gpu_milli = 'lots'")
-        offer = table.Offer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12, True)
+        offer = table.SlotOffer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12, True)
         assert not table.fits_any(connection, offer)
     said = {c.invalid for c in (await poll(path)).classes}
     assert said == {
@@ -212,7 +212,7 @@ def test_a_file_that_is_no_queue_is_trouble_and_is_not_touched(path: Path, conte
 
 async def test_the_overlay_takes_jobs_itself(path: Path) -> None:
     async with EmbeddedOverlay(config(path), "kit") as overlay:
-        as_queue: Queue = overlay
+        as_queue: JobQueueOverlay = overlay
         ids = await as_queue.submit(["true"], count=2, gpus=0.5, owner="ada")
         assert [job.owner for job in await as_queue.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
         assert (await as_queue.counts())[JobState.IDLE] == 2
