@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "provisioner/*.py": (12, 3558),
     "adapters/*.py": (1, 1),
-    "adapters/htcondor/*.py": (1, 1),
+    "adapters/htcondor/*.py": (6, 675),
     "tests": (330, 58200),
     "provisioner/adapter_tests": (5, 842),
     "provisioner/cli": (64, 9432),
@@ -28,10 +28,10 @@ BUDGETS = {
     "adapters/embedded": (11, 1705),
     "adapters/local": (9, 1344),
     "adapters/openstack": (27, 4158),
-    "adapters/shared": (25, 1755),
+    "adapters/shared": (16, 1154),
     "adapters/slurm": (32, 5899),
-    "adapters/htcondor/overlay": (19, 3715),
-    "adapters/htcondor/site": (24, 3686),
+    "adapters/htcondor/overlay": (12, 3592),
+    "adapters/htcondor/site": (12, 3494),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

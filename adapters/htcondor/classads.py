@@ -1,4 +1,4 @@
-"""Reading values out of ads that anybody may have written: bounded, printable, never an exception."""
+"""Reading of values out of ads that anybody may have written: bounded, printable, never an exception."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def attribute_names(text: str) -> tuple[str, ...]:
 
 
 def value(ad: Ad, name: str) -> object:
-    """What attribute ``name`` evaluates to; None where it is missing, undefined or an error."""
+    """Return the value of attribute ``name``; None where it is missing, undefined or an error."""
     try:
         found: object = ad.eval(name)
     except (KeyError, ValueError, TypeError, RuntimeError, classad2.ClassAdException):
@@ -33,36 +33,37 @@ def value(ad: Ad, name: str) -> object:
 
 
 def number(ad: Ad, name: str) -> float | None:
-    """A finite number; None for anything else. Booleans are not numbers."""
+    """Return a finite number; None for anything else. Booleans are not numbers."""
     return as_number(value(ad, name))
 
 
 def as_number(found: object) -> float | None:
+    """Return ``found`` if it is a finite number; None for anything else."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
 
 
 def moment(ad: Ad, name: str) -> float:
-    """A time, in seconds since the epoch; 0.0 where the ad has none that a calendar knows."""
+    """Return a time, in seconds since the epoch; 0.0 where the ad has none that a calendar knows."""
     found = number(ad, name)
     return found if found is not None and 0 < found <= LARGEST else 0.0
 
 
 def whole(ad: Ad, name: str) -> int:
-    """A count: rounded up, and 0 where the ad has no sensible one."""
+    """Return a count, rounded up; 0 where the ad has no sensible one."""
     found = number(ad, name)
     return math.ceil(found) if found is not None and 0 < found <= LARGEST else 0
 
 
 def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
-    """A string fit to be shown; "" where the ad has none."""
+    """Return a string fit to be shown; "" where the ad has none."""
     found = value(ad, name)
     return printable(found, limit) if isinstance(found, str) else ""
 
 
 def source(ad: Ad, name: str) -> str:
-    """The expression of attribute ``name`` as text; "" where it is missing."""
+    """Return the expression of attribute ``name`` as text; "" where it is missing."""
     try:
         return str(ad.lookup(name))
     except KeyError:
@@ -70,9 +71,9 @@ def source(ad: Ad, name: str) -> str:
 
 
 def expression(source_text: str) -> classad2.ExprTree | None:
-    """``source_text`` parsed; None if it is no expression.
+    """Return ``source_text`` parsed; None if it is no expression.
 
-    Always anew: an expression that is owned by an ad is not to be evaluated in another pair of ads.
+    It is always parsed anew: an expression that is owned by an ad is not to be evaluated in another pair of ads.
     """
     try:
         return classad2.ExprTree(source_text)
@@ -81,12 +82,12 @@ def expression(source_text: str) -> classad2.ExprTree | None:
 
 
 def holds(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
-    """Whether an expression is true for a pair of ads; undefined and error are not."""
+    """Return True if an expression is true for a pair of ads; undefined and error are not."""
     return evaluated(parsed, my, target) is True
 
 
 def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
-    """What an expression of ``my`` is against ``target``; None where that is undefined or an error."""
+    """Return the value of an expression of ``my`` against ``target``; None where it is undefined or an error."""
     if parsed is None:
         return None
     try:
@@ -101,7 +102,7 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]
 
 
 def clauses(source_text: str) -> Iterator[str]:
-    """The parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
+    """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
     if len(source_text) > _LONGEST_SPLIT:
         yield source_text
         return
@@ -130,7 +131,7 @@ def clauses(source_text: str) -> Iterator[str]:
 
 
 def _unwrapped(part: str) -> str:
-    """``((a || b))`` without the parentheses that hold all of it."""
+    """Return ``((a || b))`` without the parentheses that hold all of it."""
     bare = part.strip()
     while bare.startswith("(") and bare.endswith(")"):
         depth, tokens = 0, _TOKEN.findall(bare)
@@ -165,11 +166,13 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
     return newest
 
 
-def used_up(*told: Mapping[str, Refusal]) -> frozenset[str]:
-    """Return the values of ConcurrencyLimits for which the negotiator refused a job when it looked last, by what
-    schedds have ``told`` of refusals."""
+def used_up(*known: Mapping[str, Refusal]) -> frozenset[str]:
+    """Return the values of ConcurrencyLimits for which the negotiator refused a job when it looked last.
+
+    ``known``: refusals of each schedd.
+    """
     newest: dict[str, Refusal] = {}
-    for each in told:
+    for each in known:
         for limits, refusal in each.items():
             newest[limits] = max(newest.get(limits, (0.0, False)), refusal)
     return frozenset(limits for limits, (_, for_limit) in newest.items() if for_limit)

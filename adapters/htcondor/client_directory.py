@@ -54,7 +54,10 @@ class Readable(Protocol):
 
 
 class ClientDirectory:
-    """Mode 0700, gone at :meth:`close`. Tokens are copied: HTCondor ignores a token file of another user."""
+    """A directory of mode 0700 that is gone at :meth:`close`.
+
+    Tokens are copied: HTCondor ignores a token file of another user.
+    """
 
     def __init__(
         self, whose: str, collector: str, token: Readable | None, token_directory: Path | None, more: str = ""
@@ -74,9 +77,10 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Take over the tokens as they are now, so that they can be rotated. AuthError if none can be read,
-        UnavailableError
-        if there is no writing here."""
+        """Copy the tokens as they are now, so that they can be rotated.
+
+        AuthError if none can be read, UnavailableError if the directory cannot be written.
+        """
         wanted = self._wanted()
         try:
             self._write(wanted)
@@ -130,8 +134,10 @@ class ClientDirectory:
 
 
 def _identity(token: str, issuer: str) -> str:
-    """Return the subject that an IDTOKEN of ``issuer`` names, `user@domain`; "" for anything else. Its signature is for
-    the pool to check."""
+    """Return the subject that an IDTOKEN of ``issuer`` names, `user@domain`; "" for anything else.
+
+    Its signature is for the pool to check.
+    """
     parts = token.strip().split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))

@@ -1,4 +1,4 @@
-"""The collectors of a pool, any of which holds all ads (COLLECTOR_HOST with several hosts)."""
+"""Queries to the daemons of a pool: its collectors, errors of the bindings, and clocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from provisioner.interfaces import AuthError, UnavailableError
 
 
 class Collectors:
-    """Asks one collector until it fails, then the next, and advertises to all of them.
+    """The collectors of a pool, any of which holds all ads (COLLECTOR_HOST with several hosts).
 
-    The bindings take a list as well, but ask another collector each time: one that has just started and knows few
-    startds could not be told from one that has known all of them for long.
+    Queries go to one collector until it fails, then to the next, and updates to all of them. The bindings take a list
+    as well, but ask another collector each time: one that has just started and knows few startds could not be
+    distinguished from one that has known all of them for long.
     """
 
     def __init__(self, addresses: str) -> None:
@@ -29,7 +30,7 @@ class Collectors:
 
     @property
     def address(self) -> str:
-        """The collector that answered last."""
+        """Return the collector that answered last."""
         return self._each[0][0]
 
     def query(self, *args: Any, **more: Any) -> list[Any]:
@@ -60,7 +61,7 @@ _DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
 
 
 class BindingsErrors:
-    """Why the bindings fail: their exceptions do not tell credentials from silence, but their log does."""
+    """Errors of the bindings. Their exceptions do not distinguish credentials from silence, but their log does."""
 
     def __init__(self) -> None:
         htcondor2.enable_log()
@@ -68,7 +69,7 @@ class BindingsErrors:
 
     @contextmanager
     def translated(self, whom: str) -> Iterator[None]:
-        """Raises what went wrong with ``whom`` as AuthError or UnavailableError."""
+        """Raise what went wrong with ``whom`` as AuthError or UnavailableError."""
         begun = self._size()
         try:
             yield
@@ -82,7 +83,7 @@ class BindingsErrors:
         return self._log.stat().st_size if self._log.exists() else 0
 
     def _since(self, begun: int) -> str:
-        """The last lines that were written since, without their dates."""
+        """Return the last lines that were written since, without their dates."""
         if self._size() <= begun:
             return "no reason given"
         with self._log.open(errors="replace") as log:
@@ -97,10 +98,11 @@ _FURTHEST_S = 20 * 366 * 86400
 
 
 def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: int = 0) -> int:
-    """Seconds that the other clock is ahead of ours, to the second; 0 if they agree.
+    """Return the seconds that the other clock is ahead of ours; 0 if they agree.
 
-    ``ask`` has the other side say whether a ClassAd expression is true there. One question while the guess holds, some
-    thirty after a step. A clock that is more than twenty years off is beyond us: 0.
+    ``ask`` has the other side say whether a ClassAd expression is true there, because its ads say when they came, not
+    what time it is. It is one question while the guess holds, some thirty after a step. For a clock that is more than
+    twenty years off the answer is 0.
     """
 
     def ahead_by(seconds: int) -> bool:

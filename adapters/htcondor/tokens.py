@@ -1,4 +1,10 @@
-"""The content of an IDTOKEN: issuer, identity, scopes and expiry. Its signature is for the pool to check."""
+"""IDTOKENS of HTCondor: their content, and tokens for drones that are signed with the pool's signing key.
+
+A token is a JSON Web Token (HS256), as HTCondor's ``condor_token_create`` makes it. The signature of one that we read
+is for the pool to check. HTCondor derives the key of the signature from the content of the key file
+(``condor_auth_passwd.cpp``): the content is unscrambled, that of the key ``POOL`` is taken twice, and HKDF makes 32
+bytes of it.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +46,11 @@ class IdToken:
 
 
 class InvalidTokenError(ValueError):
-    """A text that is no IDTOKEN; the message says why, without the text."""
+    """A text that is no IDTOKEN. The message says why, without the text."""
 
 
 def read_token(text: str) -> IdToken:
-    """Return the content of a token. Raises :class:`NoToken`."""
+    """Return the content of a token. Raise InvalidTokenError for any other text."""
     parts = text.strip().split(".")
     if len(parts) != 3 or len(text) > _LONGEST:
         raise InvalidTokenError("not three parts joined by dots")
@@ -80,8 +86,11 @@ def token_failures(name: str, secret: Secret, now: float) -> Iterator[str]:
 def token_warnings(
     name: str, secret: Secret, now: float, issuer: str, needs: Collection[str], most: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield what is odd in the token in ``secret``: file mode, issuer, missing scopes (``needs``: each, or one of
-    ``A or B``) and, with ``most``, scopes beyond those, or an expiry that is near."""
+    """Yield what is odd in the token in ``secret``.
+
+    That is the file mode, the issuer, missing scopes (``needs``: each, or one of ``A or B``), an expiry that is near
+    and, with ``most``, scopes beyond those.
+    """
     if secret.file is not None:
         try:
             mode = secret.file.stat().st_mode

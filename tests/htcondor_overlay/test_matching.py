@@ -109,7 +109,7 @@ REFUSED = [
         PAIR,
         UnmetRequirement("vram", "35000 MiB", "16384 MiB"),
     ),
-    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, UnmetRequirement("vram", "35000 MiB", "not told")),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, UnmetRequirement("vram", "35000 MiB", "unknown")),
     (job(RequireGPUs="Capability >= 9.5"), A100, UnmetRequirement("capability", "9.5", "8.0")),
     (
         job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"),
@@ -135,7 +135,7 @@ REFUSED = [
     (
         job(Requirements=REQUIREMENTS.replace("MY.RequireGPUs", "true") + " && TARGET.HasCVMFS"),
         A100,
-        UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told"),
+        UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=unknown"),
     ),
     (
         job(Requirements=f'({REQUIREMENTS.replace("MY.RequireGPUs", "true")}) && (TARGET.SiteName == "horeka")'),

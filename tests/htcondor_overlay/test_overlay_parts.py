@@ -220,7 +220,7 @@ async def test_admission_and_what_needs_a_connection(tmp_path: Path) -> None:
         )
         assert bootstrap.script.startswith(b"#!/bin/sh") and b"secret" not in repr(bootstrap).encode()
         (receipt,) = await overlay.drain([ONE], DrainMode.FAST, "out")
-        assert receipt.answer is OrderOutcome.REJECTED and receipt.fault and "no look" in receipt.fault.message
+        assert receipt.answer is OrderOutcome.REJECTED and receipt.fault and "no poll" in receipt.fault.message
     (tmp_path / "drone").unlink()
     with pytest.raises(AuthError, match="token for drones"):
         await overlay.bootstrap(order)

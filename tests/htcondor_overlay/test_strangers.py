@@ -262,7 +262,7 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     assert schedds.asked(tmp_path) == ("", "")
     assert second.waiting() == 7
     view = second.seen()
-    assert view.unheard == ("b",) and "no answer before the deadline of a look" in view.notices[0]
+    assert view.unheard == ("b",) and "no answer before the deadline of a poll" in view.notices[0]
     later(second, 1000.0)
     assert second.waiting() == 2
     third = make("a", memory=tmp_path)
@@ -341,4 +341,4 @@ def test_slots_outlive_a_restart_whose_first_second_has_no_ad(lab: Lab) -> None:
     assert lab._after_restart((), 9010.0) == ((), [])
     lab.started = 1110.0
     slots, (notice,) = lab._after_restart((), 9011.0)
-    assert slots == one and notice.startswith("the collector has started anew")
+    assert slots == one and notice.startswith("collector restarted")

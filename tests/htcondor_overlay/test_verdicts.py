@@ -49,7 +49,7 @@ def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pyt
 
     monkeypatch.setattr(matching, "unmet_requirement", counted)
     later = time.monotonic() + 60
-    refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=not told")}
+    refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=unknown")}
     assert judge.judged(one, [A100], later).refuses == refused
     assert judge.judged(one, [A100], later).refuses == refused and len(made) == 1
     assert judge.judged(one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {} and len(made) == 2
@@ -59,7 +59,7 @@ def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
     judge, one = Judge(), a_group()
     kind = replace(A100, ad={"HasCVMFS": "true"})
     (refusal,) = judge.judged(one, [kind], time.monotonic() - 1).refuses.values()
-    assert refusal.wanted == "judged at one of the next looks"
+    assert refusal.wanted == "judged in one of the next polls"
     assert judge.judged(one, [kind], time.monotonic() + 60).refuses == {}
     assert judge.judged(one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
 

@@ -93,7 +93,7 @@ def test_a_node_that_does_not_tell_start_cannot_be_judged() -> None:
     silent = pslot(A)
     del silent["Start"]
     [(dimension, message)] = found(silent)
-    assert (dimension, message.split(":")[0]) == ("start", "the slot ads do not tell START")
+    assert (dimension, message.split(":")[0]) == ("start", "the slot ads do not contain START")
 
 
 def test_a_drone_that_start_refuses_on_the_empty_node_is_told() -> None:

@@ -147,8 +147,8 @@ async def test_three_autoclusters_and_what_refuses_them(overlay_pool: Pool, queu
     assert all(c.gpu_milli == 1000 and abs(c.oldest_at - time.time()) < 60 for c in by_cluster.values())
     # a type that the plain numbers rule out needs no verdict; one that tells no numbers gets one
     assert by_cluster[plain].refuses == {}
-    assert by_cluster[large].refuses == {untold.key: UnmetRequirement("vram", "35000 MiB", "not told")}
-    assert by_cluster[newest].refuses == {untold.key: UnmetRequirement("capability", "9.5", "not told")}
+    assert by_cluster[large].refuses == {untold.key: UnmetRequirement("vram", "35000 MiB", "unknown")}
+    assert by_cluster[newest].refuses == {untold.key: UnmetRequirement("capability", "9.5", "unknown")}
 
 
 async def test_requests_that_nobody_can_meet_get_a_repair(overlay_pool: Pool, queue: Callable[[str], int]) -> None:
@@ -428,7 +428,7 @@ async def test_a_collector_that_starts_anew_does_not_empty_the_pool(new_pool: Ca
             before = slot_of(await eventually(poll, in_state(SlotState.IDLE)))
             first = pool.daemon("collector")
             pool.signal("collector", signal.SIGKILL)
-            view = await eventually(poll, lambda v: any("started anew" in line for line in v.notices))
+            view = await eventually(poll, lambda v: any("collector restarted" in line for line in v.notices))
             assert pool.daemon("collector") != first and slot_of(view) == before
     finally:
         process.stop()

@@ -120,7 +120,7 @@ async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str
     async with overlay_on(pool, deadline="8s") as overlay:
         view = await seen(overlay, lambda v: classes_of(v))
         assert view.completions is None, view
-        (notice,) = [line for line in view.notices if "done are not told" in line]
+        (notice,) = [line for line in view.notices if "completed jobs are unknown" in line]
         assert ("no answer within 8 s" in notice) is (trouble == "it never ends")
         again = await overlay.poll([A100])
         assert again.completions is None and notice in again.notices, "not asked at once again"

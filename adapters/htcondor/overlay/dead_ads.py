@@ -30,8 +30,10 @@ _KINDS = (
 
 
 def silent(drone_id: str, for_s: float) -> str:
-    """Return the constraint for the ads of a drone that has not advertised itself for this long, by the collector's
-    clock."""
+    """Return the constraint for the ads of a drone that has not advertised itself for this long.
+
+    The collector evaluates it by its own clock.
+    """
     return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _SLACK_S))})"
 
 

@@ -1,6 +1,7 @@
-"""Draining: by HTCondor's own tool where it reaches the drone, else by an order ad that the drone reads.
+"""Drains: by HTCondor's own tool where it reaches the drone, else by an order ad that the drone reads.
 
-Only the tools may use the secret in a startd's ad, the Python bindings cannot.
+Only the tools may use the secret in a startd's ad, the Python bindings cannot. An order ad in the collector reaches a
+drone that no connection from the controller can reach.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _WHY = ("-debug",)
 
 
 def slot_name(name: str, drone_id: DroneId) -> bool:
-    """Whether a slot name out of an ad may go onto a command line: ``slot1@<drone id>@<host>``, nothing else."""
+    """Return True if a slot name of an ad may go onto a command line: ``slot1@<drone id>@<host>``, nothing else."""
     return re.fullmatch(rf"slot\d{{1,4}}@{re.escape(drone_id)}@[A-Za-z0-9][A-Za-z0-9._-]{{0,254}}", name) is not None
 
 
@@ -61,10 +62,10 @@ class Drainer:
         """Drained by the tool: only the tool can take that back."""
 
     async def drain(self, names: Mapping[DroneId, str | None], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        """Return a receipt for each; ``None`` for a name: the drone is not in the pool, so there is nothing to drain.
+        """Drain drones. ``None`` for a name: the drone is not in the pool, so there is nothing to drain.
 
         The tool is first, because it takes effect at once. A drone that reads order ads gets one where the tool does
-        not reach it. A drain is taken back in the way in which it was made.
+        not reach it. A drain is cancelled in the way in which it was made.
         """
         if mode is DrainMode.NONE:
             return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in names]
@@ -96,7 +97,10 @@ class Drainer:
     async def _one(
         self, tool: str | None, drone_id: DroneId, name: str | None, mode: DrainMode, reason: str, *, reads: bool
     ) -> OrderResult | None:
-        """Return the tool's receipt; None if it was not tried, as it has just failed to reach drones like this one."""
+        """Drain one drone by the tool.
+
+        Return None if the tool was not tried because it has just failed to reach drones like this one.
+        """
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
         if not slot_name(name, drone_id):
@@ -165,8 +169,10 @@ def _is_done(receipt: OrderResult | None) -> bool:
 
 
 def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, *, keep: bool) -> OrderResult:
-    """Return the receipt of a drone that got an order ad, with ``fault`` if that failed. ``keep``: the tool's answer
-    counts too."""
+    """Return the result of a drone that got an order ad, with ``fault`` if that failed.
+
+    ``keep``: the tool's answer counts too.
+    """
     if fault is None:
         return (
             by_tool
@@ -213,15 +219,17 @@ class DrainOrders:
         """Serial number and mode of the order of each drone; the same order keeps its number."""
 
     def identities(self) -> tuple[str, ...]:
-        """Return the identities whose orders our drones obey: those of our tokens. None if no token tells any."""
+        """Return the identities whose orders our drones obey: those of our tokens. None if no token has any."""
         try:
             return self._directory.identities(self._issuer)
         except AuthError:
             return ()
 
     async def readers(self, drone_ids: Collection[DroneId]) -> Mapping[DroneId, bool]:
-        """Return the drones that read order ads, each with whether it drains because of one. None where the collector
-        does not answer."""
+        """Return the drones that read order ads, each with True if it drains because of one.
+
+        The answer is empty where the collector does not answer.
+        """
         try:
             found: Mapping[DroneId, bool] = await self._child.call(
                 "readers", list(drone_ids), deadline_s=ORDER_TIMEOUT_S
@@ -231,7 +239,7 @@ class DrainOrders:
         return found
 
     async def place(self, drone_ids: Sequence[DroneId], mode: DrainMode) -> Mapping[DroneId, Fault | None]:
-        """Advertise an order for each drone; return why it does not stand in the collector, or None if it does."""
+        """Advertise an order for each drone; return why the collector does not list it, or None if it does."""
         orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
         try:
@@ -245,8 +253,10 @@ class DrainOrders:
         return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
 
     async def rehearse(self, name: DroneId) -> Fault | None:
-        """Return why an order would not reach a drone; None if one stood in the collector, from where it was withdrawn
-        again. ``name``: an id that no drone has."""
+        """Return why an order would not reach a drone; None if the collector listed one, which is then withdrawn.
+
+        ``name``: an id that no drone has.
+        """
         if not self.identities():
             return Fault(FaultKind.CONFIG, f"none of our tokens is of `trust_domain` {self._issuer}", time.time())
         refused = (await self.place([name], DrainMode.PEACEFUL))[name]
@@ -287,7 +297,7 @@ _ORDER_READ_BACK_S = 3.0
 
 
 class OrderAds:
-    """Orders as ads in the collector: advertised, read back, withdrawn. Drone ids were checked before."""
+    """The worker process's calls for orders as ads in the collector. Drone ids were checked before."""
 
     def __init__(self, collector: str) -> None:
         self._address = collector
@@ -295,7 +305,7 @@ class OrderAds:
         self._collector = Collectors(collector)
 
     def readers(self, drone_ids: Collection[str]) -> Mapping[str, bool]:
-        """Return those of the drones that read order ads, each with whether it drains because of one."""
+        """Return those of the drones that read order ads, each with True if it drains because of one."""
         with self._errors.translated(f"collector {self._address}"):
             ads = self._collector.query(
                 htcondor2.AdType.Startd,
@@ -306,8 +316,10 @@ class OrderAds:
         return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
 
     def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
-        """Advertise an order (serial number, mode) for each drone; return those that stand in the collector under one
-        of our ``identities``. AuthError if none does."""
+        """Advertise an order (serial number, mode) for each drone.
+
+        Return those that the collector lists under one of our ``identities``. AuthError if there is none.
+        """
         ads = [
             classad2.ClassAd(
                 {
@@ -348,7 +360,7 @@ class OrderAds:
             self._collector.advertise([query], "INVALIDATE_ADS_GENERIC", True)
 
     def _standing(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
-        """The identity under which each of these orders stands in the collector."""
+        """Return the identity under which the collector lists each of these orders."""
         with self._errors.translated(f"collector {self._address}"):
             ads = self._collector.query(
                 htcondor2.AdType.Generic,

@@ -1,6 +1,7 @@
-"""Jobs that are done, as the schedds' histories tell them. Lives in a child process of its own.
+"""Completed jobs, by the schedds' histories.
 
-Histories are files that a schedd has read through at each question: a look must never wait for that.
+Histories are files that a schedd reads through at each question, and a poll must never wait for that. So they are read
+by a worker process of their own, at most once a minute.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """What all schedds told. ``completions`` is None if none of them told anything."""
+    """Completed jobs of all schedds. ``completions`` is None if no schedd answered."""
 
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
@@ -56,18 +57,18 @@ class HistoryView:
 
 @dataclass(slots=True)
 class _ScheddHistory:
-    """What is known of one schedd's jobs that were done."""
+    """Completed jobs of one schedd."""
 
     read_at: float = 0.0
     """When its history was read last, by its own clock."""
     newest: str = ""
-    """The newest entry that was told then."""
+    """The newest entry at that time."""
     jobs: dict[str, CompletedJob] = field(default_factory=dict)
     failed: dict[str, JobFailure] = field(default_factory=dict)
 
 
 class HistoryReader:
-    """Serves ``told``. Remembers what it has read: each question is about the time since the one before."""
+    """Reader of the histories, in the worker process. Each question is about the time since the one before."""
 
     def __init__(
         self, collector: str, controller: str, schedds: Sequence[str], constraint: str, owner_attribute: str
@@ -80,8 +81,10 @@ class HistoryReader:
         self._known: dict[str, _ScheddHistory] = {}
 
     def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Jobs done in the last :data:`TOLD_S`. A schedd that does not tell is told of, and the others' jobs count.
-        ``silent``: schedds that would keep us waiting."""
+        """Return the jobs completed in the last :data:`EVICTION_REPORTED_S`.
+
+        A schedd that does not answer is reported, and the others' jobs count. ``silent``: schedds that are not asked.
+        """
         now, notices, answered = time.time(), list[str](), False
         for queue in self._queues():
             if printable(queue.name, 80) in silent:
@@ -90,12 +93,12 @@ class HistoryReader:
             try:
                 cut = self._read(queue, known, now, gpus_only)
             except (UnavailableError, AuthError) as error:
-                notices.append(f"jobs that are done are not told: {error}")
+                notices.append(f"completed jobs are unknown: {error}")
                 continue
             answered = True
             if cut:
                 name = printable(queue.name, 80)
-                notices.append(f"schedd {name}: of the jobs that are done only the newest {HISTORY_LIMIT} are told")
+                notices.append(f"schedd {name}: only the newest {HISTORY_LIMIT} completed jobs are counted")
         for known in self._known.values():
             known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - EVICTION_REPORTED_S}
             known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
@@ -118,7 +121,7 @@ class HistoryReader:
         return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
-        """Add what was done since the last question. Whether there was more than is asked for."""
+        """Add the jobs completed since the last question. Return True if there were more than the limit."""
         ahead_s = self._skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
@@ -141,7 +144,7 @@ class HistoryReader:
     def _completions(
         self, ads: Iterable[Ad], schedd: str, to_our_clock: Callable[[float], float]
     ) -> Iterable[tuple[CompletedJob, str]]:
-        """Yield the completions, each with the failure that it was, if any."""
+        """Yield the completions, each with its failure, if any."""
         for ad in ads:
             done = completion(ad, schedd, self._controller, self._owner_attribute, to_our_clock)
             if done is not None:
@@ -149,13 +152,13 @@ class HistoryReader:
 
 
 def constraint(operators: str, since: float, gpus_only: bool) -> str:
-    """Put to the jobs: those that count and were done after ``since`` (by the schedd's clock)."""
+    """Return the constraint for jobs that count and were completed after ``since`` (by the schedd's clock)."""
     gpus = " && (RequestGPUs ?: 0) > 0" if gpus_only else ""
     return f"JobStatus == 4 && CompletionDate >= {int(since)} && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
 
 
 def stop(newest: str, read_at: float) -> str:
-    """Put to the entries of a history, newest first, until it is true: where to read no further."""
+    """Return the expression that ends the reading of a history's entries, newest first, once it is true."""
     long_ago = f"(EnteredCurrentStatus < {int(read_at - _LATE_S)} && {_AT_REST})"
     cluster, _, proc = newest.partition(".")
     return f"(ClusterId == {cluster} && ProcId == {proc}) || {long_ago}" if newest else long_ago
@@ -164,9 +167,9 @@ def stop(newest: str, read_at: float) -> str:
 def completion(
     ad: Ad, schedd: str, controller: str, owner_attribute: str, to_our_clock: Callable[[float], float]
 ) -> CompletedJob | None:
-    """A job that was done; None if its ad tells no run."""
+    """Return a completed job; None if its ad has no run."""
     ended, began = moment(ad, "CompletionDate"), moment(ad, "JobCurrentStartExecutingDate")
-    began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of a run before where this one never told
+    began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of an earlier run where this one has none
     if not ended or not 0 < began <= ended:
         return None
     asks, least = request(ad), bounds(ad)
@@ -195,7 +198,7 @@ HISTORY_TIMEOUT_S = 10.0
 
 
 class HistoryPoller:
-    """Asks through a child of its own, whose death costs the looks nothing."""
+    """Questions to the history reader, whose death costs the polls nothing."""
 
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
         self._child = WorkerProcess(
@@ -210,21 +213,23 @@ class HistoryPoller:
         )
         self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
         self._again_at = 0.0
-        self._told = HistoryView(None)
+        self._view = HistoryView(None)
 
     async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Return the last answer, renewed if it is a minute old. Raise nothing: a failure is a notice. ``silent``:
-        schedds that are not asked."""
+        """Return the last answer, renewed if it is a minute old.
+
+        A failure is a notice, not an error. ``silent``: schedds that are not asked.
+        """
         if time.monotonic() < self._again_at:
-            return self._told
+            return self._view
         try:
-            told = await self._child.call("completed", gpus_only, tuple(silent), deadline_s=self._deadline_s)
-            assert isinstance(told, HistoryView)
-            self._told, pause_s = told, HISTORY_INTERVAL_S
+            view = await self._child.call("completed", gpus_only, tuple(silent), deadline_s=self._deadline_s)
+            assert isinstance(view, HistoryView)
+            self._view, pause_s = view, HISTORY_INTERVAL_S
         except AdapterError as error:
-            self._told, pause_s = HistoryView(None, (f"jobs that are done are not told: {error}",)), HISTORY_RETRY_S
+            self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
         self._again_at = time.monotonic() + pause_s
-        return self._told
+        return self._view
 
     async def close(self) -> None:
         await self._child.close()

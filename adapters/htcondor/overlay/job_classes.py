@@ -1,4 +1,16 @@
-"""Job classes out of the groups that a schedd makes: one ad per set of identical requirements, never one per job."""
+"""Job classes and accounting groups.
+
+Job classes come out of the groups that a schedd makes: one ad per set of identical requirements, never one per job.
+
+Accounting groups come out of the ads that the negotiator leaves at the collector after each cycle. Quotas and usage
+there are sums of slot weights, which are CPUs unless a pool says otherwise. They become GPUs by what the group's own
+jobs ask for: where its GPU jobs, those of its sub-groups included, ask for 8 CPUs a GPU on average, a quota of 64 is
+one of 8 GPUs. That is exact for a group whose jobs are alike, and an average for others. What jobs without a GPU use of
+a quota counts as well: it is no longer available. The negotiator reports the usage of a group without its sub-groups;
+here it is with them, as the quota is. A dynamic quota (a share of the pool) is no limit here: the pool grows with every
+drone, and the share with it. Quotas are taken as they were written: in a pool without slots the negotiator computes
+none, and reports 0.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +90,7 @@ class JobGroup:
 
 
 def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
-    """A group ad as a value; None if it is none that counts."""
+    """Return a group ad as a value; None if it is none that counts."""
     status, count = whole(ad, "JobStatus"), whole(ad, "JobCount")
     if count == 0:
         return None
@@ -110,7 +122,7 @@ def _digest(attributes: dict[str, str], size: int = 8) -> str:
 
 
 def merged(groups: Iterable[JobGroup]) -> dict[str, list[JobGroup]]:
-    """Groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
+    """Return the groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
     everything = list(groups)
     waiting = {g.brothers: g.key for g in everything if g.status == IDLE}
     classes: dict[str, list[JobGroup]] = {}
@@ -121,7 +133,7 @@ def merged(groups: Iterable[JobGroup]) -> dict[str, list[JobGroup]]:
 
 
 def representative(groups: list[JobGroup]) -> Ad:
-    """The ad that stands for a class: of a waiting group if there is one, and of jobs that were submitted first."""
+    """Return the ad of a class: of a waiting group if there is one, and of jobs that were submitted first."""
     if len(groups) == 1:
         return groups[0].ad
     return min(groups, key=lambda g: (g.status != IDLE, number(g.ad, "QDate") or 0, g.schedd, g.first)).ad
@@ -134,7 +146,7 @@ def passes(ad: Ad) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class QueueWait:
-    """How long idle jobs wait, by this host's clock."""
+    """Times for which idle jobs have waited, by this host's clock."""
 
     oldest_at: float = 0.0
     """When the oldest of them was submitted."""
@@ -145,14 +157,14 @@ class QueueWait:
 
     @classmethod
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
-        """Of one job's ad."""
+        """Return the wait of one job."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
         skew = (moment(ad, "ServerTime") or received_at) - received_at
         skew = skew if abs(skew) > 2 else 0.0  # less is rounding
         return cls(submitted - skew, max(submitted, idle) - skew)
 
     def earlier(self, other: QueueWait) -> QueueWait:
-        """Of the jobs of both."""
+        """Return the wait of the jobs of both."""
         return QueueWait(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
 
 
@@ -160,7 +172,7 @@ NO_WAITS = QueueWait()
 
 
 def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait) -> JobClass:
-    """A class without the verdicts of its requirements."""
+    """Return a class without the verdicts on its requirements."""
     ad = representative(groups)
     idle = [g for g in groups if g.status == IDLE]
     waiting = sum(g.count for g in idle)
@@ -196,7 +208,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
 
 
 class JobRequest(NamedTuple):
-    """What a job asks for: GPUs in thousandths, CPUs, MiB."""
+    """Resources that a job asks for: GPUs in thousandths, CPUs, MiB."""
 
     gpu_milli: int = 0
     cpus: int = 0
@@ -206,13 +218,14 @@ class JobRequest(NamedTuple):
 
 
 def request(ad: Ad) -> JobRequest:
+    """Return what a job asks for."""
     gpu_milli, invalid = gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
     return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
 
 
 def gpus_asked(ad: Ad) -> tuple[int, str]:
-    """GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
+    """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
@@ -230,8 +243,10 @@ def gpus_asked(ad: Ad) -> tuple[int, str]:
 
 
 def _share(ad: Ad, gpus: int) -> tuple[int, str]:
-    """HTCondor hands out whole GPUs, and a drone may offer shares of one as such: what a job wants of one is its
-    GpuMilli."""
+    """Return the share of a GPU that a job asks for, and what is wrong with it.
+
+    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
+    """
     asked = number(ad, "GpuMilli")
     written = printable(source(ad, "GpuMilli"), 60) if asked is None else f"{asked:g}"
     if asked is None or not 1 <= asked <= WHOLE_GPU or asked != int(asked):
@@ -248,7 +263,7 @@ def _share(ad: Ad, gpus: int) -> tuple[int, str]:
 
 
 def thousandths(ad: Ad, name: str) -> int | None:
-    """A share from 0 to 1 in thousandths; 0 where it is missing, None where it is something else."""
+    """Return a share from 0 to 1 in thousandths; 0 where it is missing, None where it is something else."""
     if source(ad, name) in ("", "undefined"):
         return 0
     share = number(ad, name)
@@ -256,7 +271,7 @@ def thousandths(ad: Ad, name: str) -> int | None:
 
 
 def share_warnings(class_id: str, ad: Ad) -> list[str]:
-    """What a class says of itself that cannot be and is left out of account: a line each."""
+    """Return a line for each attribute of a class that is not a share from 0 to 1 and is ignored."""
     return [
         f"job class {class_id}: {name} = {printable(source(ad, name), 60)} is not counted: write a share from 0 to 1,"
         f" as in +{name} = 0.25"
@@ -266,7 +281,7 @@ def share_warnings(class_id: str, ad: Ad) -> list[str]:
 
 
 def walltime(ad: Ad) -> float:
-    """How long a job says that it needs, in seconds; 0 if it does not say."""
+    """Return the time that a job says it needs, in seconds; 0 if it does not say."""
     return float(
         whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
     )
@@ -280,7 +295,7 @@ def _universe(ad: Ad) -> str:
 
 
 def _undefined(ad: Ad) -> str:
-    """A request that is written but evaluates to nothing is refused by every slot."""
+    """Return what is wrong with a request that evaluates to nothing: every slot refuses it."""
     for name, submitted, instead in (
         ("RequestCpus", "request_cpus", "1"),
         ("RequestMemory", "request_memory", "2GB"),
@@ -293,7 +308,7 @@ def _undefined(ad: Ad) -> str:
 
 
 def bounds(ad: Ad) -> dict[str, float]:
-    """Least values that RequireGPUs and Requirements ask of a GPU, by attribute in small letters."""
+    """Return the least values that RequireGPUs and Requirements ask of a GPU, by attribute in small letters."""
     least: dict[str, float] = {}
     for name in ("RequireGPUs", "Requirements"):
         for clause in clauses(source(ad, name)):
@@ -305,7 +320,7 @@ def bounds(ad: Ad) -> dict[str, float]:
 
 
 def as_job(ad: Ad) -> Ad:
-    """The group's ad as the job's, for matching."""
+    """Return the group's ad as the job's, for matching."""
     job = classad2.ClassAd()
     for name in ad:
         if name.lower() not in ("jobcount", "jobids", "id"):
@@ -314,13 +329,16 @@ def as_job(ad: Ad) -> Ad:
 
 
 def group_attributes(owner_attribute: str, also: Iterable[str]) -> list[str]:
-    """What a schedd is asked to group by."""
+    """Return the attributes that a schedd is asked to group by."""
     names = {name.lower(): name for name in (*also, owner_attribute, *GROUPED)}
     return sorted(names.values())
 
 
 def referenced(constraint: str) -> list[str]:
-    """Job attributes that an operator's constraint looks at: it is put to the groups, so they must be grouped by."""
+    """Return the job attributes that an operator's constraint looks at.
+
+    The constraint is put to the groups, so they must be grouped by these.
+    """
     tree = classad2.ExprTree(constraint)
     return [str(name).rpartition(".")[2] for name in classad2.ClassAd().externalRefs(tree)]
 
@@ -340,7 +358,7 @@ _NONE = "<none>"
 
 @dataclass(frozen=True, slots=True)
 class _AccountingGroup:
-    """A group as the negotiator tells it, in slot weights."""
+    """A group as the negotiator reports it, in slot weights."""
 
     name: str
     quota: float | None
@@ -350,12 +368,12 @@ class _AccountingGroup:
 
 
 def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: SlotWeight) -> tuple[Group, ...]:
-    """All groups but the root; empty where there are no others."""
-    told = {each.name.casefold(): each for ad in ads if (each := _accounting_group(ad, weight)) is not None}
-    if not told:
+    """Return all groups but the root; empty where there are no others."""
+    known = {each.name.casefold(): each for ad in ads if (each := _accounting_group(ad, weight)) is not None}
+    if not known:
         return ()
     used: dict[str, float] = {}
-    for name, each in told.items():
+    for name, each in known.items():
         for above in _chain(name):
             used[above] = used.get(above, 0.0) + each.used
     weights = _weights(classes) if weight is SlotWeight.CPUS else {}
@@ -367,12 +385,12 @@ def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: Sl
             surplus=each.surplus,
             priority=each.priority,
         )
-        for name, each in sorted(told.items())
+        for name, each in sorted(known.items())
     )
 
 
 def quota_warnings(ads: Iterable[Ad], weight: SlotWeight) -> list[str]:
-    """Quotas that cannot mean what they say in a pool of drones, a line each."""
+    """Return a line for each quota that cannot mean what it says in a pool of drones."""
     return [
         f"accounting group {name}: its dynamic quota is a share of what there happens to be, and it takes no surplus:"
         " drones started for it will stay idle in part; write GROUP_QUOTA or GROUP_ACCEPT_SURPLUS for it"
@@ -400,8 +418,11 @@ def _is_group(ad: Ad) -> bool:
 
 
 def _dynamic(ad: Ad, weight: SlotWeight) -> bool:
-    """The ad does not tell a share of the pool from an amount: what is below one is a share, and so is one, unless it
-    is of GPUs."""
+    """Return True if a quota is a share of the pool.
+
+    The ad does not distinguish a share of the pool from an amount: what is below one is a share, and so is one, unless
+    it is of GPUs.
+    """
     written = number(ad, "ConfigQuota") or 0.0
     return 0.0 < written < 1.0 or (written == 1.0 and weight is SlotWeight.CPUS)
 
@@ -411,7 +432,7 @@ def _takes_surplus(ad: Ad) -> bool:
 
 
 def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
-    """CPUs for each GPU that the GPU jobs of a group ask for, by the group's name in small letters."""
+    """Return the CPUs for each GPU that the GPU jobs of a group ask for, by the group's name in small letters."""
     cpus: dict[str, int] = {}
     milli: dict[str, int] = {}
     for job in classes:
@@ -423,12 +444,15 @@ def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
 
 
 def _gpu_milli(weight: float, each_gpu: float) -> int:
-    """Rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it."""
+    """Return a weight in GPUs.
+
+    It is rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it.
+    """
     return int(round(weight * WHOLE_GPU / each_gpu, 3))
 
 
 def _chain(name: str) -> Iterable[str]:
-    """A group's name and those of the groups that contain it."""
+    """Yield a group's name and those of the groups that contain it."""
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""Whether a job fits a drone type, judged by the job's own expressions against the slot ad that the type would show.
+"""Matching of jobs with drone types, by the job's own expressions against the slot ad that the type would show.
 
 The slot ad is a template made from the drone type; what slots of the type really advertised takes its place once one
 has arrived. Both sides' Requirements count, as in a negotiation, and RequireGPUs must hold for as many GPUs as asked.
@@ -29,12 +29,12 @@ from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
-ORDER = attribute_names(
+DIMENSION_ORDER = attribute_names(
     """
     gpus vram capability driver gpu-model cpus memory disk arch walltime requirements start
     """
 )
-"""Dimensions in the order in which a misfit is told: the GPU first."""
+"""Dimensions in the order in which they are reported: the GPU first."""
 
 _DIMENSION_OF = {
     "globalmemorymb": "vram",
@@ -73,7 +73,7 @@ _COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
 
 @dataclass(frozen=True, slots=True)
 class ReceivedSlot:
-    """What a slot of a drone type really advertised, as expressions; allocation left out."""
+    """The ad that a slot of a drone type really advertised, as expressions; allocation left out."""
 
     ad: Mapping[str, str]
     gpus: tuple[Mapping[str, str], ...] = ()
@@ -84,7 +84,7 @@ class ReceivedSlot:
 
 
 def start(kind: DroneType) -> str:
-    """What a drone takes, as ``provisioner/drone/condor_drone.sh`` writes it; its health and its end left out."""
+    """Return START of a drone as ``provisioner/drone/condor_drone.sh`` writes it, without its health and its end."""
     if not kind.gpu_milli:
         return "(TARGET.RequestGPUs ?: 0) == 0"
     rests = (
@@ -109,7 +109,7 @@ def start(kind: DroneType) -> str:
 def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
     """Return START of a drone with the operator's lines in its configuration.
 
-    Where that refers to macros, or to attributes of the slot that are not known yet, nobody can tell what it will be:
+    Where that refers to macros, or to attributes of the slot that are not known yet, it cannot be predicted:
     ``built_in`` alone is returned, and the pool has the last word.
     """
     assigned = [(found[1], found[2].replace("\\\n", " ").strip()) for found in _ASSIGNED.finditer(drone_config)]
@@ -126,7 +126,7 @@ def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
 
 
 def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config: str = "") -> Ad:
-    """The ad of an empty drone of this type: its partitionable slot."""
+    """Return the ad of an empty drone of this type: its partitionable slot."""
     devices = min(math.ceil(kind.gpu_milli / WHOLE_GPU) * kind.shares, _MOST_GPUS)
     ad = classad2.ClassAd(
         {
@@ -176,18 +176,18 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
 
 
 def _gpu_template(kind: DroneType) -> dict[str, str]:
-    """Properties of one GPU, or share of one, as far as the type tells them."""
-    told: dict[str, str] = {"ECCEnabled": "true"}
+    """Return the properties of one GPU, or share of one, as far as the type has them."""
+    known: dict[str, str] = {"ECCEnabled": "true"}
     if kind.vram_mib:
-        told["GlobalMemoryMb"] = str(kind.vram_mib // kind.shares)
+        known["GlobalMemoryMb"] = str(kind.vram_mib // kind.shares)
     if kind.capability:
-        told["Capability"] = f"{kind.capability / 10:.1f}"
+        known["Capability"] = f"{kind.capability / 10:.1f}"
     if kind.gpu_model:
-        told["DeviceName"] = classad2.quote(kind.gpu_model)
+        known["DeviceName"] = classad2.quote(kind.gpu_model)
     if kind.driver:
-        told["MaxSupportedVersion"] = str(kind.driver)
-        told["DriverVersion"] = f"{kind.driver // 1000}.{kind.driver % 1000 // 10}"
-    return told
+        known["MaxSupportedVersion"] = str(kind.driver)
+        known["DriverVersion"] = f"{kind.driver // 1000}.{kind.driver % 1000 // 10}"
+    return known
 
 
 def _put_gpus(ad: Ad, gpus: tuple[Mapping[str, str], ...]) -> None:
@@ -213,14 +213,14 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
 
 
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
-    """The first dimension in which a job ad does not fit a slot ad; None if the two match."""
+    """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
     if _match(job, slot):
         return None
     gpus = list(_gpu_clauses(job, slot))
     found = [*_numbers(job, slot), *gpus, *_job_clauses(job, slot, bool(gpus)), *_start_clauses(job, slot)]
     if not found:
         found = [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
-    return min(found, key=lambda m: ORDER.index(m.dimension))
+    return min(found, key=lambda m: DIMENSION_ORDER.index(m.dimension))
 
 
 def _match(job: Ad, slot: Ad) -> bool:
@@ -232,7 +232,7 @@ def _match(job: Ad, slot: Ad) -> bool:
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
-    """How many GPUs of the slot meet a clause of RequireGPUs."""
+    """Return the number of GPUs of the slot that meet a clause of RequireGPUs."""
     return as_number(evaluated(expression(_COUNT.format(clause=clause)), job, slot)) or 0
 
 
@@ -247,12 +247,12 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
         if asked is None and not source(job, wanted):
             continue
         if asked is None or asked > there:
-            told = "undefined" if asked is None else f"{asked:.15g}{unit}"
-            yield UnmetRequirement(dimension, told, f"{there:.15g}{unit}")
+            requested = "undefined" if asked is None else f"{asked:.15g}{unit}"
+            yield UnmetRequirement(dimension, requested, f"{there:.15g}{unit}")
 
 
 def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
-    """Clauses of RequireGPUs that fewer GPUs meet than are asked for."""
+    """Yield clauses of RequireGPUs that fewer GPUs meet than are asked for."""
     require = source(job, "RequireGPUs")
     wanted = number(job, "RequestGPUs") or 0
     if not require or _gpus_with("MY.RequireGPUs", job, slot) >= wanted:
@@ -261,16 +261,19 @@ def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     for clause in clauses(require):
         if _gpus_with(clause, job, slot) < wanted:
             none = False
-            yield _told(clause, _dimension(clause, job), job, slot, gpu=True)
+            yield _described(clause, _dimension(clause, job), job, slot, gpu=True)
     if none:  # each is met by some GPU, all of them by too few
         yield UnmetRequirement("requirements", printable(require), f"fewer than {wanted:g} GPUs meet all of it")
 
 
-def _job_clauses(job: Ad, slot: Ad, gpus_told: bool) -> Iterator[UnmetRequirement]:
-    """Clauses of Requirements that the slot does not meet; the one that counts GPUs only if no GPU clause is told."""
+def _job_clauses(job: Ad, slot: Ad, gpus_reported: bool) -> Iterator[UnmetRequirement]:
+    """Yield clauses of Requirements that the slot does not meet.
+
+    The clause that counts GPUs is left out if a GPU clause is reported.
+    """
     for clause in clauses(source(job, "Requirements") or "true"):
-        if not (gpus_told and "countmatches" in clause.lower()) and not holds(expression(clause), job, slot):
-            yield _told(clause, _dimension(clause, job), job, slot)
+        if not (gpus_reported and "countmatches" in clause.lower()) and not holds(expression(clause), job, slot):
+            yield _described(clause, _dimension(clause, job), job, slot)
 
 
 def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
@@ -290,7 +293,7 @@ def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
 
 
 def references(clause: str, ad: Ad) -> list[str]:
-    """Attributes outside ``ad`` that a clause looks at, in small letters, without scope and GPU prefix."""
+    """Return the attributes outside ``ad`` that a clause looks at, in small letters, without scope and GPU prefix."""
     parsed = expression(clause)
     if parsed is None:
         return []
@@ -300,11 +303,11 @@ def references(clause: str, ad: Ad) -> list[str]:
 
 def _dimension(clause: str, job: Ad) -> str:
     found = [_DIMENSION_OF[name] for name in references(clause, job) if name in _DIMENSION_OF]
-    return min(found, key=ORDER.index, default="requirements")
+    return min(found, key=DIMENSION_ORDER.index, default="requirements")
 
 
-def _told(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
-    """A failing clause for people: with its numbers where it is a plain bound, else as written."""
+def _described(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
+    """Return a failing clause for people: with its numbers where it is a plain bound, else as written."""
     looked_at = bound(clause, job)
     match dimension:
         case "vram" | "capability" | "driver" if looked_at:
@@ -313,27 +316,27 @@ def _told(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> 
             return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
         case "gpu-model":
             return UnmetRequirement(
-                dimension, printable(clause), printable(str(value(slot, "GPUs_DeviceName") or "not told"))
+                dimension, printable(clause), printable(str(value(slot, "GPUs_DeviceName") or "unknown"))
             )
         case "arch":
-            return UnmetRequirement(dimension, printable(clause), printable(str(value(slot, "Arch") or "not told")))
+            return UnmetRequirement(dimension, printable(clause), printable(str(value(slot, "Arch") or "unknown")))
         case _:
             return UnmetRequirement(dimension, printable(clause), _values_of(clause, job, slot, gpu))
 
 
 def _values_of(clause: str, job: Ad, slot: Ad, gpu: bool) -> str:
-    """``Name=value`` of the slot's attributes that a clause looks at."""
+    """Return ``Name=value`` of the slot's attributes that a clause looks at."""
     parsed = expression(clause)
-    told = []
+    values = []
     for name in [] if parsed is None else sorted(str(name) for name in job.externalRefs(parsed)):
         bare = name.partition(".")[2] if name.upper().startswith("TARGET.") else name
         found = value(slot, f"GPUs_{bare}" if gpu else bare)
-        told.append(f"{bare}={'not told' if found is None else found}")
-    return printable(", ".join(told) or "false")
+        values.append(f"{bare}={'unknown' if found is None else found}")
+    return printable(", ".join(values) or "false")
 
 
 def bound(clause: str, job: Ad) -> tuple[str, float] | None:
-    """``(attribute, least value)`` of a clause such as ``Capability >= 7.0`` or ``GlobalMemoryMb >= GPUsMinMemory``."""
+    """Return attribute and least value of a clause such as ``Capability >= 7.0``; None for other clauses."""
     parts = _BOUND.fullmatch(clause)
     if not parts:
         return None
@@ -343,7 +346,7 @@ def bound(clause: str, job: Ad) -> tuple[str, float] | None:
 
 def _with_unit(dimension: str, amount: float | None) -> str:
     if amount is None:
-        return "not told"
+        return "unknown"
     match dimension:
         case "vram":
             return f"{amount:.15g} MiB"
@@ -367,7 +370,7 @@ _LONGEST_LEARNT = 2000
 
 
 def received(slot: Ad) -> ReceivedSlot:
-    """What a real partitionable slot ad teaches about its drone type: hardware and software, not what it does now."""
+    """Return what a real slot ad shows about its drone type: hardware and software, not its present state."""
     learnt: dict[str, str] = {}
     for name in slot:
         text = source(slot, name)
@@ -388,9 +391,9 @@ def received(slot: Ad) -> ReceivedSlot:
 
 
 def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
-    """What arrived less than ordered, a line each."""
+    """Return a line for everything that arrived less than ordered."""
     ordered, arrived = template(kind), template(kind, got)
-    told = []
+    lines = []
     for name, unit, slack in (
         ("GPUs", "", 1.0),
         ("GPUs_GlobalMemoryMb", " MiB", 0.95),
@@ -400,8 +403,8 @@ def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
     ):
         wanted, there = number(ordered, name), number(arrived, name)
         if wanted and there is not None and there < wanted * slack:
-            told.append(f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}")
+            lines.append(f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}")
     wanted_model, model = value(ordered, "GPUs_DeviceName"), value(arrived, "GPUs_DeviceName")
     if isinstance(wanted_model, str) and isinstance(model, str) and wanted_model != model:
-        told.append(f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}")
-    return tuple(told)
+        lines.append(f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}")
+    return tuple(lines)

@@ -1,4 +1,7 @@
-"""The overlay seam for an HTCondor pool: looks through a child process, drains with the tool, admits with a token."""
+"""The overlay of an HTCondor pool: polls by a worker process, drains by the tool, a token for each drone.
+
+The probes of `provisioner check --live` are here too.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ _REMOVAL_TOKEN_S = 600.0
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
-    """The directory of the overlay's client."""
+    """Return the directory of the overlay's client."""
     return ClientDirectory("the overlay", config.collector, config.token, config.token_directory, config.client_config)
 
 
@@ -83,7 +86,7 @@ class DroneToken:
 
 
 class HTCondorOverlay:
-    """Jobs wait in the pool's schedds, drones join it as startds of their own."""
+    """Jobs that wait in the pool's schedds, and drones that join it as startds of their own."""
 
     Config = HTCondorConfig
 
@@ -96,12 +99,12 @@ class HTCondorOverlay:
         self._drainer: Drainer | None = None
         self._view: OverlayView | None = None
         self._silent: tuple[str, ...] = ()
-        """Schedds that did not answer at the newest look, those that never have as well."""
+        """Schedds that did not answer at the newest poll, those that never have as well."""
         self._witnesses = ClaimWitnesses()
         self._admitted: dict[DroneId, float] = {}
-        """Drones that no look has shown yet, and when they were admitted (monotonic)."""
+        """Drones that no poll has shown yet, and when they were admitted (monotonic)."""
         self._readers = 0
-        """Drones that ask for orders, or will: as of the newest look, so that drones of one tick may be alike."""
+        """Drones that ask for orders, or will: as of the newest poll, so that drones of one tick may be alike."""
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -139,44 +142,48 @@ class HTCondorOverlay:
         self._pool = self._completions = self._directory = self._drainer = self._orders = None
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        """UnavailableError if the collector or all schedds did not answer in time, or AuthError. A schedd that does
-        not answer
-        beside others is left out: see ``unheard`` of the view."""
+        """Poll the pool.
+
+        UnavailableError if the collector or all schedds did not answer in time, or AuthError. A schedd that does not
+        answer beside others is left out: see ``unheard`` of the view.
+        """
         if self._pool is None or self._completions is None or self._directory is None:
             raise UnavailableError("the overlay is not connected")
         self._directory.refresh()
         gpus_only = all(kind.gpu_milli for kind in types)
-        looked: OverlayView | AdapterError
+        polled: OverlayView | AdapterError
         async with asyncio.TaskGroup() as group:
-            told_of = group.create_task(self._completions.newest(gpus_only, self._silent))
+            pending = group.create_task(self._completions.newest(gpus_only, self._silent))
             try:
                 kinds, deadline_s = tuple(types), self._config.deadline
                 answer = await self._pool.call("poll_with_users", kinds, deadline_s=deadline_s)
-                looked, users, self._silent = answer
+                polled, users, self._silent = answer
                 self._witnesses.note(users, time.time())
             except AdapterError as error:
                 whom = " ".join(asked(self._directory.path / "schedds"))
-                looked = UnavailableError(f"{whom}: no answer within {deadline_s:g} s") if whom.strip() else error
-        if isinstance(looked, AuthError):
-            raise await asyncio.to_thread(explained, looked, self._config)
-        if isinstance(looked, AdapterError):
-            raise looked
-        told = told_of.result()
-        there = {slot.drone_id for slot in looked.slots}
+                polled = UnavailableError(f"{whom}: no answer within {deadline_s:g} s") if whom.strip() else error
+        if isinstance(polled, AuthError):
+            raise await asyncio.to_thread(explained, polled, self._config)
+        if isinstance(polled, AdapterError):
+            raise polled
+        history = pending.result()
+        there = {slot.drone_id for slot in polled.slots}
         if self._drainer is not None:
             await self._drainer.forget(there)
         self._count_readers(there)
         self._view = replace(
-            looked,
-            completions=told.completions,
-            notices=(*looked.notices, *told.notices),
-            mishaps=self._witnesses.believed((*looked.mishaps, *told.mishaps), time.time()),
+            polled,
+            completions=history.completions,
+            notices=(*polled.notices, *history.notices),
+            mishaps=self._witnesses.believed((*polled.mishaps, *history.mishaps), time.time()),
         )
         return self._view
 
     def _count_readers(self, there: Collection[DroneId]) -> None:
-        """Count the drones ``there`` and those that are to come: a thousand that start at once ask as often as if there
-        were no others."""
+        """Count the drones ``there`` and those that are to come.
+
+        A thousand that start at once ask as often as if there were no others.
+        """
         since = time.monotonic() - _ADMITTED_S
         self._admitted = {i: at for i, at in self._admitted.items() if i not in there and at > since}
         self._readers = len(there) + len(self._admitted)
@@ -193,11 +200,11 @@ class HTCondorOverlay:
         return [*(await probe(self._config, self._directory.env) or [no_orders(refused)]), *missing]
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        """By the slot names of the last look. A drone that was not in it has left already: that is success."""
+        """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
         if self._drainer is None or self._directory is None:
             raise UnavailableError("the overlay is not connected")
         if self._view is None:
-            fault = Fault(FaultKind.DOWN, "no look at the pool yet: its slot is not known", 0.0)
+            fault = Fault(FaultKind.DOWN, "no poll of the pool yet: its slot is unknown", 0.0)
             return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in drone_ids]
         self._directory.refresh()
         names = {slot.drone_id: slot.name for slot in self._view.slots}
@@ -227,7 +234,7 @@ class HTCondorOverlay:
         return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in ended_at]
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
-        """The drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
+        """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         try:
             token = await asyncio.to_thread(DroneToken.of(self._config, order).read)
         except SecretUnreadableError as error:
@@ -345,8 +352,10 @@ async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
 
 
 def explained(error: AuthError, config: HTCondorConfig) -> AuthError:
-    """Return an error of authentication with what our own token tells of it: HTCondor says the same of an expired
-    token, of another pool's and of garbage."""
+    """Return an error of authentication with the content of our own token.
+
+    HTCondor says the same of an expired token, of another pool's and of garbage.
+    """
     if "authenticat" not in str(error).lower() or config.token is None:
         return error
     why = explain_token(config.token, config.trust_domain, time.time())

@@ -1,4 +1,4 @@
-"""The pool as the HTCondor bindings show it: one look per call. Lives in a child process, because they block."""
+"""The pool by the HTCondor bindings, one poll per call, in a worker process, because they block."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
 
-_LOOKED_UP_PER_LOOK = 100
-"""Jobs whose waits are looked up in one look: a query each, of a millisecond or two."""
+_MAX_LOOKUPS_PER_POLL = 100
+"""Jobs whose waits are looked up in one poll: a query each, of a millisecond or two."""
 _JUDGING_S = 5.0
-"""Of one look goes into new verdicts: some ten thousand."""
+"""Time of one poll for new verdicts: some ten thousand."""
 _REJUDGED_S = 60.0
 """A verdict that depends on the time is made anew after this long."""
-_NOT_YET = UnmetRequirement("requirements", "judged at one of the next looks", "too many new classes and types at once")
+_NOT_YET = UnmetRequirement("requirements", "judged in one of the next polls", "too many new classes and types at once")
 _ITS_OWN = "UpdateSequenceNumber is undefined"
 """The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
 _SAME_START_S = 2.0
-"""Two starts of the collector are told apart by more than this."""
-_MOST_DOUBTS = 10
+"""Two starts of the collector differ by more than this."""
+_MAX_WARNINGS = 10
 """Classes of which a note says what they say wrongly."""
-_MOST_REFUSED = 1000
+_MAX_REFUSED_JOBS = 1000
 """Jobs of one schedd that the negotiator has refused and that are looked at."""
-_FORGERS_AGAIN_S = 60.0
+_FORGERS_INTERVAL_S = 60.0
 """Slots that were sent with stolen tokens are counted anew after this long."""
-_AGAIN_S = 600.0
+_RELEARN_S = 600.0
 """A drone type's received slot is looked at anew after this long."""
 
 
@@ -83,7 +83,7 @@ class NegotiationCycle:
 
 
 class PoolPoller:
-    """Serves ``poll``. Remembers what does not change from look to look: verdicts, received slots, jobs' waits."""
+    """Server of ``poll``. It remembers what seldom changes: verdicts, received slots, jobs' waits."""
 
     def __init__(
         self,
@@ -100,8 +100,11 @@ class PoolPoller:
         memory: str = "",
         answer_s: float = SCHEDD_ANSWER_TIMEOUT_S,
     ) -> None:
-        """``memory``: directory for what must outlive this process, which ends with a look that somebody keeps waiting.
-        ``answer_s``: longest wait for a schedd's answer to a trivial question."""
+        """Connect to the pool.
+
+        ``memory``: directory for what must outlive this process, which ends with a poll that is kept waiting.
+        ``answer_s``: longest wait for a schedd's answer to a trivial question.
+        """
         self._drone_identities = drone_identities
         self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
         self._owner_attribute = owner_attribute
@@ -132,18 +135,18 @@ class PoolPoller:
         """Notice of slots that were sent with stolen tokens."""
         self._forgers_at = -math.inf
         self._users: Mapping[DroneId, frozenset[str]] = {}
-        """Owners of the claims that the slots showed at the last look."""
+        """Owners of the claims that the slots showed at the last poll."""
 
     # ------------------------------------------------------------------------------------------------- the one call
 
     def poll_with_users(
         self, types: Sequence[DroneType]
     ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]], tuple[str, ...]]:
-        """Look, and return as well whose claims the slots show, and the schedds that do not answer."""
+        """Poll, and return as well the owners of the claims in the slots, and the silent schedds."""
         return self.poll(types), self._users, tuple(printable(name, 80) for name in self._schedds.silent)
 
     def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        """Slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
+        """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
         taken_at = time.time()
         with self._asked("collector", self._address):
             self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
@@ -196,7 +199,7 @@ class PoolPoller:
 
     @contextmanager
     def _asked(self, whom: str, name: str) -> Iterator[None]:
-        """Note who is asked; what the bindings raise becomes an error that names them."""
+        """Note who is asked, and raise what the bindings raise as an error that names them."""
         shown = f"{whom} {printable(name, 80)}"
         with noted(self._schedds, whom, name), self._errors.translated(shown):
             yield
@@ -204,12 +207,12 @@ class PoolPoller:
     # ---------------------------------------------------------------------------------------------- collector's side
 
     def _collector_says(self, constraint: str) -> bool:
-        """Whether an expression is true at the collector (asked of the ads of its schedds, which there must be)."""
+        """Return True if an expression is true at the collector (by the ads of its schedds; there must be some)."""
         return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
 
     def _forgers(self) -> tuple[str, ...]:
         """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
-        if self._drone_identities and time.monotonic() - self._forgers_at > _FORGERS_AGAIN_S:
+        if self._drone_identities and time.monotonic() - self._forgers_at > _FORGERS_INTERVAL_S:
             self._forgers_at = time.monotonic()
             ads = self._collector.query(
                 htcondor2.AdType.Startd,
@@ -237,10 +240,10 @@ class PoolPoller:
         }
 
     def _queues(self, ads: Mapping[str, Ad], now: float) -> list[ScheddQueue]:
-        """Return the schedds whose jobs count and that answer a trivial question. UnavailableError if there is none.
+        """Return the schedds whose jobs count and that answer a trivial question.
 
-        The others are left out, and their last answers kept for a while. Anybody can have a schedd listed: one that
-        flocks here and denies reading, or a machine that is switched off, stops nothing.
+        UnavailableError if there is none. The others are left out, and their last answers kept for a while. Anybody can
+        have a schedd listed: one that flocks here and denies reading, or a machine that is switched off, stops nothing.
         """
         known, wanted = self._schedds, self._wanted_schedds
         kept = known.kept(now)
@@ -259,11 +262,11 @@ class PoolPoller:
         ]
         if not queues:
             which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
-            lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MOST_DOUBTS))
+            lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MAX_WARNINGS))
             raise UnavailableError(
                 f"collector {self._address} does not list {which}{f'; it lists {lists}' if lists else ''}"
             )
-        if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next look
+        if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next poll
             due = known.due(queues, now)
             known.try_out(due, lambda queue: self._asked("schedd", queue.name), self._answer_s)
             queues = [queue for queue in due if queue.name not in known.silent]
@@ -289,7 +292,7 @@ class PoolPoller:
         return answered
 
     def _cycle(self) -> NegotiationCycle:
-        """When the negotiator last went round.
+        """Return the last cycle of the negotiator.
 
         Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
         cycle, in a pool without slots too.
@@ -298,18 +301,21 @@ class PoolPoller:
             htcondor2.AdType.Negotiator,
             projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
         )
-        told_of = self._collector.query(htcondor2.AdType.Accounting, projection=list(ACCOUNTING_PROJECTION))
+        accounting = self._collector.query(htcondor2.AdType.Accounting, projection=list(ACCOUNTING_PROJECTION))
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
-        ends = [moment(ad, "LastHeardFrom") for ad in told_of]
-        told = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
-        if not ends and told:
+        ends = [moment(ad, "LastHeardFrom") for ad in accounting]
+        reported = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
+        if not ends and reported:
             ends = [time.time() + self._skew_s - self._negotiation_period_s]
-        ended_at = max([*ends, *told], default=0.0)
-        return NegotiationCycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, told_of)
+        ended_at = max([*ends, *reported], default=0.0)
+        return NegotiationCycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, accounting)
 
     def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
-        """A collector that has just started knows only the startds that have called since: the others keep the slot,
-        and the age, that they had, for as long as a startd may take to call."""
+        """Return the slots with those that a collector does not know yet after a restart, and a notice.
+
+        A collector that has just started knows only the startds that have called since. The others keep the slot, and
+        the age, that they had, for as long as a startd may take to call.
+        """
         attributes = ["MonitorSelfTime", "MonitorSelfAge"]
         ads = self._collector.query(htcondor2.AdType.Collector, constraint=_ITS_OWN, projection=attributes)
         starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
@@ -331,14 +337,14 @@ class PoolPoller:
         if now - self._restarted_at < self._collector_memory_s:
             kept = tuple(slot for slot in self._last_slots if slot.drone_id not in listed)
         self._last_slots = slots + kept
-        told = [f"the collector has started anew: {len(kept)} slots are as they were before"] if kept else []
-        return self._last_slots, told
+        notices = [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
+        return self._last_slots, notices
 
     def _learn(self, seen: SlotsView, types: Sequence[DroneType], now: float) -> list[str]:
-        """One whole slot ad of each drone type, now and then: what really arrived replaces the template."""
+        """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template."""
         wanted = {kind.key: kind for kind in types}
         for _, key, name in seen.types:
-            if key not in wanted or now - self._received.get(key, (0.0, None))[0] < _AGAIN_S:
+            if key not in wanted or now - self._received.get(key, (0.0, None))[0] < _RELEARN_S:
                 continue
             found = self._collector.query(htcondor2.AdType.Startd, constraint=f"Name == {classad2.quote(name)}")
             if found:
@@ -350,8 +356,10 @@ class PoolPoller:
         return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
 
     def _devices_of(self, seen: SlotsView, now: float) -> Mapping[DroneId, int]:
-        """What a GPU that a drone gives to a job is of a real one. Of drones that have left too, while evictions of
-        their jobs are told."""
+        """Return what a GPU that a drone gives to a job is of a real one.
+
+        Drones that have left are included while evictions of their jobs are reported.
+        """
         self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
         self._devices = {
             each: known for each, known in self._devices.items() if now - known[0] <= work.EVICTION_REPORTED_S
@@ -387,7 +395,7 @@ class PoolPoller:
         by_class: dict[str, list[JobGroup]],
         constraint: str,
     ) -> dict[str, int]:
-        """Idle jobs by class that came after the last negotiation cycle had begun."""
+        """Return the number of idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
         fresh: dict[str, int] = {}
         for queue in queues:
@@ -416,21 +424,23 @@ class PoolPoller:
             refused = queue.schedd.query(
                 f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
                 projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
-                limit=_MOST_REFUSED,
+                limit=_MAX_REFUSED_JOBS,
             )
         return refusals(refused, now)
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
     ) -> dict[str, QueueWait]:
-        """How long the idle jobs of each class wait. The first and the last of their ids are looked up, once each: the
-        first was submitted first, and where that one was evicted lately the last has waited longer. First ones go
-        first: the last one changes with every submission."""
+        """Return the waits of the idle jobs of each class.
+
+        The first and the last of their ids are looked up, once each: the first was submitted first, and where that one
+        was evicted lately the last has waited longer. First ones go first: the last one changes with every submission.
+        """
         by_name = {queue.name: queue for queue in queues}
         idle = [(class_id, g) for class_id, groups in by_class.items() for g in groups if g.status == IDLE]
         wanted = dict.fromkeys([*((g.schedd, g.first) for _, g in idle), *((g.schedd, g.last) for _, g in idle)])
         unknown = (key for key in wanted if key not in self._waits and key[0] in by_name)
-        for schedd, job_id in islice(unknown, _LOOKED_UP_PER_LOOK):
+        for schedd, job_id in islice(unknown, _MAX_LOOKUPS_PER_POLL):
             waits = self._waiting(by_name[schedd], job_id)
             if waits is not None:
                 self._waits[schedd, job_id] = waits
@@ -454,8 +464,10 @@ class PoolPoller:
     # ---------------------------------------------------------------------------------------------------- verdicts
 
     def _judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
-        """A class with the types that its requirements refuse. What could not be judged ``until`` now is refused
-        for this once: the next look goes on where this one ended."""
+        """Return a class with the types that its requirements refuse.
+
+        What could not be judged ``until`` now is refused for this once: the next poll goes on where this one ended.
+        """
         if jobs.invalid:
             return jobs
         shape = groups[0].shape
@@ -489,14 +501,14 @@ class PoolPoller:
         return self._templates[kind.key]
 
     def _forget(self, by_class: dict[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        """Drop what concerns classes, jobs and types that are gone or have changed."""
+        """Drop the verdicts of classes, jobs and types that are gone or have changed."""
         for kind in types:
             if self._types.get(kind.key) != kind:
                 self._forget_type(kind.key)
         self._types = {kind.key: kind for kind in types}
         idle = [g for groups in by_class.values() for g in groups if g.status == IDLE]
-        told = {(g.schedd, job_id) for g in idle for job_id in (g.first, g.last)}
-        self._waits = {key: waits for key, waits in self._waits.items() if key in told}
+        listed = {(g.schedd, job_id) for g in idle for job_id in (g.first, g.last)}
+        self._waits = {key: waits for key, waits in self._waits.items() if key in listed}
         shapes = {g.shape for groups in by_class.values() for g in groups}
         self._verdicts = {
             key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
@@ -510,7 +522,7 @@ class PoolPoller:
 
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
-    """Whether the plain numbers already fit: if not, everybody can see why without a verdict of ours."""
+    """Return True if the plain numbers fit. If not, the reason is plain without a verdict of ours."""
     return (
         bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
         and jobs.gpu_milli <= kind.gpu_milli
@@ -523,18 +535,20 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
 
 
 def _doubts(by_class: dict[str, list[JobGroup]]) -> list[str]:
-    """A few of them: each comes from a submit file, and there may be thousands of the same."""
+    """Return a few warnings: each comes from a submit file, and there may be thousands of the same."""
     found = (
         line
         for class_id, groups in sorted(by_class.items())
         for line in share_warnings(class_id, representative(groups))
     )
-    return list(islice(found, _MOST_DOUBTS))
+    return list(islice(found, _MAX_WARNINGS))
 
 
 def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]) -> dict[str, tuple[int, str]]:
-    """Return how many idle jobs of each class no slot would help, and why: a concurrency limit is used up, or their
-    schedd runs as many jobs as it may. ``answers``: by schedd."""
+    """Return how many idle jobs of each class no slot would help, and the reason.
+
+    A concurrency limit is used up, or their schedd runs as many jobs as it may. ``answers``: by schedd.
+    """
     idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
     found: dict[str, tuple[int, str]] = {}
     reached = used_up(*(answer.refusals for answer in answers.values()))

@@ -1,8 +1,8 @@
-"""The schedds of a pool: which of them answer, and the last answer of those that do not.
+"""The schedds of a pool: those that answer, and the last answer of those that do not.
 
-Lives in the child process that looks at the pool. The bindings wait 20 s for a schedd that accepts connections and does
-not answer, and nothing shortens that. So each schedd is first asked by a process of its own, which can be ended. What
-must outlive the end of the child itself, at the deadline of a look, is kept in a directory.
+This lives in the worker process that polls the pool. The bindings wait 20 s for a schedd that accepts connections and
+does not answer, and nothing shortens that. So each schedd is first asked by a process of its own, which can be ended.
+What must outlive the end of the worker itself, at the deadline of a poll, is kept in a directory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ScheddQueue:
 
 @dataclass(frozen=True, slots=True)
 class ScheddAnswer:
-    """Keep the last answer of a schedd."""
+    """The last answer of a schedd."""
 
     taken_at: float
     groups: tuple[JobGroup, ...]
@@ -86,7 +86,7 @@ class ScheddSilence:
 
 @dataclass(slots=True)
 class ScheddRegistry:
-    """Keep what is known of schedds beyond the end of the child. ``directory``: private; None: nothing is kept."""
+    """Knowledge of schedds, kept beyond the end of the worker in ``directory`` (private; None: nothing is kept)."""
 
     memory_s: float
     directory: Path | None = None
@@ -110,7 +110,7 @@ class ScheddRegistry:
                 self.last[name] = replace(kept, taken_at=self._taken_at(name, kept.taken_at))
         whom, name = asked(self.directory)
         if whom == "schedd":
-            self.failed(name, UnavailableError("no answer before the deadline of a look"), time.time(), hung=True)
+            self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
             self.save()
         self.asking("")
 
@@ -133,8 +133,8 @@ class ScheddRegistry:
         # a clock that was set back must not silence it for long
         return min(silence.tried_at, time.time()) + min(doubled, HUNG_RETRY_S)
 
-    def try_out(self, queues: Sequence[ScheddQueue], told: Callable[[ScheddQueue], Any], wait_s: float) -> None:
-        """Ask each of the schedds for nothing. ``told``: a context in which the bindings' errors become ours."""
+    def try_out(self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float) -> None:
+        """Ask each of the schedds for nothing. ``translated``: a context in which the bindings' errors become ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             if results[queue.name]:
@@ -143,7 +143,7 @@ class ScheddRegistry:
                 self.failed(queue.name, UnavailableError(f"no answer within {wait_s:g} s"), now, hung=True)
             else:  # at once: this process may ask for the reason
                 try:
-                    with told(queue):
+                    with translated(queue):
                         queue.ask()
                     self._answers(queue.name)
                 except AdapterError as error:
@@ -184,10 +184,12 @@ class ScheddRegistry:
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
-        """Return the error of a look for which no schedd answers; it names them."""
-        told = "; ".join(f"schedd {printable(name, 80)}: {each.why}" for name, each in islice(self.silent.items(), 5))
+        """Return the error of a poll for which no schedd answers; it names them."""
+        message = "; ".join(
+            f"schedd {printable(name, 80)}: {each.why}" for name, each in islice(self.silent.items(), 5)
+        )
         first = next(iter(self.errors.values()), UnavailableError(""))
-        return type(first)(told, first.kind)
+        return type(first)(message, first.kind)
 
     def notices(self, named: Sequence[str], now: float) -> list[str]:
         """Return a line for each silent schedd. ``named``: those of the configuration."""
@@ -253,8 +255,10 @@ class ScheddRegistry:
 
 
 def asked(directory: Path) -> tuple[str, str]:
-    """Return who is being asked, or was when the process that looks was ended: ``collector`` or ``schedd``, and its
-    name; empty if nobody."""
+    """Return who is being asked, or was when the polling process was ended.
+
+    It is ``collector`` or ``schedd``, and its name; empty strings if nobody.
+    """
     try:
         whom, _, name = (directory / "asking").read_text(encoding="utf-8").partition(" ")
     except (OSError, UnicodeDecodeError):
@@ -263,8 +267,11 @@ def asked(directory: Path) -> tuple[str, str]:
 
 
 def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
-    """Call each in a process of its own, all at once: whether it returned, or None if it did not within ``wait_s``.
-    OSError if there can be no more processes."""
+    """Call each in a process of its own, all at once.
+
+    Return True for each that returned, and None if it did not within ``wait_s``. OSError if there can be no more
+    processes.
+    """
     running: dict[int, str] = {}
     found: dict[str, bool | None] = dict.fromkeys(asks)
     try:

@@ -1,4 +1,4 @@
-"""What an operator may set for an HTCondor overlay."""
+"""Options of an HTCondor overlay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 
 
 class SlotWeight(StrEnum):
-    """What SLOT_WEIGHT of the pool's slots is: the unit of its quotas."""
+    """SLOT_WEIGHT of the pool's slots: the unit of its quotas."""
 
     CPUS = "cpus"
     GPUS = "gpus"
@@ -96,7 +96,7 @@ class HTCondorConfig(BaseModel):
         default=7 * 86400.0,
         description="The same for a drone without a walltime, in place of walltime and margin.",
     )
-    deadline: PositiveDuration = Field(default=20.0, description="Longest time for one look at the pool.")
+    deadline: PositiveDuration = Field(default=20.0, description="Longest time for one poll of the pool.")
     drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")
     constraint: Expression = Field(
         default="true",

@@ -1,4 +1,4 @@
-"""Slots of our drones out of startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
+"""Slots of our drones by startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from provisioner.sharing import MOST_SHARES, share_milli
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
 _TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs_DeviceName", "RemoteOwner")
-_LONGEST = 1000
-"""Characters of a text in a slot ad: a look with a hundred forged ads of a megabyte each takes too long."""
+_MAX_TEXT = 1000
+"""Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""
 
 PROJECTION = attribute_names(
     """
@@ -32,9 +32,12 @@ DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 def ours(identities: str = "") -> str:
-    """Return the constraint for slots of drones. Ads that another drone's identity has sent, and ads with huge texts,
-    stay in the collector. ``identities``: as for ``sightings``."""
-    short = " && ".join(f"(size({name}) <= {_LONGEST}) isnt false" for name in _TEXTS)
+    """Return the constraint for slots of drones.
+
+    Ads that another drone's identity has sent, and ads with huge texts, stay in the collector. ``identities``: as for
+    ``slots_view``.
+    """
+    short = " && ".join(f"(size({name}) <= {_MAX_TEXT}) isnt false" for name in _TEXTS)
     return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
 
 
@@ -49,14 +52,14 @@ def forged(identities: str) -> str:
 
 
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
-_MOST_NOTICES = 20
-_MOST_SLOTS = 1000
+_MAX_SLOT_NOTICES = 20
+_MAX_SLOTS_PER_DRONE = 1000
 """Of one drone: no node has more GPUs, and sums stay sensible."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotObservation:
-    """One slot ad that is ours: the slot, and of which drone type it says that it is."""
+    """One slot ad that is ours: the slot, and the drone type that it claims to be."""
 
     slot: Slot
     type: TypeKey
@@ -71,6 +74,8 @@ class SlotObservation:
 
 @dataclass(frozen=True, slots=True)
 class SlotsView:
+    """Slots of our drones, with notices about other ads."""
+
     slots: tuple[Slot, ...]
     types: tuple[tuple[DroneId, TypeKey, str], ...]
     """Drone, its type and the name of its (first) slot."""
@@ -86,7 +91,7 @@ class SlotsView:
 def slots_view(
     ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float], identities: str = ""
 ) -> SlotsView:
-    """One slot per drone of this controller, and a line for each ad that makes no sense.
+    """Return one slot per drone of this controller, and a line for each ad that makes no sense.
 
     ``to_our_clock`` turns a time of the collector's clock into one of ours. ``identities``: the identity that each
     drone has, with ``{drone}`` for its id. An ad that another drone's identity has sent is left out. (One that none of
@@ -109,20 +114,20 @@ def slots_view(
     slots, types, device_milli, users = [], [], {}, {}
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
-        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MOST_SLOTS]
+        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MAX_SLOTS_PER_DRONE]
         if len(same) < len(seen):
             notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
         slots.append(_together(same))
         types.append((drone_id, same[0].type, same[0].ad_name))
         device_milli[drone_id] = same[0].device_milli
         users[drone_id] = frozenset[str]().union(*(each.users for each in same))
-    if len(notices) > _MOST_NOTICES:
-        notices[_MOST_NOTICES - 1 :] = [f"and {len(notices) - _MOST_NOTICES + 1} more oddities of slots"]
+    if len(notices) > _MAX_SLOT_NOTICES:
+        notices[_MAX_SLOT_NOTICES - 1 :] = [f"and {len(notices) - _MAX_SLOT_NOTICES + 1} more oddities of slots"]
     remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
     return SlotsView(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
 
 
-_SAME_CLOCK_S = 60.0
+_CLOCK_STEP_S = 60.0
 """Clocks that are less than about half of this apart are taken for the same."""
 
 
@@ -175,18 +180,20 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
 def _users(ad: Ad) -> frozenset[str]:
     """Return the users whose claims a slot shows, without their domains: as ``Owner`` of a job has them."""
     children = value(ad, "ChildRemoteOwner")
-    named = [value(ad, "RemoteOwner"), *(children[:_MOST_SLOTS] if isinstance(children, list) else ())]
+    named = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
     users = {printable(each.partition("@")[0], 80) for each in named if isinstance(each, str)}
     return frozenset(users - {""})
 
 
 def _retires_at(ad: Ad, heard_at: float) -> float:
-    """Return when the startd takes no more jobs, on our clock, in whole minutes of difference between the clocks: ads
-    are under way for seconds, and a time that changes with each of them would be news of each drone at each look."""
+    """Return when the startd takes no more jobs, on our clock, in whole minutes of difference between the clocks.
+
+    Ads are under way for seconds, and a time that changes with each of them would be news of each drone at each poll.
+    """
     retires_at, told_at = float(whole(ad, "DroneRetiresAt")), moment(ad, "MyCurrentTime")
     if not (retires_at and told_at and heard_at):
         return retires_at
-    off_s = round((heard_at - told_at) / _SAME_CLOCK_S) * _SAME_CLOCK_S
+    off_s = round((heard_at - told_at) / _CLOCK_STEP_S) * _CLOCK_STEP_S
     return max(0.0, retires_at + off_s)
 
 
@@ -195,7 +202,7 @@ def _device_milli(ad: Ad) -> int:
 
 
 def _free_gpu_milli(ad: Ad) -> int:
-    """All of its GPUs, less the shares that jobs have: what rounding leaves of a GPU is nobody's."""
+    """Return the slot's GPUs less the shares that jobs have. Remainders of rounding are left out."""
     each, free = _device_milli(ad), whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
@@ -204,13 +211,13 @@ def _free_gpu_milli(ad: Ad) -> int:
 
 
 def _idle_from(ad: Ad, heard: float) -> float:
-    """Since when, by the startd's clock, nothing is carved from the slot."""
+    """Return since when, by the startd's clock, nothing is carved from the slot."""
     name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
     return moment(ad, name) or moment(ad, "EnteredCurrentState") or moment(ad, "MyCurrentTime") or heard
 
 
 def _claims(ad: Ad) -> int:
-    """Claims in the slot. Claimed and idle is claimed: its job may be on the way."""
+    """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
         return int(str(value(ad, "State")).lower() in _CLAIMED)
     children = value(ad, "ChildState")
@@ -232,7 +239,7 @@ def _state(ad: Ad, jobs: int) -> SlotState:
 
 
 def _never_starts(ad: Ad) -> bool:
-    """Whether START is false whatever the job."""
+    """Return True if START is false whatever the job."""
     tree = expression(source(ad, "Start")) if source(ad, "Start") else None
     if tree is None:
         return False
@@ -241,7 +248,7 @@ def _never_starts(ad: Ad) -> bool:
 
 
 def _together(seen: list[SlotObservation]) -> Slot:
-    """The slots of one startd as one: a drone may offer a slot per GPU."""
+    """Return the slots of one startd as one: a drone may offer a slot per GPU."""
     first = seen[0].slot
     if len(seen) == 1:
         return first

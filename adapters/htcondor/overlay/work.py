@@ -1,4 +1,9 @@
-"""Work at stake in our drones and what evictions have cost: runs of jobs in them, as the jobs' schedds have them."""
+"""Runs of jobs in our drones by the ads of their schedds: work at stake, evictions, and failures.
+
+Users can write nearly anything into the ads of their jobs, the slot of the last run and the reason of a hold included.
+So a failure counts only if the drone's own slot has shown a claim of the job's owner within the last quarter of an
+hour.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 
 EVICTION_REPORTED_S = 900.0
-"""An eviction is told for this long."""
+"""An eviction is reported for this long."""
 
 WORK_PROJECTION = attribute_names(
     """
@@ -41,8 +46,11 @@ _MAX_DEVICES_PER_JOB = 4096
 
 
 def constraint(controller: str, since: float) -> str:
-    """Put to the jobs: those that run in a drone of ours, left one after ``since`` (by the schedd's clock), or have
-    been held in one since then for a reason that may be the drone's."""
+    """Return the constraint for jobs that concern our drones.
+
+    They run in one, left one after ``since`` (by the schedd's clock), or have been held in one since then for a reason
+    that may be the drone's.
+    """
     ours = classad2.quote(f"@{controller}-")
     runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
     left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
@@ -71,12 +79,14 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class PoolWork:
+    """Work in drones."""
+
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     mishaps: tuple[JobFailure, ...] = ()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
-        """Slots with the work that is at stake in them, whose it is, and since when it goes on."""
+        """Return the slots with the work at stake in them, its owner and its start."""
         runs: dict[DroneId, list[JobRun]] = {}
         for run in self.runs:
             runs.setdefault(run.drone_id, []).append(run)
@@ -101,7 +111,7 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
 
 
 def together(parts: Iterable[PoolWork]) -> PoolWork:
-    """The work of several schedds."""
+    """Return the work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
     mishaps = tuple(mishap for part in each for mishap in part.mishaps)
@@ -115,8 +125,11 @@ def work(
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
 ) -> PoolWork:
-    """What the jobs of one schedd tell. ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock.
-    ``device_milli``: what a GPU that a drone gives to a job is of a real one, as far as known."""
+    """Return the work by the job ads of one schedd.
+
+    ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock. ``device_milli``: what a GPU that a drone gives
+    to a job is of a real one, as far as known.
+    """
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     mishaps: list[JobFailure] = []
@@ -149,7 +162,7 @@ def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> 
 
 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
-    """The drone of this controller in whose slot a job runs or ran, by the attribute that names the slot."""
+    """Return the drone of this controller whose slot an attribute of a job names; None for other slots."""
     found = value(ad, name)
     parts = _HOST.fullmatch(found[:_LONGEST]) if isinstance(found, str) else None
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
@@ -162,8 +175,11 @@ def _job_id(ad: Ad) -> str:
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:
-    """GPUs that a job holds, in thousandths: whole ones, or a share. Of one without, CPUs. In a drone that is not known
-    any more it is taken to have held what it asked for."""
+    """Return the GPUs that a job holds, in thousandths.
+
+    Of a job without GPUs its CPUs count. In a drone that is not known any more a job is taken to have held what it
+    asked for.
+    """
     gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
     if not gpus:
         return (_amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
@@ -178,14 +194,14 @@ def _amount(ad: Ad, given: str, asked: str) -> int:
 
 
 def _began(ad: Ad) -> float:
-    """When the run that goes on now began, by the schedd's clock; 0 while its input is still on the way."""
+    """Return when the run that goes on now began, by the schedd's clock; 0 while its input is still on the way."""
     # after a restart the schedd keeps the old time until the new run has begun
     began = moment(ad, "JobCurrentStartExecutingDate")
     return began if began >= moment(ad, "JobCurrentStartDate") else 0.0
 
 
 def _saved(ad: Ad) -> float:
-    """When the job's files last went home, by the schedd's clock; 0 if they never did.
+    """Return when the job's files last went home, by the schedd's clock; 0 if they never did.
 
     HTCondor sets LastCkptTime for its own checkpoints alone. A job that checkpoints itself, or whose files go home when
     it is evicted, shows by its transfers; one that is still under way saves nothing, but the one before it did.
@@ -197,7 +213,7 @@ def _saved(ad: Ad) -> float:
 def _eviction(
     ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
 ) -> Eviction | None:
-    """The end of a job's last run, if that was in a drone of ours and neither the job's own nor its owner's wish."""
+    """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
     left = moment(ad, "LastVacateTime")
     drone_id = drone_named(ad, "LastRemoteHost", controller)
     if not left or drone_id is None:
@@ -219,7 +235,7 @@ def _eviction(
 
 
 def _last_run(ad: Ad) -> tuple[float, float] | None:
-    """When the run that an eviction ended was given its slot, and when it began to execute (0: never).
+    """Return when the run that an eviction ended was given its slot, and when it began to execute (0: never).
 
     None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
     """
@@ -227,14 +243,14 @@ def _last_run(ad: Ad) -> tuple[float, float] | None:
     if status == IDLE and whole(ad, "LastJobStatus") in RUNS:
         start = moment(ad, "JobCurrentStartDate")
         return start, executed if executed >= start else 0.0
-    # It runs again. Whether it was held in between is not to be told if it ever was: the slot's work must do then.
+    # It runs again. Whether it was held in between is unknown if it ever was: the slot's work must do then.
     if status in RUNS and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
         return start, executed if start <= executed < moment(ad, "JobCurrentStartDate") else start
     return None
 
 
 def _cut_off(ad: Ad, start: float, left: float) -> float:
-    """When a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
+    """Return when a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
     lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
     return lost if start <= lost <= left and not lost < heard <= left else left
 
@@ -247,7 +263,7 @@ not be transferred (a scratch directory that is full, or cannot be written to)."
 HELD = 5
 _CLAIM_REMEMBERED_S = 900.0
 _MAX_FAILURES_PER_POLL = 1000
-"""Failures told in one look, the newest."""
+"""Largest number of failures in one poll, the newest."""
 _MAX_WITNESSED_DRONES = 20_000
 """Drones whose users are remembered. More ids than that are forged."""
 MAX_WITNESSED_USERS = 200
@@ -263,8 +279,10 @@ def cause_of_hold(ad: Ad) -> str:
 
 
 def cause_of_end(ad: Ad, run_s: float) -> str:
-    """Return the failure of a job that has left the queue after a last run of ``run_s`` seconds; empty if it was none,
-    or took too long for one of the node's."""
+    """Return the failure of a job that left the queue after a last run of ``run_s`` seconds.
+
+    Empty if it was none, or took too long for one of the node's.
+    """
     by_signal, code = value(ad, "ExitBySignal") is True, value(ad, "ExitCode")
     failed = by_signal or (isinstance(code, int) and code != 0)
     if run_s > SHORT_RUN_S or not failed:
@@ -274,8 +292,10 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
 
 @dataclass(slots=True)
 class ClaimWitnesses:
-    """Users whose claims the slots of drones have shown, when each was shown last, and the failures that are believed.
-    A job's ad tells its newest failure only: the others are remembered."""
+    """Users whose claims the slots of drones have shown, and the failures that are believed.
+
+    A job's ad has its newest failure only: the others are remembered.
+    """
 
     _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
     _known: dict[JobFailure, None] = field(default_factory=dict)
@@ -296,9 +316,9 @@ class ClaimWitnesses:
 
     def believed(self, mishaps: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
-        told = (each for each in mishaps if each.owner and each.owner in self._seen.get(each.drone_id, ()))
+        witnessed = (each for each in mishaps if each.owner and each.owner in self._seen.get(each.drone_id, ()))
         since, until = now - _CLAIM_REMEMBERED_S, now + _CLAIM_REMEMBERED_S
-        found = [each for each in {**self._known, **dict.fromkeys(told)} if since <= each.at <= until]
+        found = [each for each in {**self._known, **dict.fromkeys(witnessed)} if since <= each.at <= until]
         newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]
         self._known = dict.fromkeys(newest)
         return tuple(newest)

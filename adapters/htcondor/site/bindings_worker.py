@@ -1,4 +1,4 @@
-"""HTCondor's bindings at work: one schedd and its collector. Lives in a child process, because they block."""
+"""The worker process with HTCondor's Python bindings, which block: one schedd and its collector."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _KINDS = (
     ),  # EACCES: this identity cannot own jobs; disabled
     (re.compile(r"Schedd says -[234]\b|MAX_JOBS|exceed|quota", re.IGNORECASE), FaultKind.QUOTA),
 )
-"""What a refusal says, first match; else the order itself is wrong. -2 to -4: MAX_JOBS_SUBMITTED, _PER_OWNER and
-_PER_SUBMISSION."""
+"""Kinds by words of a refusal, first match; else the order itself is wrong. -2 to -4: MAX_JOBS_SUBMITTED, _PER_OWNER
+and _PER_SUBMISSION."""
 
 
 class BindingsWorker:
@@ -40,7 +40,7 @@ class BindingsWorker:
         self._schedds: dict[str, Any] = {}
 
     def jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> list[Ad]:
-        """``schedd`` "" is ours."""
+        """Return jobs of a schedd; ``schedd`` "" is ours."""
         return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
 
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
@@ -57,7 +57,7 @@ class BindingsWorker:
             return list(self._collector.query(what, constraint=constraint, projection=list(projection)))
 
     def _asked(self, name: str, question: Any) -> Any:
-        """One that has been restarted has another address: it is looked up again when it does not answer."""
+        """Ask a schedd. A restarted one has another address: it is looked up again when it does not answer."""
         known = name in self._schedds
         try:
             with self._errors.translated(f"schedd {name or self._name or 'of the site'}"):
@@ -91,7 +91,10 @@ class BindingsWorker:
         return named[0]
 
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
-        """All of ``rows`` or none. A refusal is one that the schedd gave, or that a question afterwards confirms."""
+        """Submit all drones or none, and return the cluster id.
+
+        A refusal is one that the schedd gave, or that a question afterwards confirms.
+        """
         schedd = self._schedd("")
         items = ({"drone_id": drone_id} for drone_id in drone_ids)
         try:
@@ -108,11 +111,11 @@ class BindingsWorker:
                 with self._errors.translated("spooling"):
                     schedd.spool(result)
             except AdapterError as error:
-                raise self._taken_back(result.cluster(), error) from None
+                raise self._withdraw(result.cluster(), error) from None
         return int(result.cluster())
 
     def _not_submitted(self, error: UnavailableError, drone_ids: Sequence[str]) -> AdapterError:
-        """A refusal, if the schedd says so and a question confirms that nothing is there; else nobody knows."""
+        """Return RejectedError if the schedd refused and a question confirms that no job is there."""
         if not _REFUSAL.search(str(error)):
             return OutcomeUnknownError(str(error))
         try:
@@ -124,8 +127,8 @@ class BindingsWorker:
         kinds = (kind for sign, kind in _KINDS if sign.search(str(error)))
         return RejectedError(str(error), next(kinds, FaultKind.CONFIG))
 
-    def _taken_back(self, cluster: int, error: AdapterError) -> AdapterError:
-        """Jobs whose files did not arrive would never run; if they cannot be removed now, their own policy does it."""
+    def _withdraw(self, cluster: int, error: AdapterError) -> AdapterError:
+        """Remove jobs whose files did not arrive: they would never run. If that fails now, their own policy does it."""
         try:
             self._remove(f"ClusterId == {int(cluster)}", "its files could not be sent", False)
         except AdapterError:
@@ -133,7 +136,7 @@ class BindingsWorker:
         return RejectedError(f"files could not be sent: {error}", FaultKind.DOWN)
 
     def remove(self, job_ids: Sequence[str], why: str, force: bool) -> None:
-        """Those that are not there any more are no error."""
+        """Remove jobs. Those that are gone are no error."""
         self._remove(list(job_ids), why, force)
 
     def _remove(self, which: list[str] | str, why: str, force: bool) -> None:

@@ -1,6 +1,8 @@
-"""The site's side of blocking, as HTCondor configuration: what free GPUs keep, and who makes room for whom.
+"""Blocking at the site, as HTCondor configuration, and the audit of the configuration that runs there.
 
-The text is added to the site's own (``config.d``): what the site has of START, RANK and the rest stays in force.
+The configuration is added to the site's own (``config.d``): its START, RANK and the rest stay in force. The audit
+submits nothing. A startd publishes its START, RANK and the rest in its ads; they are evaluated here, on the node as it
+would be if it were empty, for a job without a GPU that takes one unit more than the reserve leaves it.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 
 BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?= True)"
-"""What tells a drone's job from others, at startd and negotiator. Who lies about it only puts himself last."""
+"""True for a drone's job, at startd and negotiator. Users who lie about it only put themselves last."""
 USES_RESERVE = "ProvisionerUsesReserve"
-"""Job attribute of CPU drones that may have what free GPUs keep, while no GPU job waits in the overlay."""
+"""Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
 MEMORY_QUANTUM_MIB = 128
 """The startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)."""
 DISK_QUANTUM_KIB = 1024
 OWNER_RANK = 1_000_000
-"""What a job that is no drone has more than a drone. What the site's own RANK tells apart is less, and still counts."""
+"""Rank that other jobs have beyond that of drones. Differences by the site's own RANK are smaller, and still count."""
 
 HEAD_START_S = 90
 """Two ticks of 15 s and a negotiation cycle of 60 s, HTCondor's and our own default; the grace comes on top."""
@@ -37,7 +39,7 @@ _IN_NAMES = string.ascii_letters + string.digits + "._-"
 
 
 def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BACKFILL) -> str:
-    """Configuration text that enforces ``policy.blocking`` and the owner's priority; the same for the same policy.
+    """Return configuration that enforces ``policy.blocking`` and the owner's priority; the same for the same policy.
 
     ``backfill``: ClassAd expression that is true for a drone's job (``TARGET.`` is the job).
     """
@@ -74,7 +76,7 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         "#",
         "# On a partitionable slot MY.Cpus, MY.Memory, MY.Disk and MY.GPUs are what is left in it. START demands that,",
         "# once this job has started, every GPU that is then still free finds its share:",
-        *(f"#   {line}" for line in _told(reserves)),
+        *(f"#   {line}" for line in _reserve_lines(reserves)),
         "# It also stops a GPU job that takes more than the other free GPUs can spare.",
         "",
         *_per_gpu("PROVISIONER_CPUS_PER_GPU", reserves, lambda r: r.cpus),
@@ -95,7 +97,7 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _told(reserves: Sequence[Reserve]) -> Iterator[str]:
+def _reserve_lines(reserves: Sequence[Reserve]) -> Iterator[str]:
     for reserve in reserves:
         sizes = [
             *([f"{reserve.cpus} CPUs"] if reserve.cpus else []),
@@ -107,7 +109,7 @@ def _told(reserves: Sequence[Reserve]) -> Iterator[str]:
 
 
 def _asked(reserves: Sequence[Reserve]) -> Iterator[tuple[str, str, str]]:
-    """What a job takes of each resource that some reserve keeps, rounded up as the startd does."""
+    """Yield what a job takes of each resource that some reserve keeps, rounded up as the startd does."""
     if any(r.cpus for r in reserves):
         yield "Cpus", "CPUS", "(TARGET.RequestCpus ?: 1)"
     if any(r.memory_mib for r in reserves):
@@ -117,22 +119,22 @@ def _asked(reserves: Sequence[Reserve]) -> Iterator[tuple[str, str, str]]:
 
 
 def _per_gpu(name: str, reserves: Sequence[Reserve], size: Callable[[Reserve], int], unit: str = "") -> Iterator[str]:
-    """One macro: the share of the first reserve whose nodes hold this one."""
+    """Yield one macro: the share of the first reserve whose nodes hold this one."""
     if any(map(size, reserves)):
         if unit:
             yield f"# {unit}"
         yield f"{name} = {_by_class(reserves, lambda r: str(size(r)), '0')}"
 
 
-def _by_class(reserves: Sequence[Reserve], told: Callable[[Reserve], str], otherwise: str) -> str:
-    """Nested choice by node; ends where a reserve is for all nodes or the rest makes no difference."""
+def _by_class(reserves: Sequence[Reserve], text: Callable[[Reserve], str], otherwise: str) -> str:
+    """Return a nested choice by node; it ends where a reserve is for all nodes or the rest makes no difference."""
     if not reserves:
         return otherwise
     first, rest = reserves[0], reserves[1:]
     if "*" in first.nodes:
-        return told(first)
-    after = _by_class(rest, told, otherwise)
-    return after if after == told(first) else f"ifThenElse({_is_node(first.nodes)}, {told(first)}, {after})"
+        return text(first)
+    after = _by_class(rest, text, otherwise)
+    return after if after == text(first) else f"ifThenElse({_is_node(first.nodes)}, {text(first)}, {after})"
 
 
 def _is_node(patterns: Sequence[str]) -> str:
@@ -140,7 +142,10 @@ def _is_node(patterns: Sequence[str]) -> str:
 
 
 def pattern(node_pattern: str) -> str:
-    """A node pattern of the site's file as a regular expression without backslashes (ClassAd strings double them)."""
+    """Return a node pattern of the site's file as a regular expression.
+
+    It has no backslashes, because ClassAd strings double them.
+    """
     found, at = "", 0
     while at < len(node_pattern):
         each = node_pattern[at]
@@ -155,7 +160,7 @@ def pattern(node_pattern: str) -> str:
 
 
 def _one_of(brackets: str) -> str:
-    """``[a-c]`` letter by letter: the two languages differ in what ranges and hyphens mean there."""
+    """Return ``[a-c]`` letter by letter: the two languages differ in what ranges and hyphens mean there."""
     fitting = "".join(c for c in _IN_NAMES if fnmatchcase(c, brackets))
     return f"[{fitting}]" if fitting else "(?!)"
 
@@ -166,7 +171,7 @@ def _released(reserves: Sequence[Reserve]) -> list[str]:
     where = _by_class(reserves, lambda r: "True" if r.when is ReserveWhen.GPU_DEMAND else "False", "False")
     return [
         "# While no GPU job waits in the overlay the provisioner's own CPU drones may use the share; it asks them to",
-        "# leave when one does. Any user can write the mark into his job: say in PROVISIONER_TRUSTED_JOBS, in a file",
+        "# leave when one does. Any user can write the mark into their job: say in PROVISIONER_TRUSTED_JOBS, in a file",
         '# before this one, whose jobs may, say:  PROVISIONER_TRUSTED_JOBS = TARGET.User == "grid@site.example.org"',
         f"PROVISIONER_RELEASED = (TARGET.{USES_RESERVE} =?= True && {where} && ($(PROVISIONER_TRUSTED_JOBS:True)))",
     ]
@@ -194,16 +199,19 @@ STARTD_JOB_ATTRS = $(STARTD_JOB_ATTRS) {" ".join(JOB_ATTRS)}
 
 
 def _head_start(policy: SitePolicy) -> str:
-    """Seen with real pools: asked and preempted at once, twice as many drones leave as the owner needs, for the
-    negotiator does not know that room is being made. In START of the drone's own slot, not in RANK: a claim keeps the
-    rank that it began with, and a rank that grows with age lets the owner's jobs throw out each other (seen too)."""
+    """Return the part of START that gives drones time to leave for a waiting job.
+
+    Seen with real pools: asked and preempted at once, twice as many drones leave as the owner needs, for the negotiator
+    does not know that room is being made. It is in START of the drone's own slot, not in RANK: a claim keeps the rank
+    that it began with, and a rank that grows with age lets the owner's jobs throw out each other (seen too).
+    """
     if not policy.preempt_proactively:
         return ""
     head_start_s = round(policy.grace_s) + HEAD_START_S
     return f"""\
 #
 # The provisioner asks drones to leave for a waiting job, those whose work is least, as soon as it sees the job. For
-# the job's first {head_start_s} s (the grace, two looks of the provisioner and a negotiation) it therefore takes no
+# the job's first {head_start_s} s (the grace, two polls of the provisioner and a negotiation) it therefore takes no
 # drone's slot by force, or twice as many drones would go. After that it does. (QDate is then significant: jobs
 # submitted at different times are negotiated apart. If that costs the schedd too much, set it to 0 in a later file.)
 PROVISIONER_HEAD_START = {head_start_s}
@@ -233,7 +241,7 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
 
 
 def _foot(policy: SitePolicy, types: Sequence[DroneType]) -> str:
-    """Drone types that no reserve covers: said where the admin reads."""
+    """Return the end of the text, with comments on drone types that no reserve covers."""
     uncovered = [
         f"# Drone type {kind.name} takes {asked:g} {what} per GPU and no reserve keeps that much ({most} at most): once"
         " CPU work\n# has filled the rest of a node, the last free GPUs there get no such drone."
@@ -251,7 +259,7 @@ def _foot(policy: SitePolicy, types: Sequence[DroneType]) -> str:
 
 _DRONE: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
-_MOST_TRIES = 200
+_MAX_IDENTITY_TRIES = 200
 """Values tried for attributes of jobs that START looks at, per probe."""
 
 
@@ -296,9 +304,9 @@ def gaps(
     requirements: Mapping[str, str] = {},
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
-    """Every gap that the slot ads show, by node; one per node and dimension.
+    """Return every gap that the slot ads show, by node; one per node and dimension.
 
-    ``requirements``: by type name, what the site's admin demands of a slot. ``drone``: attributes that the drones' jobs
+    ``requirements``: by type name, the site admin's requirements on a slot. ``drone``: attributes that the drones' jobs
     have beside the usual ones.
     """
     probe = {**_DRONE, **drone}
@@ -322,7 +330,7 @@ def _of_place(
     reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
     if not start_of(slot):
         yield AuditFinding(
-            machine.name, "start", "the slot ads do not tell START: what the node enforces cannot be seen from here"
+            machine.name, "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
         )
         return
     if reserve is not None and slot.all.gpus:
@@ -347,12 +355,12 @@ def _reserve_gap(
 ) -> Iterator[AuditFinding]:
     gpus = slot.all.gpus
     there, wanted = dimension.of(slot.all), dimension.kept_per_gpu(reserve) * gpus
-    told = f"{gpus} free GPUs keep {{}} of {there} {dimension.unit}, wanted {wanted}"
+    kept = f"{gpus} free GPUs keep {{}} of {there} {dimension.unit}, wanted {wanted}"
     if wanted > there:
         yield AuditFinding(
             machine.name,
             dimension.name,
-            f"{told.format('at most all')}: more than the node has; write at most {there // gpus} per GPU into"
+            f"{kept.format('at most all')}: more than the node has; write at most {there // gpus} per GPU into"
             " `blocking` for it",
         )
         return
@@ -378,7 +386,7 @@ def _reserve_gap(
 
 
 def _with_free(slot: MachineSlot, gpus: int) -> Ad:
-    """The empty place with but so many GPUs still free."""
+    """Return the empty slot with only so many GPUs still free."""
     if gpus == slot.all.gpus:
         return slot.ad
     state = classad2.ClassAd()
@@ -391,8 +399,10 @@ _Whose = tuple[str, object] | tuple[()]
 
 
 def _accepted(state: Ad, slot: MachineSlot, dimension: _AuditedResource, size: int) -> _Whose | None:
-    """Whether START takes a job without GPU of this size: () for anybody's, or an attribute and value of those whose
-    it takes. None if it takes none that could be thought of."""
+    """Return () if START takes a job without GPU of this size from anybody.
+
+    If it takes one only of some jobs, return an attribute and value of theirs. None if it takes none that was tried.
+    """
     start = start_of(slot)
     if holds(expression(start), state, _cpu_job(dimension, size)):
         return ()
@@ -407,7 +417,7 @@ def _accepted(state: Ad, slot: MachineSlot, dimension: _AuditedResource, size: i
 def _most_accepted(
     state: Ad, slot: MachineSlot, dimension: _AuditedResource, low: int, high: int, whose: _Whose
 ) -> int:
-    """The largest job that START takes, at least ``low``, which it does take."""
+    """Return the size of the largest job that START takes, which is at least ``low``."""
     start = expression(start_of(slot))
     low = max(low, 1)
     while low < high:
@@ -428,7 +438,7 @@ def _cpu_job(dimension: _AuditedResource, size: int) -> Ad:
 
 
 def _identities(start: str, state: Ad) -> Iterator[tuple[str, object]]:
-    """Attributes of a job that START looks at beside its size, each with the values that START itself mentions."""
+    """Yield attributes of a job that START looks at beside its size, each with the values that START mentions."""
     parsed = expression(start)
     if parsed is None:
         return
@@ -441,7 +451,7 @@ def _identities(start: str, state: Ad) -> Iterator[tuple[str, object]]:
     for name in sorted(n for n in names if n.lower() not in known):
         for literal in literals:
             tries += 1
-            if tries > _MOST_TRIES:
+            if tries > _MAX_IDENTITY_TRIES:
                 return
             yield name, classad2.ExprTree(literal).eval()
 
@@ -456,7 +466,10 @@ def _job(kind: DroneType, drone: Mapping[str, object]) -> Ad:
 def _drone_gaps(
     machine: Machine, slot: MachineSlot, hosted: Sequence[DroneType], drone: Mapping[str, object]
 ) -> Iterator[AuditFinding]:
-    """CPU drones are left out: they find no room where the reserve is all that there is, and shall not."""
+    """Yield drone types that START refuses.
+
+    CPU drones are left out: they find no room where the reserve is all that there is, and shall not.
+    """
     start = expression(start_of(slot))
     refused = [kind.name for kind in hosted if kind.gpu_milli and evaluated(start, slot.ad, _job(kind, drone)) is False]
     if refused:
@@ -473,26 +486,26 @@ def _preemption_gaps(
 ) -> Iterator[AuditFinding]:
     ad, ours, theirs = slot.ad, request(SlotResources(1, 1, 128, 1), drone), request(SlotResources(1, 1, 128, 1))
 
-    def told(name: str, job: Ad) -> float | None:
+    def evaluate(name: str, job: Ad) -> float | None:
         text = source(ad, name)
         return as_number(evaluated(expression(text), ad, job)) if text else None
 
-    if (told("Rank", theirs) or 0) <= (told("Rank", ours) or 0):
+    if (evaluate("Rank", theirs) or 0) <= (evaluate("Rank", ours) or 0):
         yield AuditFinding(
             machine.name,
             "preemption",
             "RANK does not prefer other jobs to drones: the owner's job waits until a drone leaves, unless the"
             f" negotiator preempts by user priority, which cannot be seen from here; {_repair(policy.site)}",
         )
-    retirement_s = told("MaxJobRetirementTime", ours) or 0
+    retirement_s = evaluate("MaxJobRetirementTime", ours) or 0
     if retirement_s > 0:
         yield AuditFinding(
             machine.name,
             "retirement",
-            f"a preempted drone may run on for {retirement_s:.0f} s before it is told (MAXJOBRETIREMENTTIME), wanted 0:"
-            f" the owner waits so long; {_repair(policy.site)}",
+            f"a preempted drone may run on for {retirement_s:.0f} s before it gets SIGTERM (MAXJOBRETIREMENTTIME),"
+            f" wanted 0: the owner waits so long; {_repair(policy.site)}",
         )
-    vacate_s = told("MachineMaxVacateTime", ours)
+    vacate_s = evaluate("MachineMaxVacateTime", ours)
     if vacate_s is not None and vacate_s < policy.grace_s:
         yield AuditFinding(
             machine.name,
@@ -504,7 +517,7 @@ def _preemption_gaps(
 
 
 def _idle_patterns(machines: Sequence[Machine], policy: SitePolicy) -> Iterator[AuditFinding]:
-    """Node patterns of the policy that no node of the site has."""
+    """Yield node patterns of the policy that match no node of the site."""
     for each in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
         if not any(fnmatchcase(machine.name, each) for machine in machines):
             known = ", ".join(machine.name for machine in machines[:3]) + (", ..." if len(machines) > 3 else "")

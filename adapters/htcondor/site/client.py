@@ -220,7 +220,7 @@ class BindingsClient(_SiteClient):
 
 
 class CondorToolsClient(_SiteClient):
-    """The schedd, as whoever the tools' configuration makes us."""
+    """The schedd, as the identity that the tools' configuration gives us."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str) -> None:
         root = config.tools.directory if config.tools.ssh else str(config.work_directory.absolute())
@@ -257,7 +257,7 @@ class CondorToolsClient(_SiteClient):
         return await self._ads(argv, "Name")
 
     async def _ads(self, argv: Sequence[str], key: str) -> Sequence[Ad]:
-        """What a question is answered with; each ad holds ``key``, or the answer is torn."""
+        """Return the ads that a tool prints; each holds ``key``, or the answer is cut off."""
         done = await self._run(argv, self._config.deadline)
         if done.code:
             raise await self._why(done)
@@ -267,7 +267,7 @@ class CondorToolsClient(_SiteClient):
         return ads
 
     async def _schedd(self) -> str:
-        """The name of our schedd, once it is known."""
+        """Return the name of our schedd, looked up once."""
         if not self._schedd_name:
             names = await self._schedds()
             if not names:
@@ -286,7 +286,7 @@ class CondorToolsClient(_SiteClient):
         return sorted(done.out.decode(errors="replace").split())
 
     async def _why(self, done: Finished) -> AdapterError:
-        """A tool's failure as an error. That the collector refuses us only ``condor_status`` tells."""
+        """Return a tool's failure as an error. Only ``condor_status`` tells that the collector refuses us."""
         if _NOT_FOUND.search(_words(done)) and not _DENIED.search(_words(done)):
             try:
                 await self._schedds()
@@ -313,7 +313,7 @@ class CondorToolsClient(_SiteClient):
         return int(submitted[1])
 
     async def _not_submitted(self, done: Finished, batch: SubmitDescription) -> AdapterError:
-        """What a failed submit means: unless it never reached the schedd, ask whether its jobs are there."""
+        """Return the error of a failed submit. Unless it never reached the schedd, ask whether its jobs are there."""
         error = await self._why(done)
         if isinstance(error, AuthError) or _NOT_BEGUN.search(_words(done)):
             return error
@@ -374,14 +374,14 @@ class CondorToolsClient(_SiteClient):
 
 
 def _attributes(projection: Sequence[str], *always: str) -> list[str]:
-    """The option that says which attributes are wanted; none for all of them, as an empty projection is."""
+    """Return the option that selects attributes; none for all of them, as an empty projection is."""
     names = dict.fromkeys((*always, *projection))
     assert all(_ATTRIBUTE.fullmatch(name) for name in names)
     return ["-attributes", ",".join(names)] if projection else []
 
 
 def _parsed(text: bytes, key: str) -> list[Ad] | None:
-    """The ads of ``-long``, which end with an empty line; None if the text is not of that form or one lacks ``key``."""
+    """Return the ads of ``-long``, which end with an empty line; None if the text is cut off or an ad lacks ``key``."""
     if text and not text.endswith(b"\n\n"):
         return None
     try:
@@ -392,7 +392,7 @@ def _parsed(text: bytes, key: str) -> list[Ad] | None:
 
 
 def _words(done: Finished) -> str:
-    """What a tool says went wrong, without its lecture on what a collector is."""
+    """Return a tool's error message without its lecture on what a collector is."""
     return done.err.decode(errors="replace").partition("Extra Info:")[0].strip()
 
 

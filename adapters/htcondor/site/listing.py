@@ -1,4 +1,4 @@
-"""Our jobs' ads as drones: what the schedd says of each, in the seam's words."""
+"""Drones by the ads of their jobs: state, reason and end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEn
 IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
 """JobStatus."""
 OUR_REASON = "provisioner: "
-"""Begins the reason of each removal that we ask for."""
+"""Prefix of the reason of each removal that we ask for."""
 DRONE_JOB_PROJECTION = attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus ServerTime QDate EnteredCurrentStatus DroneId DroneType DroneGraceS
@@ -36,20 +36,20 @@ _NODE_FAULTS = frozenset({1006, 1007, 1008, 1012})
 
 @dataclass(frozen=True, slots=True)
 class DroneJobsView:
-    """All of ours that the schedd lists."""
+    """All of our jobs that the schedd lists."""
 
     drones: Mapping[DroneId, RemoteDrone]
     inputs: frozenset[str] = frozenset()
     """Digests of the files that jobs which have not ended take along."""
     notices: tuple[str, ...] = field(default=())
     abandoned: tuple[str, ...] = ()
-    """Ids of jobs that wait for files which nobody sends any more."""
+    """Ids of jobs that wait for files which are not being sent any more."""
     users: frozenset[str] = frozenset()
-    """Whose jobs they are, as slots tell it."""
+    """Owners of the jobs, as slots show them."""
 
 
 def our_jobs(controller: str, site: str) -> str:
-    """The constraint for all of ours, and nobody else's."""
+    """Return the constraint for all of our jobs, and nobody else's."""
     return f"ProvisionerController == {json.dumps(controller)} && DroneSite == {json.dumps(site)}"
 
 
@@ -61,9 +61,12 @@ def list_drones(
     carved: Mapping[str, frozenset[str]] | None = None,
     files_limit_s: float = math.inf,
 ) -> DroneJobsView:
-    """``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
+    """Return our drones by the ads of their jobs.
+
+    ``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
     ``carved``: by machine, the names of the slots in use there, read before the ads. ``files_limit_s``: a job that
-    waits for its files for longer never gets them."""
+    waits for its files for longer never gets them.
+    """
     now = time.time() if now is None else now
     drones: dict[DroneId, RemoteDrone] = {}
     inputs: set[str] = set()
@@ -91,7 +94,10 @@ def list_drones(
 
 
 def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
-    """Alive before ended, running before waiting; of the ended the latest."""
+    """Return the rank of a job among those of one drone.
+
+    One that is alive counts before one that ended, a running one before a waiting one; of those that ended the latest.
+    """
     return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
 
 
@@ -100,19 +106,19 @@ def job_id(ad: Ad) -> str:
 
 
 def is_spooling(ad: Ad) -> bool:
-    """Whether a job waits for its files."""
+    """Return True if a job waits for its files."""
     return whole(ad, "JobStatus") == HELD and whole(ad, "HoldReasonCode") == SPOOLING
 
 
 def has_started(ad: Ad) -> bool:
-    """Whether a job has begun its one life."""
+    """Return True if a job has begun its one life."""
     return whole(ad, "NumJobStarts") > 0 or moment(ad, "JobCurrentStartExecutingDate") > 0
 
 
 def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) -> float:
-    """Until when a removed job may still run on its node, by our clock; 0 if it does not.
+    """Return until when a removed job may still run on its node, by our clock; 0 if it does not.
 
-    A removal during a vacate leaves the job in the queue, removed and with its host, until its lease is over: what runs
+    A removal during a vacate leaves the job in the queue, removed and with its host, until its lease is over. What runs
     there is gone with the grace all the same, and before that if its machine has no such slot any more.
     """
     slot = text(ad, "RemoteHost")
@@ -124,7 +130,7 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
 
 
 class _ScheddClock:
-    """The schedd's times by our clock: a query's answer says what time it is there."""
+    """Conversion of the schedd's times to our clock, by the time that a query's answer carries."""
 
     def __init__(self, ad: Ad, now: float) -> None:
         theirs = moment(ad, "ServerTime")
@@ -137,10 +143,10 @@ class _ScheddClock:
 def remote_drone(
     ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]] = {}
 ) -> RemoteDrone:
-    """One job."""
+    """Return the drone of one job."""
     clock = _ScheddClock(ad, now)
     slot = text(ad, "RemoteHost")
-    state, reason, end = _judged(ad, clock, now, carved)
+    state, reason, end = _state(ad, clock, now, carved)
     host = slot or text(ad, "LastRemoteHost")
     runs = state is RemoteState.RUNNING
     started = moment(ad, "JobCurrentStartDate") if runs or has_started(ad) else 0.0
@@ -158,7 +164,7 @@ def remote_drone(
     )
 
 
-def _judged(
+def _state(
     ad: Ad, clock: _ScheddClock, now: float, carved: Mapping[str, frozenset[str]]
 ) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
@@ -196,7 +202,7 @@ def _never_came(ad: Ad, now: float, limit_s: float) -> RemoteEnd:
 
 
 def _evicted(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
-    """It is idle again, and it would have been its second life."""
+    """Return the end of a job that is idle again: to run again would be its second life."""
     vacated = moment(ad, "LastVacateTime")
     at = clock.ours(vacated or moment(ad, "EnteredCurrentStatus"))
     why, code = text(ad, "VacateReason", _REASON), whole(ad, "VacateReasonCode")
@@ -215,7 +221,7 @@ def _completed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
 
 
 def _held(ad: Ad, last: str, clock: _ScheddClock) -> RemoteEnd:
-    """``last``: "Last" for a hold that is over."""
+    """Return the end of a held job. ``last``: "Last" for a hold that is over."""
     code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _REASON) or "without a reason", _REASON)
     at = clock.ours(moment(ad, "EnteredCurrentStatus"))
@@ -223,7 +229,7 @@ def _held(ad: Ad, last: str, clock: _ScheddClock) -> RemoteEnd:
 
 
 def _removed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
-    """Taken out of the queue: by us, by its own policy after an eviction or a hold, or by somebody else."""
+    """Return the end of a job that we, its own policy or somebody else took out of the queue."""
     why = text(ad, "RemoveReason", _REASON)
     at = clock.ours(moment(ad, "EnteredCurrentStatus"))
     before = whole(ad, "LastJobStatus")
@@ -243,7 +249,7 @@ def _removed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
 SPOOLING = 16
 """Input files are being spooled: not held at all."""
 
-_KINDS = {
+_HOLD_KINDS = {
     1: FaultKind.NODE,  # UserRequest: condor_hold. One such drone says nothing of the site; several, of their type
     3: FaultKind.CONFIG,  # JobPolicy: an expression of the job's own
     4: FaultKind.DENIED,  # CorruptedCredential
@@ -296,11 +302,11 @@ _SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
 
 
 def hold_kind(code: int, subcode: int) -> FaultKind:
-    """The kind of fault behind a hold."""
+    """Return the kind of fault behind a hold."""
     if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
         return FaultKind.DRONE
     if code in _SETUP and subcode in _FULL:
         return FaultKind.QUOTA if subcode == errno.EDQUOT else FaultKind.NODE
     if code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
         return FaultKind.DENIED
-    return _KINDS.get(code, FaultKind.UNKNOWN)
+    return _HOLD_KINDS.get(code, FaultKind.UNKNOWN)

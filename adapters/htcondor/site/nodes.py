@@ -1,4 +1,12 @@
-"""A node as it would be if nobody used it: its slots' ads with everything given back, to judge jobs against."""
+"""Machines of the pool: slots, free resources, and the drone types that each could host.
+
+A job is judged against a slot as it would be if nobody used it: its ad with everything given back.
+
+A slot ad comes by way of the collector, a moment later than the queue's answer. Taken as they are, a drone that has
+just begun leaves its GPU free for another (seen: 8 free GPUs, and up to four drones too many), and one that has just
+gone leaves it taken, so that more are asked to make room (seen: twice as many as the owner needed). A partitionable
+slot names the slots carved from it, in the same ad as what is left: that tells which jobs it knows of.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +37,16 @@ from adapters.htcondor.site.submission import device_pattern, share_error
 from provisioner.model import WHOLE_GPU, DroneType, Node, RemoteDrone, RemoteState
 
 MACHINE_SLOTS = 'SlotType =!= "Dynamic"'
-"""The slots that stay: a partitionable slot tells what is left in it, and what of it was there at first."""
+"""Slots that stay. The ad of a partitionable slot has what is left in it, and what was in it at first."""
 
 MACHINE_SLOT_PROJECTION: tuple[str, ...] = ()
-"""All attributes. Requirements of jobs and START may look at any of them, and one that was not asked for would be
-taken for one that the node has not got: a node that could host a job would be left out without a word."""
+"""All attributes. Requirements of jobs and START may look at any of them. One that was not asked for would be taken for
+one that the node does not have, and a node that could host a job would be left out silently."""
 
-_MOST_GPUS = 256
+_MAX_SLOT_GPUS = 256
 _BUSY_STATES = frozenset({"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"})
 _CHILD = ("Name", "State", "Activity", "RemoteUser", "EnteredCurrentState", "GPUs", "Cpus", "Memory", "Disk")
-_MOST_CARVED = 4096
+_MAX_DYNAMIC_SLOTS = 4096
 _RESOURCES = ("Cpus", "Memory", "Disk", "GPUs")
 
 
@@ -73,7 +81,7 @@ class SlotResources:
 
 @dataclass(frozen=True, slots=True)
 class DynamicSlot:
-    """A dynamic slot as the partitionable slot's own ad tells it."""
+    """A dynamic slot as in the ad of its partitionable slot."""
 
     name: str
     user: str
@@ -86,26 +94,31 @@ class DynamicSlot:
 
 @dataclass(frozen=True, slots=True)
 class MachineSlot:
-    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
+    """One partitionable or static slot.
+
+    ``ad`` is its ad with everything given back: the slot if nobody used it.
+    """
 
     ad: Ad = field(repr=False)
     all: SlotResources
     free: SlotResources
     partitionable: bool
     carved: tuple[DynamicSlot, ...] | None = None
-    """None where the ad does not tell."""
+    """None where the ad does not list them."""
 
     @property
     def gpus(self) -> tuple[Ad, ...]:
-        """Properties of each GPU, or none if the ad tells them for all together only."""
+        """Return the properties of each GPU, or none if the ad has them for all together only."""
         named = (value(self.ad, name) for name in _device_names(self.ad))
         return tuple(device for device in named if isinstance(device, classad2.ClassAd))
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine of the site with its slots. Several slots of a machine are one node to the planner, but a job has to
-    fit into one of them."""
+    """One machine of the site with its slots.
+
+    Several slots of a machine are one node to the planner, but a job has to fit into one of them.
+    """
 
     name: str
     slots: tuple[MachineSlot, ...]
@@ -120,16 +133,16 @@ class Machine:
 
     @property
     def carved(self) -> tuple[DynamicSlot, ...] | None:
-        """The slots in use; None where one of the places does not tell."""
-        told = [slot.carved for slot in self.slots]
-        return None if None in told else tuple(slot for slots in told for slot in slots or ())
+        """Return the dynamic slots; None where one of the ads does not list them."""
+        found = [slot.carved for slot in self.slots]
+        return None if None in found else tuple(slot for slots in found for slot in slots or ())
 
 
 def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[Machine, ...]:
-    """The machines behind slot ads (those of ``CONSTRAINT``, with ``PROJECTION``), by name.
+    """Return the machines behind slot ads (of ``MACHINE_SLOTS``), by name.
 
-    Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it may list them for
-    a quarter of an hour more. Of two slots of one name the one that was heard last counts.
+    Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it may list them for a
+    quarter of an hour more. Of two slots of one name the one that was heard last counts.
     """
     alive: dict[str, Ad] = {}
     for ad in slot_ads:
@@ -154,7 +167,7 @@ def _machine_slot(ad: Ad) -> MachineSlot:
 
 
 def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
-    """Child* of the ad: lists of one length, an entry for each dynamic slot."""
+    """Return the dynamic slots by the Child* attributes: lists of one length, an entry for each."""
     count = whole(ad, "NumDynamicSlots")
     columns = {name: value(ad, f"Child{name}") for name in _CHILD}
     lists = {name: found for name, found in columns.items() if isinstance(found, list) and len(found) == count}
@@ -177,7 +190,7 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
             entered_at=as_number(of("EnteredCurrentState", at)) or 0.0,
             waits_for_its_job=(str(of("State", at)).lower(), str(of("Activity", at)).lower()) == ("claimed", "idle"),
         )
-        for at in range(min(count, _MOST_CARVED))
+        for at in range(min(count, _MAX_DYNAMIC_SLOTS))
     )
 
 
@@ -186,7 +199,10 @@ def _amount(ad: Ad) -> SlotResources:
 
 
 def _serves(ad: Ad, partitionable: bool) -> bool:
-    """Whether the slot takes jobs at all now. (START need not hold without a job, and IS_OWNER may follow it.)"""
+    """Return True if the slot takes jobs at all now.
+
+    START need not hold without a job, and IS_OWNER may follow it.
+    """
     state = str(value(ad, "State")).lower()
     if (
         value(ad, "Offline") is True
@@ -198,7 +214,7 @@ def _serves(ad: Ad, partitionable: bool) -> bool:
 
 
 def _emptied(ad: Ad) -> Ad:
-    """A copy with all of the slot's resources back, unclaimed."""
+    """Return a copy with all of the slot's resources back, unclaimed."""
     empty = classad2.ClassAd()
     empty.update(ad)
     for name in _RESOURCES:
@@ -212,7 +228,10 @@ def _emptied(ad: Ad) -> Ad:
 
 
 def _device_names(ad: Ad) -> tuple[str, ...]:
-    """``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is there as often as it is given out."""
+    """Return ``GPUs_<id>`` of each GPU of the slot.
+
+    A repeated GPU (shares) is listed as often as it is given out.
+    """
     prefix = "gpus_"
     nested = {
         name.lower(): name
@@ -222,14 +241,14 @@ def _device_names(ad: Ad) -> tuple[str, ...]:
     assigned = value(ad, "AssignedGPUs")
     ids = [each.strip() for each in assigned.split(",")] if isinstance(assigned, str) else []
     known = [nested[at] for each in ids if (at := prefix + each.lower().replace("-", "_")) in nested]
-    return tuple((known or sorted(nested.values()))[:_MOST_GPUS])
+    return tuple((known or sorted(nested.values()))[:_MAX_SLOT_GPUS])
 
 
 # ---------------------------------------------------------------------------------------------------------- judgement
 
 
 def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
-    """A job ad that asks for so much, and no more than that is known of it."""
+    """Return a job ad that asks for these resources."""
     ad = classad2.ClassAd(
         {
             "MyType": "Job",
@@ -247,7 +266,7 @@ def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
 
 
 def refused(source_text: str, my: Ad, target: Ad) -> bool:
-    """Whether an expression is definitely false for a pair of ads; undefined and error are not. Empty: it is not."""
+    """Return True if an expression is definitely false for a pair of ads; undefined and error are not."""
     return bool(source_text) and _falsehood(evaluated(expression(source_text), my, target))
 
 
@@ -256,12 +275,12 @@ def _falsehood(found: object) -> bool:
 
 
 def start_of(slot: MachineSlot) -> str:
-    """The slot's START; "" where it does not tell."""
+    """Return the slot's START; "" where its ad has none."""
     return source(slot.ad, "Start")
 
 
 def devices_with(clause: str, job: Ad, slot: MachineSlot) -> int | None:
-    """How many GPUs of a place meet a clause of RequireGPUs; None if that cannot be said."""
+    """Return how many GPUs of a slot meet a clause of RequireGPUs; None if that cannot be evaluated."""
     counted = evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad)
     found = as_number(counted)
     return None if found is None or not math.isfinite(found) else int(found)
@@ -278,8 +297,8 @@ NOTICE_PROJECTION = attribute_names(
     LastHeardFrom
     """
 )
-_VRAM_TOLD = 0.9
-"""A "40 GB" card tells 40326 MiB and a "32 GB" one 32510: less than what the admin writes, and never this much less."""
+_VRAM_TOLERANCE = 0.9
+"""A "40 GB" card reports 40326 MiB and a "32 GB" one 32510: less than the admin writes, and never this much less."""
 
 
 def nodes(
@@ -288,8 +307,11 @@ def nodes(
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
-    """One node per machine. ``requirements``: by type name, what the site's admin demands of a slot besides.
-    ``corrections``: by machine, what is to be added to what its slots say is free (:mod:`occupancy`)."""
+    """Return one node per machine.
+
+    ``requirements``: by type name, the site admin's requirements on a slot. ``corrections``: by machine, what is to be
+    added to the free resources of its ads.
+    """
     free = {machine.name: machine.free + corrections.get(machine.name, SlotResources()) for machine in machines}
     kinds = [(kind, _job(kind), requirements.get(kind.name, "")) for kind in types]
     return tuple(
@@ -314,7 +336,10 @@ def nodes(
 
 
 def shape(kind: DroneType) -> SlotResources:
-    """What a drone of this type asks the site for. (A share of a GPU is a whole one there, and refused.)"""
+    """Return the resources that a drone of this type asks for.
+
+    A share of a GPU is a whole one here, and refused.
+    """
     return SlotResources(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
@@ -323,8 +348,10 @@ def _job(kind: DroneType) -> Ad:
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
-    """Whether the slot, empty, could host a drone of this type. A property that it does not tell refuses nothing; what
-    the admin demands must be met as HTCondor reads it: told and true."""
+    """Return True if the slot, when empty, could host a drone of this type.
+
+    A property that its ad lacks refuses nothing; the admin's requirements must be true as HTCondor evaluates them.
+    """
     arch = value(slot.ad, "Arch")
     return (
         not share_error(kind)
@@ -344,14 +371,14 @@ def _fitting_gpus(slot: MachineSlot, kind: DroneType) -> int:
 
 
 def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
-    """Whether a GPU is what the type promises."""
+    """Return True if a GPU has the properties of the type."""
     for name, least in (
-        ("GlobalMemoryMb", kind.vram_mib * _VRAM_TOLD),
+        ("GlobalMemoryMb", kind.vram_mib * _VRAM_TOLERANCE),
         ("Capability", kind.capability / 10),
         ("MaxSupportedVersion", kind.driver),
     ):
-        told = number(ad, prefix + name)
-        if told is not None and told < least:
+        found = number(ad, prefix + name)
+        if found is not None and found < least:
             return False
     model = value(ad, f"{prefix}DeviceName")
     if not kind.gpu_model or not isinstance(model, str):
@@ -360,7 +387,7 @@ def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
 
 
 def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]:
-    """Slots, by name, that the site is taking back, and since when, by our clock.
+    """Return the slots, by name, that the site is taking back, and since when, by our clock.
 
     ``slot_ads``: those of ``NOTICE_CONSTRAINT``. ``ahead_s``: how far the collector's clock is ahead of ours. Of the
     node's own clock only differences are used.
@@ -381,12 +408,12 @@ def _taken_back(ad: Ad) -> bool:
     return state == "preempting" or activity in ("retiring", "vacating") or (state == "claimed" and waited_for)
 
 
-_TOLD_WITHIN_S = 60.0
-"""So long after a drone's end, by our clock, its slot may still be told; one that is told later is there."""
+_STALE_SLOT_S = 60.0
+"""The slot of an ended drone may still be listed for this long, by our clock; one that is listed later exists."""
 
 
 def carved(machines: Iterable[Machine]) -> Mapping[str, frozenset[str]]:
-    """By machine, the names of the slots that its ads know; machines that do not tell are left out."""
+    """Return the names of each machine's dynamic slots; machines whose ads do not list them are left out."""
     return {
         machine.name: frozenset(slot.name for slot in slots)
         for machine in machines
@@ -402,10 +429,10 @@ def corrections(
     users: Collection[str] = (),
     now: float | None = None,
 ) -> Mapping[str, SlotResources]:
-    """By machine, what is to be added to the free amounts that its ads tell (and, negative, taken off).
+    """Return by machine what is to be added to the free resources of its ads (and, negative, taken off).
 
     ``shapes``: of drone types by name. ``owners``: the slot names of the owner's running jobs and what each holds.
-    ``users``: whose jobs ours are.
+    ``users``: owners of our jobs.
     """
     now = time.time() if now is None else now
     ours = list(drones)
@@ -414,7 +441,7 @@ def corrections(
     ended = {
         drone.slot: drone.end.at
         for drone in ours
-        if drone.end is not None and now - drone.end.at <= _TOLD_WITHIN_S and drone.slot not in running
+        if drone.end is not None and now - drone.end.at <= _STALE_SLOT_S and drone.slot not in running
     }
     by_machine: dict[str, list[tuple[str, SlotResources]]] = {}
     for name, amount in running.items():

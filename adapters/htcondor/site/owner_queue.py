@@ -1,8 +1,8 @@
 """An owner's queue as values, made where its ads were read: waiting jobs in groups, running ones with what they hold.
 
-Ads are slow to carry and to look into: 5000 of them are a second. What cannot be told apart goes as one group with one
-ad as its sample. Apart go jobs that differ in anything that START or their own Requirements look at: these attributes
-are found by reading the expressions, and asked for by name.
+Ads are slow to carry and to look into: 5000 of them are a second. Jobs that cannot be distinguished go as one group
+with one ad as its sample. Jobs that differ in anything that START or their own Requirements look at are in different
+groups: these attributes are found by reading the expressions, and asked for by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from adapters.htcondor.site.nodes import Machine, SlotResources, start_of
 
 IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
-"""Universes of jobs that no machine of the pool runs: scheduler, grid, local."""
+"""Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -43,10 +43,10 @@ OWNER_JOB_PROJECTION = (
     ),
     *LIMITS_PROJECTION,
 )
-"""Asked of every queue. The last four are what requests are computed from where a job names none."""
+"""Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
 MOST_GROUPS = 1000
-"""Groups that are told apart, the oldest first."""
-_MOST_NAMES = 300
+"""Largest number of groups, the oldest first."""
+_MAX_REFERENCES = 300
 _SAME_CLOCK_S = 2.0
 _JUDGED = (
     "Requirements",
@@ -65,34 +65,33 @@ _OF_ONE_JOB = frozenset(
     """
     )
 )
-"""Known to the sample, in small letters, and never what sets two jobs apart."""
+"""Attributes, in small letters, that the sample has and that distinguish no groups."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SCOPES = ("target", "my", "other", "self", "parent", "")
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerJobGroup:
-    """Waiting jobs of one user that no expression tells apart."""
+    """Waiting jobs of one user that no expression distinguishes."""
 
     who: str
     user: str
     size: SlotResources
     """What one job asks for."""
     alike: str
-    """The same for groups that differ by nothing but their user: what one can run on, the other can too."""
+    """The same for groups that differ only in their user: what one can run on, the other can too."""
     submitted: tuple[float, ...]
     """When, by our clock, each job came into its queue; the oldest first."""
     ids: tuple[str, ...]
     """Of the first three."""
     sample: Ad = field(repr=False, compare=False)
     used_up: str = ""
-    """Concurrency limits of the jobs, where the negotiator has lately refused one for them; whatever room is made, none
-    of the jobs would start."""
+    """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerQueue:
-    """All that one queue of the owner's tells."""
+    """Jobs of one queue of the owner's."""
 
     groups: tuple[OwnerJobGroup, ...] = ()
     """The oldest first."""
@@ -105,8 +104,11 @@ class OwnerQueue:
 
 
 def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerQueue:
-    """``names``: attributes beside ``JOB_PROJECTION`` that were asked for since an expression looks at them. ``now``:
-    when the ads were read. Jobs that are neither idle nor running, or run without a machine, count for nothing."""
+    """Return the jobs of a queue in groups.
+
+    ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression looks at them.
+    ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out.
+    """
     now = time.time() if now is None else now
     apart = sorted({*map(str.lower, (*_JUDGED, *names))} - _OF_ONE_JOB)
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
@@ -148,14 +150,14 @@ def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Colle
 
 
 def _submitted(ad: Ad, now: float) -> float:
-    """By our clock: a query's answer says what time it is at its schedd."""
+    """Return when a job was submitted, by our clock: a query's answer has the time at its schedd."""
     at, theirs = moment(ad, "QDate"), moment(ad, "ServerTime")
     ahead_s = theirs - now if theirs and abs(theirs - now) > _SAME_CLOCK_S else 0.0
     return at - ahead_s if at else 0.0
 
 
 def _size(ad: Ad) -> SlotResources:
-    """What one job asks for; disk in KiB rounded up to MiB."""
+    """Return what one job asks for; disk in KiB rounded up to MiB."""
     return SlotResources(
         whole(ad, "RequestGPUs"),
         max(1, whole(ad, "RequestCpus")),
@@ -165,7 +167,7 @@ def _size(ad: Ad) -> SlotResources:
 
 
 def _held(ad: Ad) -> SlotResources:
-    """What it was given, which may be more than it asked for."""
+    """Return what a job was given, which may be more than it asked for."""
     asked = _size(ad)
 
     def given(name: str, otherwise: int) -> int:
@@ -182,7 +184,7 @@ def _held(ad: Ad) -> SlotResources:
 
 
 def wanted_by(machines: Iterable[Machine]) -> frozenset[str]:
-    """Attributes of jobs, in small letters, that the START of any place looks at."""
+    """Return the attributes of jobs, in small letters, that the START of any slot looks at."""
     found: set[str] = set()
     for machine in machines:
         for slot in machine.slots:
@@ -192,23 +194,23 @@ def wanted_by(machines: Iterable[Machine]) -> frozenset[str]:
 
 
 def further(queue: OwnerQueue, names: Collection[str]) -> frozenset[str]:
-    """Attributes that the queue's jobs look at and that were not asked for."""
+    """Return the attributes that the queue's jobs look at and that were not asked for."""
     return queue.references - frozenset(map(str.lower, (*OWNER_JOB_PROJECTION, *names)))
 
 
 def _references(job: Ad, names: Sequence[str]) -> Iterator[str]:
-    """Whatever the job's attributes of these names look at, in the job or (it does no harm) in the slot."""
+    """Yield the attributes that the job's attributes of these names look at, in the job or in the slot."""
     for name in names:
         if parsed := expression(source(job, name)):
             yield from _some(_bare(classad2.ClassAd().externalRefs(parsed)))
 
 
 def _bare(references: Iterable[object]) -> Iterator[str]:
-    """``TARGET.Machine.Name`` is ``machine``."""
+    """Yield the bare names of references: ``TARGET.Machine.Name`` is ``machine``."""
     for each in references:
         scope, _, rest = str(each).lower().partition(".")
         yield rest.partition(".")[0] if scope in _SCOPES else scope
 
 
 def _some(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(sorted(name for name in names if _NAME.fullmatch(name))[:_MOST_NAMES])
+    return frozenset(sorted(name for name in names if _NAME.fullmatch(name))[:_MAX_REFERENCES])

@@ -1,4 +1,4 @@
-"""What an operator may set for an HTCondor site."""
+"""Options of an HTCondor site."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OURS = {
     **dict.fromkeys(("environment", "env", "getenv"), "write variables under `env`"),
     **dict.fromkeys(("job_lease_duration", "jobleaseduration"), "set `lease`"),
     **dict.fromkeys(("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "set `timeouts.grace`"),
-    **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "a drone leaves when it is told"),
+    **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "a drone leaves when it is asked to"),
     **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "set `retain_finished`"),
     **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _ONE_LIFE),
     **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _ONE_LIFE),
@@ -79,7 +79,7 @@ def _of_a_slot(text: str) -> str:
 
 
 def _instead(name: str) -> str:
-    """What could stand there, in quotes."""
+    """Return an example in quotes."""
     match name.lower():
         case "require_gpus":
             return "`Capability >= 8.0`"
@@ -130,7 +130,7 @@ _SUBMITTER = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 
 
 class OwnerJobShape(BaseModel):
-    """What one job is taken to need where its queue may not be read."""
+    """Resources that one job is taken to need where its queue may not be read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -140,7 +140,7 @@ class OwnerJobShape(BaseModel):
 
 
 class HTCondorOwnerConfig(BaseModel):
-    """Whose jobs come first, and where they wait."""
+    """Jobs that come first at the site, and their queues."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -177,7 +177,7 @@ class HTCondorOwnerConfig(BaseModel):
 
 
 class CondorToolsConfig(BaseModel):
-    """``condor_q``, ``condor_status``, ``condor_submit``, ``condor_rm``, ``condor_transfer_data``: where and how."""
+    """Place and use of HTCondor's command-line tools."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -208,7 +208,7 @@ class CondorToolsConfig(BaseModel):
 
 
 class HTCondorTypeConfig(BaseModel):
-    """What is special about submitting one drone type."""
+    """Options of submitting one drone type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -310,7 +310,7 @@ class HTCondorSiteConfig(BaseModel):
         return self
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What does not go with the site's drone types: path in the site file, and message."""
+        """Yield errors in combination with the site's drone types: path in the site file, and message."""
         for kind in types:
             if kind.gpu_milli % WHOLE_GPU:
                 message = "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"

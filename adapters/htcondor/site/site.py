@@ -160,8 +160,8 @@ class HTCondorSite:
         slot_ads = await self._client.slots(MACHINE_SLOTS, MACHINE_SLOT_PROJECTION)
         noticed = await self._client.slots(NOTICE_CONSTRAINT, NOTICE_PROJECTION)
         newest = max((moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
-        # Nothing was heard in the future. A clock that is behind cannot be told from silence: it counts as right, and
-        # which slots are alive is judged by the one that was heard last.
+        # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
+        # right, and which slots are alive is judged by the one that was heard last.
         ahead_s = newest - time.time()
         ahead_s = ahead_s if ahead_s > _SAME_CLOCK_S else 0.0
         return MachinesView(machines_of(slot_ads, newest - self._config.slot_max_age), notices(noticed, ahead_s))
@@ -250,7 +250,7 @@ class HTCondorSite:
         return await self._client.jobs(f"{self._ours} && {of_drones(sorted(drone_ids))}", DRONE_JOB_PROJECTION)
 
     def _is_abandoned(self, ad: Ad) -> bool:
-        """Return True if a job waits for files that nobody sends any more, because the sender has been cut short.
+        """Return True if a job waits for files that are not being sent any more, because the sender has been cut short.
 
         The schedd takes a moment to see that the files that we did send are all there; if it dies in that moment, it
         never does.

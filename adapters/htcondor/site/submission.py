@@ -1,4 +1,4 @@
-"""Orders for drones as submit descriptions: one for all drones that differ by nothing but their id."""
+"""Submit descriptions of drones: one for all drones that differ only in their id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
 LOG = "drone.log"
 LEFT_BEHIND = (LOG, "outcome", "log")
-"""What a drone leaves, in its directory below ``$(outputs)``."""
+"""Output of a drone, in its directory below ``$(outputs)``."""
 _BEGIN = f"""\
 #!/bin/sh
 # What HTCondor runs: the drone, with all that it says and leaves among the files that come home. (A job's standard
@@ -33,16 +33,16 @@ exec /bin/sh ./{SCRIPT} >{LOG} 2>&1
 STARTED = "((NumJobStarts ?: 0) > 0 || JobCurrentStartExecutingDate =!= undefined)"
 """The count alone is late: the shadow reports it every SHADOW_QUEUE_UPDATE_INTERVAL, a quarter of an hour."""
 ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= undefined)"
-"""In the job's Requirements: between its eviction and the schedd's next look at periodic_remove, a minute or more, it
-would be matched again."""
+"""In the job's Requirements: between its eviction and the schedd's next evaluation of periodic_remove, a minute or
+more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
 _SPOOL_SLACK_S = 15.0
-_VRAM_TOLD = 0.9
-"""Of the VRAM that a type declares: a "32 GB" V100S tells 32510 MiB, a "24 GB" A10 22731. No two sizes of card are
+_VRAM_TOLERANCE = 0.9
+"""Of the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of card are
 that close together."""
 _WALLTIME_SLACK_S = 60
 _JOINED = ("requirements", "require_gpus")
-"""Submit commands of the admin that are added to ours."""
+"""Submit commands of the admin that are joined to ours."""
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -80,15 +80,15 @@ def of_drones(drone_ids: Iterable[str]) -> str:
 
 
 class UnsubmittableError(ValueError):
-    """An order that cannot be put into a submit description: why."""
+    """An order that cannot be put into a submit description."""
 
 
 def check_order(order: StartOrder, controller: str) -> None:
-    """Raises Unfit if this order can never be submitted."""
+    """Raise UnsubmittableError if this order can never be submitted."""
     if not _ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
         raise UnsubmittableError("not a drone id of this controller")
     if order.bootstrap is None:
-        raise UnsubmittableError("the order has no admission: nothing to run")
+        raise UnsubmittableError("the order has no bootstrap: nothing to run")
     if order.type.gpu_milli < 0:
         raise UnsubmittableError("negative GPUs")
     if why := share_error(order.type):
@@ -102,7 +102,7 @@ def check_order(order: StartOrder, controller: str) -> None:
 
 
 def share_error(kind: DroneType) -> str:
-    """Why a type cannot be had here, if it is a share of a GPU; "" if it is none."""
+    """Return why a type cannot be started here, if it is a share of a GPU; "" if it is none."""
     if kind.gpu_milli % WHOLE_GPU == 0:
         return ""
     return (
@@ -112,14 +112,14 @@ def share_error(kind: DroneType) -> str:
 
 
 def files_limit_s(config: HTCondorSiteConfig) -> float:
-    """Seconds after which files that have not all come never do: whoever sent them has been cut short by then."""
+    """Return the seconds after which files that are missing never come: their sender has been cut short."""
     return config.submit_deadline + _SPOOL_SLACK_S
 
 
 def batches(
     orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
 ) -> Iterator[SubmitDescription]:
-    """``orders`` (checked) in as few submits as can be, and none of more than ``largest`` jobs."""
+    """Yield the orders (checked) in as few submits as possible, none of more than ``largest`` jobs."""
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
         alike.setdefault(_but_for_the_id(order), []).append(order)
@@ -187,14 +187,14 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
 
 
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
-    """What the site's admin demands of a slot for this type; "" if nothing."""
+    """Return the site admin's requirements on a slot for this type; "" if there are none."""
     special = config.types.get(kind.name)
     general = [value for name, value in admins_commands(config, kind).items() if name.lower() == "requirements"]
     return " && ".join(f"({each})" for each in ((special and special.requirements), *general) if each)
 
 
 def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
-    """The site admin's commands; those of the type in the place of the general ones."""
+    """Return the site admin's commands; those of the type replace the general ones."""
     special = config.types.get(kind.name)
     mine = special.submit if special else {}
     replaced = {name.lower() for name in mine}
@@ -206,7 +206,11 @@ def admins_universe(commands: Mapping[str, str]) -> str:
 
 
 def _periodic_remove(config: HTCondorSiteConfig) -> str:
-    """Evicted, it would begin a second life; held, it would wait for a person; never given its files, for nobody."""
+    """Return the expression that removes what must not stay.
+
+    An evicted job would begin a second life; a held one would wait for a person; one that never gets its files would
+    wait for ever.
+    """
     limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))  # for a controller that has died too
     abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
     held = f"JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned}))"
@@ -214,7 +218,7 @@ def _periodic_remove(config: HTCondorSiteConfig) -> str:
 
 
 def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
-    """What the drone asks for. Integers without a unit: MiB of memory, KiB of disk."""
+    """Return what the drone asks for. Integers without a unit: MiB of memory, KiB of disk."""
     shape = {
         "request_cpus": str(kind.cpus),
         "request_memory": str(kind.memory_mib),
@@ -231,11 +235,11 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
 
 
 def _gpu_properties(kind: DroneType) -> Iterator[str]:
-    """Of each GPU, as the startd's discovery names them."""
+    """Yield the requirements on each GPU, as the startd's discovery names its properties."""
     if kind.capability:
         yield f"Capability >= {kind.capability / 10:.1f}"
     if kind.vram_mib:
-        yield f"GlobalMemoryMb >= {int(kind.vram_mib * _VRAM_TOLD)}"
+        yield f"GlobalMemoryMb >= {int(kind.vram_mib * _VRAM_TOLERANCE)}"
     if kind.driver:
         yield f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}"
     if kind.gpu_model:
@@ -243,8 +247,11 @@ def _gpu_properties(kind: DroneType) -> Iterator[str]:
 
 
 def device_pattern(model: str) -> str:
-    """A regular expression for a device of this model, whatever words the driver puts around it ("NVIDIA", "Tesla"):
-    V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB. Without backslashes, for ClassAd strings double them."""
+    """Return a regular expression for a device of this model.
+
+    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB. There
+    are no backslashes, for ClassAd strings double them.
+    """
     quoted = "".join(c if c.isalnum() or c in " -_/" else f"[{c}]" for c in model)
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
@@ -259,7 +266,7 @@ def _environment(order: StartOrder, config: HTCondorSiteConfig) -> str:
 
 
 def _word(name: str, value: str) -> str:
-    """One variable in the submit language's quoting; ``$`` would begin a macro."""
+    """Return one variable in the submit language's quoting; ``$`` would begin a macro."""
     quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
     return f"{name}='{quoted}'"
 
