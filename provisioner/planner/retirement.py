@@ -7,7 +7,7 @@ costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from provisioner.model import (
     Drain,
     DrainMode,
     Drone,
+    DroneId,
     DroneState,
     JobClass,
     OperatorRequest,
@@ -29,6 +30,7 @@ from provisioner.model import (
     StateChange,
     Stop,
     StopOrphan,
+    TypeKey,
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
@@ -115,266 +117,370 @@ def retire(
 
     While too many drones are unhealthy, only operators' requests count: they may be what ends the trouble.
     """
-    asked = _Requests(context)
-    done = tuple(r.id for r in context.snapshot.requests if _carry_out(context, asked, r))
+    orders = Retirement(context, preemptions, placed, black_holes)
+    done = tuple(request.id for request in context.snapshot.requests if _carry_out(orders, request))
     orphans: tuple[StopOrphan, ...] = ()
     if context.too_unhealthy is None:
-        for leaver in preemptions:
-            if leaver.drone.id not in asked.named and context.can_act_on(leaver.drone):
-                asked.make_way(leaver.drone, leaver.reason, leaver.end)
-        for drone, why in black_holes.leave:
-            if drone.id not in asked.named and context.can_act_on(drone):
-                if drone.joined_at:
-                    asked.drain(drone, DrainMode.PEACEFUL, why, DroneState.CANCELLED)
-                else:
-                    asked.stop(drone, why, DroneState.CANCELLED)
-        for drone_id, reason in placed.at_risk.items():
-            drone = context.drones[drone_id]
-            if not drone.goes and drone.id not in asked.named and context.can_act_on(drone):
-                asked.drain(drone, DrainMode.PEACEFUL, reason, _worked(drone))
-        surplus = _surplus(context, asked, placed.without_headroom)
-        kept, matched = kept_for_headroom(context, placed.without_headroom), _MatchableClasses(context)
-        for drone in context.changing.values():
-            if drone.id not in asked.named and context.can_act_on(drone):
-                _retire_one(context, asked, drone, surplus, kept, matched)
+        for rule in PLAN_RULES:
+            rule(orders)
+        orders.find_unneeded()
+        for drone in filter(orders.may_ask, context.changing.values()):
+            any(retires(orders, drone) for retires in DRONE_RULES)
         orphans = _orphans(context)
     return RetirementResult(
-        tuple(asked.drains), tuple(asked.stops), orphans, tuple(asked.refusals), done, moves=tuple(asked.moves)
+        tuple(orders.drains), tuple(orders.stops), orphans, tuple(orders.refusals), done, tuple(orders.moves)
     )
 
 
-@dataclass(slots=True)
-class _Requests:
-    """Orders of this plan so far."""
+@dataclass
+class Retirement:
+    """Orders of this plan to leave, and what the rules need. Mutable, local to one plan."""
 
     context: PlanningContext
+    preemptions: Sequence[PreemptionOrder]
+    placed: PlacementResult
+    black_holes: BlackHoles
     drains: list[Drain] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     moves: list[StateChange] = field(default_factory=list)
-    named: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    unneeded: frozenset[str] = frozenset()
+    """Drones that wait at a site and that no job needs (:meth:`find_unneeded`)."""
 
-    def drain(self, drone: Drone, mode: DrainMode, reason: Reason, leaving: DroneState) -> None:
-        if self.context.validity.overlay is not None:  # it could not be asked, nor could we see whether it is busy
+    def may_ask(self, drone: Drone) -> bool:
+        """Return True if the drone has no order yet and its site's view is valid."""
+        return drone.id not in self.asked and self.context.can_act_on(drone)
+
+    def policy_of(self, drone: Drone) -> SitePolicy:
+        """Return the policy of the drone's site, or the default if the site is not configured."""
+        return self.context.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
+
+    def drain(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode = DrainMode.PEACEFUL) -> None:
+        """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
+        if self.context.validity.overlay is not None:
             return
         now = self.context.now
         since = drone.since if drone.state is DroneState.DRAINING else now
-        after = with_changes(
-            drone,
-            state=DroneState.DRAINING,
-            since=since,
-            leaving=leaving,
-            asked_at=now,
-            asked=0,
-            drain_mode=mode,
-        )
-        self.drains.append(Drain(after, drone.state, mode, reason))
-        self.named.add(drone.id)
+        news = {"state": DroneState.DRAINING, "since": since, "leaving": leaving, "asked_at": now, "asked": 0}
+        self._order_drain(drone, mode, reason, **news, drain_mode=mode)
 
-    def resume(self, drone: Drone, reason: Reason) -> None:
-        now = self.context.now
+    def undrain(self, drone: Drone, reason: Reason) -> None:
+        """Take a draining drone back into service."""
         state = DroneState.BUSY if drone.jobs else DroneState.IDLE
-        idle_at = 0.0 if drone.jobs else now
-        back = with_changes(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
-        self.drains.append(Drain(back, drone.state, DrainMode.RESUME, reason))
-        self.named.add(drone.id)
+        now, idle_at = self.context.now, 0.0 if drone.jobs else self.context.now
+        news = {"state": state, "since": now, "leaving": None, "asked_at": 0.0, "asked": 0, "idle_at": idle_at}
+        self._order_drain(drone, DrainMode.RESUME, reason, **news)
+
+    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: object) -> None:
+        self.drains.append(Drain(with_changes(drone, **news), drone.state, mode, reason))
+        self.asked.add(drone.id)
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
-        self._stop(drone, reason, kill=kill, leaving=drone.leaving or leaving)
+        """Stop a drone."""
+        self._order_stop(drone, reason, kill=kill, leaving=drone.leaving or leaving)
 
-    def _stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
-        now = self.context.now
-        after = with_changes(
-            drone,
-            state=DroneState.STOPPING,
-            since=drone.since if drone.state is DroneState.STOPPING else now,
-            asked_at=now,
-            asked=drone.asked + 1 if drone.state is DroneState.STOPPING else 1,
-            **news,
-        )
-        self.stops.append(Stop(after, drone.state, reason, kill))
-        self.named.add(drone.id)
-
-    def make_way(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
+    def preempt(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
         """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
-        self._stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
+        self._order_stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
+
+    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
+        now, again = self.context.now, drone.state is DroneState.STOPPING
+        since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
+        after = with_changes(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
+        self.stops.append(Stop(after, drone.state, reason, kill))
+        self.asked.add(drone.id)
+
+    def drain_or_stop(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode) -> None:
+        """Drain a drone that is in the pool, and stop any other."""
+        if drone.joined_at:
+            self.drain(drone, reason, leaving, mode)
+        else:
+            self.stop(drone, reason, DroneState.CANCELLED)
 
     def write_off(self, drone: Drone, reason: Reason) -> None:
+        """End the record of a drone that nobody can be asked to stop."""
         self.moves.append(StateChange(ended_record(drone, DroneState.LOST, self.context.now), drone.state, reason))
-        self.named.add(drone.id)
+        self.asked.add(drone.id)
 
-    def mark(self, drone: Drone, unneeded_at: float) -> None:
-        self.moves.append(
-            StateChange(with_changes(drone, idle_at=unneeded_at), drone.state, Unneeded(drone.state.value))
+    def heard_at(self, drone: Drone) -> float:
+        """Return the time up to which the state of a drone in the pool is known.
+
+        A listing of now may show an old slot, or lack it once. A drone that stays away is out of the pool, which has a
+        limit of its own.
+        """
+        slot = self.context.slots.get(drone.id)
+        return min(self.context.now, slot.heard_at if slot is not None else drone.heard_at)
+
+    @cached_property
+    def pool_seen_since(self) -> float:
+        """End of the last outage of the overlay that may have hidden events."""
+        breaker = self.context.breakers.get(OVERLAY_SCOPE)
+        return breaker.blind_until if breaker else 0.0
+
+    @cached_property
+    def kept(self) -> frozenset[DroneId]:
+        """Idle drones that headroom needs."""
+        return kept_for_headroom(self.context, self.placed.without_headroom)
+
+    def matchable(self, drone: Drone) -> bool:
+        """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
+        context, room = self.context, free_resources(self.context.slots[drone.id])
+        return any(
+            count_jobs(job, room, context.types[drone.type])
+            for job in self._matchable_classes
+            if drone.type in context.compatible[job.id].jobs and not context.class_backoffs.doubted(job.id, drone.type)
         )
 
+    @cached_property
+    def _matchable_classes(self) -> list[JobClass]:
+        shares = GroupShares.of(self.context)
+        return [job for job in self.context.classes if not shares.used_up(job)]
 
-def _carry_out(context: PlanningContext, asked: _Requests, request: OperatorRequest) -> bool:
+    def find_unneeded(self) -> None:
+        """Find the drones that wait at a site and that neither jobs nor headroom have needed for a while.
+
+        Fresh jobs count as need here: scaling down is slower than scaling up.
+        """
+        context = self.context
+        outage = context.breakers.get(OVERLAY_SCOPE)
+        if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
+            return
+        waiting = [drone for drone in context.changing.values() if self._waits_at_site(drone)]
+        if not waiting:
+            return
+        left = self._uncovered_types({drone.type for drone in waiting})
+        unneeded: list[str] = []
+        # Delayed drones come first, then the newest.
+        for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
+            left[drone.type] -= 1
+            if left[drone.type] < 0:
+                if drone.idle_at:
+                    self._mark(drone, 0.0)
+            elif not drone.idle_at:
+                self._mark(drone, context.now)
+            elif context.now - drone.idle_at >= min(
+                CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site)
+            ):
+                unneeded.append(drone.id)
+        self.unneeded = frozenset(unneeded)
+
+    def _waits_at_site(self, drone: Drone) -> bool:
+        waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs and not drone.started_at
+        return waits and not drone.goes and drone.type in self.context.types and drone.id not in self.asked
+
+    def _uncovered_types(self, keys: Collection[TypeKey]) -> dict[TypeKey, int]:
+        """Return how many drones of these types on their way no job and no headroom needs."""
+        context, supply = self.context, Supply.of(self.context)
+        real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
+        for job in (*real, *context.headroom):
+            compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
+            if is_headroom(job.id):
+                compatible = compatible.without(self.placed.without_headroom)
+            wanted -= supply.take_own(job, wanted).jobs
+            wanted -= supply.take(job, compatible, wanted).jobs
+            for key in compatible.places.keys() & supply.late if wanted > 0 else ():
+                # Of delayed drones, as many of each type: which of them starts first is unknown.
+                supply.take(job, compatible, wanted, key, late=True)
+        return {key: supply.untouched(context.types[key]) for key in keys}
+
+    def _mark(self, drone: Drone, unneeded_at: float) -> None:
+        after = with_changes(drone, idle_at=unneeded_at)
+        self.moves.append(StateChange(after, drone.state, Unneeded(drone.state.value)))
+
+
+def _carry_out(orders: Retirement, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with.
 
     A drain waits for the overlay, which alone can carry it out. A reset of breakers is in the snapshot already.
     """
     if request.kind is RequestKind.RESET:
         return True
-    named = [context.drones[i] for i in request.drone_ids if i in context.drones]
-    blind = context.validity.overlay
+    drones = orders.context.drones
+    named = [drones[i] for i in request.drone_ids if i in drones]
+    doubt = orders.context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
-    if blind is not None and request.kind is RequestKind.DRAIN and of_overlay:
-        asked.refusals.extend(Refusal(f"drone:{d.id}", 1, blind) for d in named)
+    if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
+        orders.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
         return False
     reason = OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
-        drone = context.drones.get(drone_id)
+        drone = drones.get(drone_id)
         if drone is None:
-            asked.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
-        elif drone.id in asked.named:
+            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
+        elif drone.id in orders.asked:
             continue
         elif request.kind is RequestKind.KILL:
-            if drone.site in context.snapshot.policy.sites:
-                asked.stop(drone, reason, DroneState.CANCELLED, kill=True)
+            if drone.site in orders.context.snapshot.policy.sites:
+                orders.stop(drone, reason, DroneState.CANCELLED, kill=True)
             else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
-                asked.write_off(drone, reason)
+                orders.write_off(drone, reason)
+        elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
+            orders.undrain(drone, reason)
         elif request.mode is DrainMode.RESUME:
-            _resume(asked, drone, reason)
-        elif drone.state is DroneState.STOPPING:
-            continue  # it is past draining
-        elif drone.joined_at:
-            asked.drain(drone, request.mode, reason, DroneState.CANCELLED)
-        else:
-            asked.stop(drone, reason, DroneState.CANCELLED)
+            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
+        elif drone.state is not DroneState.STOPPING:
+            orders.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
 
 
-def _resume(asked: _Requests, drone: Drone, reason: Reason) -> None:
-    """Take a draining drone back into service for an operator, whoever asked it to leave."""
-    if drone.state is DroneState.DRAINING:
-        asked.resume(drone, reason)
-    else:
-        asked.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
+def stop_for_owners(orders: Retirement) -> None:
+    """Stop the drones whose room an owner's job or a GPU job gets."""
+    for order in orders.preemptions:
+        if orders.may_ask(order.drone):
+            orders.preempt(order.drone, order.reason, order.end)
 
 
-def _retire_one(
-    context: PlanningContext,
-    asked: _Requests,
-    drone: Drone,
-    surplus: frozenset[str],
-    kept: Collection[str],
-    matched: _MatchableClasses,
-) -> None:
-    policy = context.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
-    now = context.now
-    worked = _worked(drone)
-    if drone.state is DroneState.QUEUED and drone.started_at:
-        return asked.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+def drain_black_holes(orders: Retirement) -> None:
+    """Drain drones in which, or on whose nodes, job after job fails."""
+    for drone, reason in orders.black_holes.leave:
+        if orders.may_ask(drone):
+            orders.drain_or_stop(drone, reason, DroneState.CANCELLED, DrainMode.PEACEFUL)
+
+
+def drain_at_risk(orders: Retirement) -> None:
+    """Drain drones whose place an owner is likely to take."""
+    for drone_id, reason in orders.placed.at_risk.items():
+        drone = orders.context.drones[drone_id]
+        if not drone.goes and orders.may_ask(drone):
+            orders.drain(drone, reason, _final_state(drone))
+
+
+PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
+"""Rules that choose among all drones, in order. They come after operators' requests."""
+
+
+def requeued(orders: Retirement, drone: Drone) -> bool:
+    """Stop a drone that its site has preempted and put back into the queue."""
+    if drone.state is not DroneState.QUEUED or not drone.started_at:
+        return False
+    orders.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    return True
+
+
+def never_starting(orders: Retirement, drone: Drone) -> bool:
+    """Stop a drone that its site will never start."""
     waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs
-    if waits and (remote := context.remote(drone)) is not None and remote.hopeless:
-        fault = remote.blocked.value if remote.blocked else ""
-        return asked.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
-    if drone.unslotted_at and context.validity.overlay is None and drone.state is not DroneState.STOPPING:
-        away = now - max(drone.unslotted_at, _pool_seen_since(context))
-        if away > policy.slot_loss_s:
-            return asked.stop(drone, LeftPool(away, policy.slot_loss_s), DroneState.LOST)
-    if drone.type not in context.types and not drone.goes:
-        if drone.joined_at:
-            return asked.drain(drone, DrainMode.PEACEFUL, TypeRemoved(drone.type), worked)
-        return asked.stop(drone, TypeRemoved(drone.type), DroneState.CANCELLED)
-    if drone.id in surplus:
-        return asked.stop(drone, Unneeded(drone.state.value), DroneState.CANCELLED)
-    if drone.state is DroneState.IDLE and drone.id in kept:
-        return None
-    if drone.state is DroneState.IDLE:
-        return _retire_idle(context, asked, drone, worked, matched)
-    return _retire_overdue(context, asked, drone, policy)
+    remote = orders.context.remote(drone) if waits else None
+    if remote is None or not remote.hopeless:
+        return False
+    fault = remote.blocked.value if remote.blocked else ""
+    orders.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
+    return True
 
 
-def _worked(drone: Drone) -> DroneState:
-    return DroneState.DONE if drone.busy_at else DroneState.UNUSED
+def left_pool(orders: Retirement, drone: Drone) -> bool:
+    """Stop a drone that has been out of the pool for too long."""
+    if not drone.unslotted_at or orders.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
+        return False
+    away_s = orders.context.now - max(drone.unslotted_at, orders.pool_seen_since)
+    limit_s = orders.policy_of(drone).slot_loss_s
+    if away_s <= limit_s:
+        return False
+    orders.stop(drone, LeftPool(away_s, limit_s), DroneState.LOST)
+    return True
 
 
-def _retire_idle(
-    context: PlanningContext, asked: _Requests, drone: Drone, worked: DroneState, matched: _MatchableClasses
-) -> None:
-    policy = context.snapshot.policy
-    limit, by = idle_limit(drone, policy, context.snapshot.estimates)
+def type_removed(orders: Retirement, drone: Drone) -> bool:
+    """Let go of a drone whose type is no longer configured."""
+    if drone.type in orders.context.types or drone.goes:
+        return False
+    orders.drain_or_stop(drone, TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
+    return True
+
+
+def unneeded(orders: Retirement, drone: Drone) -> bool:
+    """Cancel a drone that waits at its site and that no job needs."""
+    if drone.id not in orders.unneeded:
+        return False
+    orders.stop(drone, Unneeded(drone.state.value), DroneState.CANCELLED)
+    return True
+
+
+def idle(orders: Retirement, drone: Drone) -> bool:
+    """Drain a drone that has been idle for too long, unless headroom or waiting jobs need it."""
+    if drone.state is not DroneState.IDLE:
+        return False
+    context = orders.context
     slot = context.slots.get(drone.id)
-    if slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
-        return  # an ad that says idle and names jobs is not believed
-    idle = context.now - (drone.idle_at or drone.since)
-    if idle <= limit or (idle <= MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site) and matched.want(drone)):
-        return
-    asked.drain(drone, DrainMode.PEACEFUL, IdleTimeout(idle, limit, by), worked)
+    if drone.id in orders.kept or slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
+        return True  # a slot that is idle and lists jobs is not trusted
+    policy = context.snapshot.policy
+    limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
+    idle_s = context.now - (drone.idle_at or drone.since)
+    matchable_s = MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site)
+    if idle_s > limit_s and not (idle_s <= matchable_s and orders.matchable(drone)):
+        orders.drain(drone, IdleTimeout(idle_s, limit_s, by), _final_state(drone))
+    return True
 
 
-@dataclass
-class _MatchableClasses:
-    """Classes whose jobs the negotiator would match. Local to one plan."""
-
-    context: PlanningContext
-
-    def want(self, drone: Drone) -> bool:
-        """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
-        context, room = self.context, free_resources(self.context.slots[drone.id])
-        return any(
-            count_jobs(job, room, context.types[drone.type])
-            for job in self._classes
-            if drone.type in context.compatible[job.id].jobs and not context.class_backoffs.doubted(job.id, drone.type)
-        )
-
-    @cached_property
-    def _classes(self) -> list[JobClass]:
-        shares = GroupShares.of(self.context)
-        return [job for job in self.context.classes if not shares.used_up(job)]
+def empty_and_draining(orders: Retirement, drone: Drone) -> bool:
+    """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
+    if drone.state is not DroneState.DRAINING or drone.jobs or orders.context.validity.overlay is not None:
+        return False
+    limit_s = 0.0 if drone.asked else orders.policy_of(drone).stopping_s
+    idle_s = orders.heard_at(drone) - max(drone.since, drone.idle_at, orders.pool_seen_since)
+    if idle_s < limit_s:
+        return False
+    refused = DrainRefused("", drone.drain_refusal)
+    reason = refused if drone.asked else StateTimeout(drone.state.value, idle_s, limit_s)
+    orders.stop(drone, reason, drone.leaving or STATE_RULES[drone.state].ends_as)
+    return True
 
 
-def _retire_overdue(context: PlanningContext, asked: _Requests, drone: Drone, policy: SitePolicy) -> None:
-    stage = STATE_RULES[drone.state]
-    limit, since = _limit(context, drone, policy)
-    spent = (_heard_at(context, drone) if drone.state is DroneState.JOINED else context.now) - since
-    if drone.state is DroneState.DRAINING and not drone.jobs and context.validity.overlay is None:
-        # Empty, and still there: the drain was refused, lost or had no effect. The site's notice does it.
-        wait = 0.0 if drone.asked else policy.stopping_s
-        idle = _heard_at(context, drone) - max(drone.since, drone.idle_at, _pool_seen_since(context))
-        if idle >= wait:
-            refused = DrainRefused("", drone.drain_refusal)
-            reason = refused if drone.asked else StateTimeout(drone.state.value, idle, wait)
-            return asked.stop(drone, reason, drone.leaving or stage.ends_as)
-    if limit <= 0 or spent <= limit:
-        return _repeat_drain(context, asked, drone)
-    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and context.validity.overlay is not None:
-        return None  # it may have joined: nobody can see
-    late = StateTimeout(drone.state.value, spent, limit)
-    match stage.then:
+def overdue(orders: Retirement, drone: Drone) -> bool:
+    """Apply the state's rule to a drone that has been in one state for too long."""
+    rule = STATE_RULES[drone.state]
+    limit_s, since = _limit(orders, drone)
+    spent_s = (orders.heard_at(drone) if drone.state is DroneState.JOINED else orders.context.now) - since
+    if limit_s <= 0 or spent_s <= limit_s:
+        return False
+    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and orders.context.validity.overlay is not None:
+        return True  # it may have joined: nobody can see
+    reason = StateTimeout(drone.state.value, spent_s, limit_s)
+    match rule.then:
         case OnTimeout.STOP:
-            asked.stop(drone, late, stage.ends_as)
-        case OnTimeout.INSIST if not _works_again(context, drone):
-            asked.stop(drone, late, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
+            orders.stop(drone, reason, rule.ends_as)
+        case OnTimeout.INSIST if not _works_again(orders.context, drone):
+            orders.stop(drone, reason, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
         case _:
-            pass  # idle drones go by _idle; a record without a drone ends by life.observe
+            pass  # idle drones leave by `idle`; a record without a drone ends by `lifecycle.observe`
+    return True
 
 
-def _repeat_drain(context: PlanningContext, asked: _Requests, drone: Drone) -> None:
+def drain_ignored(orders: Retirement, drone: Drone) -> bool:
     """Ask a drone again to drain if its slot still takes jobs: the order was refused or lost.
 
     The pause grows by half from order to order, within bounds.
     """
-    slot = context.slots.get(drone.id)
+    slot = orders.context.slots.get(drone.id)
     ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
     if not ordered or slot is None or slot.state is SlotState.DRAINING:
-        return
-    after_s = context.now - drone.since
-    if context.now - drone.asked_at >= min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
-        again = DrainRepeated(after_s, drone.drain_refusal)
-        asked.drain(drone, drone.drain_mode, again, drone.leaving or STATE_RULES[drone.state].ends_as)
+        return False
+    after_s = orders.context.now - drone.since
+    if orders.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
+        return False
+    again = DrainRepeated(after_s, drone.drain_refusal)
+    orders.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
+    return True
 
 
-def _heard_at(context: PlanningContext, drone: Drone) -> float:
-    """Return the time up to which the state of a drone in the pool is known.
+DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
+    requeued,
+    never_starting,
+    left_pool,
+    type_removed,
+    unneeded,
+    idle,
+    empty_and_draining,
+    overdue,
+    drain_ignored,
+)
+"""Rules for a single drone, in order. A rule returns True if it decides about the drone; later rules are skipped."""
 
-    A listing of now may show an old slot, or lack it once. A drone that stays away is out of the pool, which has a
-    limit of its own.
-    """
-    slot = context.slots.get(drone.id)
-    return min(context.now, slot.heard_at if slot is not None else drone.heard_at)
+
+def _final_state(drone: Drone) -> DroneState:
+    return DroneState.DONE if drone.busy_at else DroneState.UNUSED
 
 
 def _works_again(context: PlanningContext, drone: Drone) -> bool:
@@ -388,72 +494,23 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
     return took and not drone.notice_at and not by_operator
 
 
-def _limit(context: PlanningContext, drone: Drone, policy: SitePolicy) -> tuple[float, float]:
+def _limit(orders: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
+    policy = orders.policy_of(drone)
+    setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:
         case DroneState.BUSY:
-            kind = context.types.get(drone.type)
+            kind = orders.context.types.get(drone.type)
             if kind is None or not kind.walltime_s:
                 return 0.0, drone.since
             return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
         case DroneState.STOPPING:
-            return policy.stopping_s, drone.asked_at
+            return setting, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:
             # While the pool could not be seen nobody could join: that time does not count.
-            return float(getattr(policy, STATE_RULES[drone.state].limit)), max(drone.since, _pool_seen_since(context))
+            return setting, max(drone.since, orders.pool_seen_since)
         case _:
-            return float(getattr(policy, STATE_RULES[drone.state].limit, 0.0)), drone.since
-
-
-def _pool_seen_since(context: PlanningContext) -> float:
-    breaker = context.breakers.get(OVERLAY_SCOPE)
-    return breaker.blind_until if breaker else 0.0
-
-
-def _surplus(context: PlanningContext, asked: _Requests, without_headroom: Collection[str]) -> frozenset[str]:
-    """Return drones that wait at a site and that neither jobs nor headroom have needed for a while.
-
-    Fresh jobs count as need here: scaling down is slower than scaling up.
-    """
-    outage = context.breakers.get(OVERLAY_SCOPE)
-    if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
-        return frozenset()
-    waiting = [
-        d
-        for d in context.changing.values()
-        if d.state in (DroneState.SUBMITTED, DroneState.QUEUED)
-        and not d.jobs
-        and not d.goes
-        and not d.started_at
-        and d.type in context.types
-        and d.id not in asked.named
-    ]
-    if not waiting:
-        return frozenset()
-    supply = Supply.of(context)
-    real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
-    for job in (*real, *context.headroom):
-        compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
-        if is_headroom(job.id):
-            compatible = compatible.without(without_headroom)
-        wanted -= supply.take_own(job, wanted).jobs
-        wanted -= supply.take(job, compatible, wanted).jobs
-        for key in compatible.places.keys() & supply.late if wanted > 0 else ():
-            # of those that come late, as many of each type: which of them comes first nobody knows
-            supply.take(job, compatible, wanted, key, late=True)
-    left = {key: supply.untouched(context.types[key]) for key in {d.type for d in waiting}}
-    surplus: list[str] = []
-    # those that come late first, then the newest
-    for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
-        left[drone.type] -= 1
-        if left[drone.type] < 0:
-            if drone.idle_at:
-                asked.mark(drone, 0.0)
-        elif not drone.idle_at:
-            asked.mark(drone, context.now)
-        elif context.now - drone.idle_at >= min(CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site)):
-            surplus.append(drone.id)
-    return frozenset(surplus)
+            return setting, drone.since
 
 
 def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
