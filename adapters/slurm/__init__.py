@@ -9,7 +9,7 @@ __all__ = ["SlurmSite"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is asked for: pyslurm's child may be in an interpreter that has nothing of what the site needs."""
+    """Import the site on demand: the interpreter of pyslurm's worker may lack what the site needs."""
     if name == "SlurmSite":
         from adapters.slurm.site import SlurmSite
 

@@ -1,4 +1,4 @@
-"""What an operator may set for a Slurm site."""
+"""Configuration of a Slurm site."""
 
 from __future__ import annotations
 
@@ -20,69 +20,72 @@ _WORD = r"[A-Za-z0-9_.@+:-]{1,127}"
 _WORDS = rf"^{_WORD}(,{_WORD})*$"
 _OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OUR_VARIABLES = re.compile(
+_RESERVED_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
 LIMIT_CHECK_INTERVAL_S = 30
-"""Period in which slurmctld looks at limits."""
-_THE_SHAPE = "it follows from the drone type: change `types`"
-_THE_DRONE = "it is the drone's own"
-_ONE_LIFE = "it keeps drones single-use"
-_BY_KEY = "write it beside `submit`, not below it"
-_BY_TYPE = "write it under `types`, for each drone type, without a number"
+"""Period in which slurmctld checks time limits and grace periods."""
+_FROM_DRONE_TYPE = "it follows from the drone type: change `types`"
+_SET_BY_DRONE = "it belongs to the drone"
+_SINGLE_USE = "it keeps drones single-use"
+_OWN_KEY = "write it beside `submit`, not below it"
+_OWN_KEY_OF_TYPE = "write it under `types`, for each drone type, without a number"
 REFUSED_OPTIONS = {
-    **dict.fromkeys(("cpus-per-task", "ntasks", "nodes", "mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _THE_SHAPE),
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu"), _THE_SHAPE),
-    **dict.fromkeys(("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _THE_SHAPE),
-    **dict.fromkeys(("tasks-per-node", "tres-per-task", "mincpus", "core-spec", "thread-spec"), _THE_SHAPE),
-    **dict.fromkeys(("overcommit", "jobid", "workdir"), _THE_DRONE),
+    **dict.fromkeys(("cpus-per-task", "ntasks", "nodes", "mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _FROM_DRONE_TYPE),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu"), _FROM_DRONE_TYPE),
+    **dict.fromkeys(("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _FROM_DRONE_TYPE),
+    **dict.fromkeys(("tasks-per-node", "tres-per-task", "mincpus", "core-spec", "thread-spec"), _FROM_DRONE_TYPE),
+    **dict.fromkeys(("overcommit", "jobid", "workdir"), _SET_BY_DRONE),
     **dict.fromkeys(("time", "time-min", "deadline", "begin"), "it is the `walltime` of the drone type"),
-    **dict.fromkeys(("job-name", "array", "parsable", "wrap", "input", "error", "chdir", "export"), _THE_DRONE),
-    **dict.fromkeys(("export-file", "get-user-env", "open-mode", "uid", "gid", "test-only", "wait"), _THE_DRONE),
+    **dict.fromkeys(("job-name", "array", "parsable", "wrap", "input", "error", "chdir", "export"), _SET_BY_DRONE),
+    **dict.fromkeys(("export-file", "get-user-env", "open-mode", "uid", "gid", "test-only", "wait"), _SET_BY_DRONE),
     **dict.fromkeys(("signal",), "set `timeouts.grace`"),
-    **dict.fromkeys(("requeue", "no-requeue", "hold", "dependency", "kill-on-invalid-dep"), _ONE_LIFE),
+    **dict.fromkeys(("requeue", "no-requeue", "hold", "dependency", "kill-on-invalid-dep"), _SINGLE_USE),
     **dict.fromkeys(("output",), "set `output_directory`"),
-    **dict.fromkeys(("partition", "account", "qos", "reservation", "constraint"), _BY_KEY),
-    **dict.fromkeys(("gres",), _BY_TYPE),
+    **dict.fromkeys(("partition", "account", "qos", "reservation", "constraint"), _OWN_KEY),
+    **dict.fromkeys(("gres",), _OWN_KEY_OF_TYPE),
     **dict.fromkeys(
-        ("cluster", "clusters", "help", "usage", "version", "quiet", "verbose"), "it is no option of a job"
+        ("cluster", "clusters", "help", "usage", "version", "quiet", "verbose"), "it is not an option of a job"
     ),
 }
 """Options of sbatch that only the provisioner sets, and what to do instead."""
 
 
-def _options(options: dict[str, str | bool]) -> dict[str, str | bool]:
+def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
     for name, value in options.items():
         if not _OPTION.fullmatch(name):
             raise mistake_at(name, f"`{name[:40]}` is not an option of sbatch: write its long name without dashes")
-        if (instead := REFUSED_OPTIONS.get(name, "")) in (_BY_KEY, _BY_TYPE):
+        if (instead := REFUSED_OPTIONS.get(name, "")) in (_OWN_KEY, _OWN_KEY_OF_TYPE):
             raise mistake_at(name, f"`{name}` has a key of its own: {instead}")
         if instead:
             raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({instead})")
-        if meant := next((ours for ours in REFUSED_OPTIONS if ours.startswith(name)), ""):
-            raise mistake_at(name, f"`{name}` is taken for `{meant}` by sbatch, which the provisioner sets: remove it")
+        if full := next((each for each in REFUSED_OPTIONS if each.startswith(name)), ""):
+            raise mistake_at(name, f"`{name}` is an abbreviation of `{full}`, which the provisioner sets: remove it")
         if value is False:
-            raise mistake_at(name, f"`{name}: false` says nothing: remove it")
+            raise mistake_at(name, f"`{name}: false` has no effect: remove it")
         if isinstance(value, str) and (not value.strip() or not value.isprintable()):
-            raise mistake_at(name, f"`{name}` wants a value on one line, in quotes, or `true` if it takes none")
+            raise mistake_at(name, f"`{name}` needs a value on one line, in quotes, or `true` if it takes none")
     return options
 
 
-def _plain_environment(env: dict[str, str]) -> dict[str, str]:
+def _check_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name) or not value.isprintable():
-            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _OUR_VARIABLES.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
+            raise mistake_at(
+                name,
+                f"`{name[:40]}` is not a valid environment variable: it needs a plain name and a value on one line",
+            )
+        if _RESERVED_VARIABLES.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is set by the site: remove it")
     return env
 
 
-Options = Annotated[dict[str, str | bool], AfterValidator(_options)]
+Options = Annotated[dict[str, str | bool], AfterValidator(_check_options)]
 
 
 class SlurmJobOptions(BaseModel):
-    """SlurmJobOptions drones go in the cluster; for all of them, or for one type in the place of that."""
+    """Options of sbatch for all drones, or for those of one type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -104,24 +107,24 @@ class SlurmJobOptions(BaseModel):
     submit: Options = Field(
         default_factory=dict,
         description="Further options of sbatch by their long names without dashes, as text, or `true` for those that"
-        " take no value; none that says what a drone is.",
+        " take no value. Options that define a drone are refused.",
         examples=[{"exclude": "hkn0815", "nice": "100"}],
     )
 
 
 class SlurmTypeOptions(SlurmJobOptions):
-    """What is special about one drone type."""
+    """Options of one drone type, which override those of the site."""
 
     gres: str = Field(
         default="",
         pattern=r"^$|^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="Which GPUs it has, as the cluster's Gres names them, without a number. Default: `gpu`, any type.",
+        description="Its GPUs as the cluster's Gres names them, without a number. Default: `gpu`, any type.",
         examples=["gpu:a100"],
     )
 
 
 class SlurmRestConfig(BaseModel):
-    """slurmrestd, and who we are to it."""
+    """Address of slurmrestd and our account there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -139,12 +142,12 @@ class SlurmRestConfig(BaseModel):
     ssh: SshSettings | None = Field(
         default=None, description="Login node on which the unix socket of `url` is reached, forwarded over ssh."
     )
-    ca: ConfigPath | None = Field(default=None, description="File with the authorities to believe, for https.")
+    ca: ConfigPath | None = Field(default=None, description="File with the trusted certificate authorities, for https.")
     max_job_details_per_poll: int = Field(
         default=50,
         ge=1,
         le=1000,
-        description="At most so many jobs are looked at closely at a time; the rest by state.",
+        description="Largest number of unchanged jobs whose details are requested in one poll.",
     )
 
     @model_validator(mode="after")
@@ -152,25 +155,25 @@ class SlurmRestConfig(BaseModel):
         if self.ssh is not None and not self.url.startswith("unix:"):
             raise ValueError("`ssh` forwards a unix socket: write `url: unix:/path/on/the/login/node`")
         if self.token is None and not self.url.startswith("unix:"):
-            raise ValueError("`token` is wanted over the network: write `token: {file: path}`")
+            raise ValueError("`token` is required over the network: write `token: {file: path}`")
         if self.token is not None and not self.user:
-            raise ValueError("`user` is wanted with `token`: the account that the token is for")
+            raise ValueError("`user` is required with `token`: write the account that the token is for")
         return self
 
 
 class SlurmToolsConfig(BaseModel):
-    """Slurm's command-line tools: where they are run."""
+    """Host and directory of Slurm's command-line tools."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    ssh: SshSettings | None = Field(default=None, description="Login node; without it the tools are run on this host.")
+    ssh: SshSettings | None = Field(default=None, description="Login node. Default: the tools run on this host.")
     bin: str = Field(
         default="", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$", description="Directory of the tools. Default: found by PATH."
     )
 
 
 class SlurmNativeConfig(BaseModel):
-    """pyslurm: which Python has it."""
+    """Interpreter that has pyslurm."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -184,7 +187,7 @@ class SlurmNativeConfig(BaseModel):
 
 
 class SlurmOwnerConfig(BaseModel):
-    """Whose jobs come first, and take the place of drones by preemption."""
+    """Jobs of the owner, which preempt drones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -197,7 +200,7 @@ class SlurmOwnerConfig(BaseModel):
 
 
 class SlurmNodeHardware(BaseModel):
-    """Nodes of one kind, as slurm.conf tells them: `render blocking` reckons with it. Nothing else looks at it."""
+    """Nodes of one kind, as in slurm.conf. Only `render blocking` uses them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -220,7 +223,7 @@ class SlurmNodeHardware(BaseModel):
 
     @property
     def cpus(self) -> int:
-        """As Slurm counts them there."""
+        """Return the CPUs as Slurm counts them: hardware threads."""
         return self.sockets * self.cores_per_socket * self.threads_per_core
 
 
@@ -229,8 +232,8 @@ class SlurmSiteConfig(SlurmJobOptions):
 
     transport: Literal["tools", "rest", "native"] = Field(
         default="tools",
-        description="How Slurm is spoken to: by its command-line `tools` (here or over ssh), by slurmrestd (`rest`), or"
-        " by pyslurm (`native`).",
+        description="Interface to Slurm: its command-line `tools` (here or over ssh), slurmrestd (`rest`), or pyslurm"
+        " (`native`).",
     )
     tools: SlurmToolsConfig = Field(
         default_factory=SlurmToolsConfig, description="SlurmJobOptions the tools are, with `transport: tools`."
@@ -240,12 +243,12 @@ class SlurmSiteConfig(SlurmJobOptions):
         default_factory=SlurmNativeConfig, description="SlurmJobOptions pyslurm is, with `transport: native`."
     )
     types: dict[str, SlurmTypeOptions] = Field(
-        default_factory=dict, description="What is special about a drone type, by its name."
+        default_factory=dict, description="Options of single drone types, by name."
     )
-    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
+    env: Annotated[dict[str, str], AfterValidator(_check_environment)] = Field(
         default_factory=dict,
-        description="Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's"
-        " `condor_prefix`: where HTCondor is on the nodes of this site.",
+        description="Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's"
+        " `condor_prefix`: the directory of HTCondor on the nodes of this site.",
         examples=[{"CONDOR_PREFIX": "/home/kit/condor"}],
     )
     scratch: str = Field(
@@ -258,16 +261,16 @@ class SlurmSiteConfig(SlurmJobOptions):
     output_directory: str = Field(
         default="",
         pattern=r"^(/[A-Za-z0-9_./+-]*)?$",
-        description="Directory on the cluster's file system, there already, for what drones say. Default: nowhere.",
+        description="Existing directory on the cluster's file system for the output of drones. Default: discarded.",
         examples=["/home/kit/drones/logs"],
     )
     accounting: bool | None = Field(
         default=None,
-        description="Whether there is an accounting database to ask what became of drones that slurmctld has forgotten."
-        " Default: found out.",
+        description="Whether there is an accounting database, which knows the end of drones that slurmctld has"
+        " forgotten. Default: detected.",
     )
     owner: SlurmOwnerConfig | None = Field(
-        default=None, description="Whose jobs come first here. Without it the site's owner is not looked at."
+        default=None, description="Jobs that have priority over drones. Default: no owner."
     )
     hardware: list[SlurmNodeHardware] = Field(
         default_factory=list,
@@ -275,73 +278,73 @@ class SlurmSiteConfig(SlurmJobOptions):
         examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
     )
     retain_finished: Duration = Field(
-        default=600.0, ge=60.0, description="How long an ended drone is told with its end, as long as Slurm knows it."
+        default=600.0, ge=60.0, description="How long ended drones are reported, as long as Slurm knows them."
     )
-    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to Slurm.")
-    submit_deadline: PositiveDuration = Field(default=45.0, description="Longest time for one submit.")
+    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one query.")
+    submit_deadline: PositiveDuration = Field(default=45.0, description="Longest time for one submission.")
 
     @model_validator(mode="after")
-    def _transport_alone(self) -> Self:
+    def _only_transport(self) -> Self:
         if self.transport == "rest" and self.rest is None:
-            raise ValueError("`rest` is wanted with this transport: write `rest: {url: ...}`")
-        if self.transport != "rest" and self.rest is not None:
-            raise ValueError("`rest` is for another transport: write `transport: rest`, or remove it")
-        if self.transport != "tools" and self.tools != SlurmToolsConfig():
-            raise ValueError("`tools` is for another transport: write `transport: tools`, or remove it")
-        if self.transport != "native" and self.native != SlurmNativeConfig():
-            raise ValueError("`native` is for another transport: write `transport: native`, or remove it")
+            raise ValueError("`rest` is required with this transport: write `rest: {url: ...}`")
+        unused = {"rest": self.rest, "tools": self.tools, "native": self.native}
+        defaults = {"rest": None, "tools": SlurmToolsConfig(), "native": SlurmNativeConfig()}
+        for name, config in unused.items():
+            if name != self.transport and config != defaults[name]:
+                raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
         return self
 
-    def options_for(self, kind: str) -> SlurmJobOptions:
-        """SlurmJobOptions drones of a type go: what is said for the type, else what is said for all."""
-        special = self.types.get(kind, SlurmTypeOptions())
+    def options_for(self, type_name: str) -> SlurmJobOptions:
+        """Return the options for drones of a type: those of the type, else those of the site."""
+        special = self.types.get(type_name, SlurmTypeOptions())
         keys = ("partition", "account", "qos", "reservation", "constraint")
-        told = {key: getattr(special, key) or getattr(self, key) for key in keys}
-        return SlurmJobOptions(**told, submit={**self.submit, **special.submit})
+        options = {key: getattr(special, key) or getattr(self, key) for key in keys}
+        return SlurmJobOptions(**options, submit={**self.submit, **special.submit})
 
-    def gres_of(self, kind: str) -> str:
-        """Which GPUs drones of a type have, as Gres names them: ``gpu`` or ``gpu:a100``."""
-        return self.types.get(kind, SlurmTypeOptions()).gres or "gpu"
+    def gres_of(self, type_name: str) -> str:
+        """Return the GPUs of a drone type as Gres names them: ``gpu`` or ``gpu:a100``."""
+        return self.types.get(type_name, SlurmTypeOptions()).gres or "gpu"
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
         """Return how much shorter a drone lives than its walltime."""
         return walltime_s - drone_lifetime_s(walltime_s, grace_s)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What does not go with the site's drone types: path in the site file, and message."""
-        for kind in types:
-            if kind.gpu_milli % WHOLE_GPU:
-                yield ("types", kind.name, "gpus"), "`gpus`: Slurm gives whole GPUs to a drone: write `gpus: 1`"
-            if kind.walltime_s < 60:
-                message = "`walltime` is wanted at a Slurm site, a minute at least: without it the partition's"
-                yield ("types", kind.name, "walltime"), f"{message} DefaultTime, often minutes, would end the drone"
-        names = [kind.name for kind in types]
+        """Yield conflicts with the site's drone types: path in the site file, and message."""
+        for each in types:
+            if each.gpu_milli % WHOLE_GPU:
+                yield ("types", each.name, "gpus"), "`gpus`: Slurm allocates whole GPUs: write `gpus: 1`"
+            if each.walltime_s < 60:
+                message = "`walltime` of at least a minute is required at a Slurm site: without it the partition's"
+                yield ("types", each.name, "walltime"), f"{message} DefaultTime, often minutes, would end the drone"
+        names = [each.name for each in types]
         for name in self.types:
             if name not in names:
                 message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
                 yield ("options", "types", name), message
-        yield from self._unsupported().items()
+        if self.transport != "tools":
+            yield from self._unsupported_options(self.transport).items()
 
-    def _unsupported(self) -> dict[tuple[str, ...], str]:
-        """Options of sbatch for which the transport has no words: path in the site file, and message."""
+    def _unsupported_options(self, transport: Literal["rest", "native"]) -> dict[tuple[str, ...], str]:
+        """Return options of sbatch that the transport does not support: path in the site file, and message."""
         found: dict[tuple[str, ...], str] = {}
-        if self.transport == "tools":
-            return found
         special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
         for path, own in [(("options", "submit"), self.submit), *special]:
-            for option, why in unsupported_options({**self.submit, **own}, self.transport).items():
+            for option, why in unsupported_options({**self.submit, **own}, transport).items():
                 at = (*(path if option in own else ("options", "submit")), option)
                 found.setdefault(at, f"{why}: remove it, or write `transport: tools`")
         return found
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What would not work on this very host; the controller may run on another. Path below the options, message."""
+        """Yield problems of this very host (the controller may run on another): path below the options, and message."""
         if self.transport == "native" and (missing := missing_requirement(self.native.python)):
             yield ("native", "python") if self.native.python else ("transport",), missing
 
 
 def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:
-    """Return the lifetime given to a drone of this walltime: it ends before Slurm would signal it.
-    Limits are whole minutes and looked at every 30 s, and a signal may be a minute early."""
+    """Return the lifetime of a drone of this walltime, which ends before Slurm would signal it.
+
+    Limits are whole minutes, slurmctld checks them every 30 s, and a signal may be a minute early.
+    """
     limit_s = int(walltime_s // 60) * 60
     return max(limit_s - round(grace_s) - 3 * LIMIT_CHECK_INTERVAL_S, limit_s // 2)

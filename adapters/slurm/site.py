@@ -335,7 +335,7 @@ def _is_alive(job: SlurmJob) -> bool:
 
 
 def _may_be_size(error: RejectedError) -> bool:
-    """Return whether the number of drones may be the reason. (Not every transport reports MaxArraySize.)"""
+    """Return whether the size of the array may be the reason. Not every transport reports MaxArraySize."""
     return error.kind is FaultKind.QUOTA or (error.kind is FaultKind.CONFIG and "array" in str(error))
 
 

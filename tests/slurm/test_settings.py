@@ -122,9 +122,9 @@ def test_each_way_wants_its_own_settings_and_no_other() -> None:
     url = "https://slurm.example.org:6820"
     assert config(transport="rest", rest={"url": url, "user": "drone", "token": TOKEN}).rest is not None
     assert config(transport="rest", rest={"url": "unix:/run/restd.sock", "ssh": SSH}).rest is not None
-    assert "`rest` is wanted" in refused(transport="rest")
-    assert "`token` is wanted" in refused(transport="rest", rest={"url": url})
-    assert "`user` is wanted" in refused(transport="rest", rest={"url": url, "token": TOKEN})
+    assert "`rest` is required" in refused(transport="rest")
+    assert "`token` is required" in refused(transport="rest", rest={"url": url})
+    assert "`user` is required" in refused(transport="rest", rest={"url": url, "token": TOKEN})
     assert "unix socket" in refused(transport="rest", rest={"url": url, "user": "d", "token": TOKEN, "ssh": SSH})
     assert "another transport" in refused(rest={"url": "unix:/run/restd.sock"})
     assert "another transport" in refused(transport="native", tools={"bin": "/opt/slurm/bin"})
