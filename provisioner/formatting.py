@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -27,10 +27,10 @@ SHORT_TEXT = 200
 
 
 class Category(StrEnum):
-    """What kind of answer a reason is; refusals are ordered from "change something" to "wait"."""
+    """Category of a reason; refusals are ordered from "change something" to "wait"."""
 
     STEP = "step"
-    """Something became known of a drone."""
+    """A fact about a drone."""
     START = "start"
     LEAVE = "leave"
     CONFIGURATION = "configuration"
@@ -58,7 +58,7 @@ def local_times(wanted: bool) -> Iterator[None]:
 
 
 def iso(at: float) -> str:
-    """``2026-01-31T12:00:00Z``; ``-`` for 0 (never) and for what is no time at all."""
+    """Return ``2026-01-31T12:00:00Z``; ``-`` for 0 (never) and for what is no time at all."""
     if not at:
         return "-"
     try:
@@ -70,7 +70,7 @@ def iso(at: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in its two largest units: ``45s``, ``12m5s``, ``3d4h``; from 100 days on in days."""
+    """Return a duration in its two largest units: ``45s``, ``12m5s``, ``3d4h``; from 100 days on in days."""
     if not isfinite(seconds):
         return "-"
     if seconds <= -1:
@@ -93,43 +93,43 @@ def ago(at: float, now: float) -> str:
 
 
 def number(value: float) -> str:
-    """``40``, ``0.5``: no trailing zeros, no exponent for what people count."""
+    """Return ``40``, ``0.5``: no trailing zeros, no exponent for what people count."""
     return f"{value:.3f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e15 else str(value)
 
 
 def seconds(value: float) -> str:
-    """``612 s``; from two hours on with the age: ``90000 s (1d1h)``."""
+    """Return ``612 s``; from two hours on with the age: ``90000 s (1d1h)``."""
     text = f"{number(round(value, 1))} s"
     return text if abs(value) < 7200 or not isfinite(value) else f"{text} ({age(value)})"
 
 
 def gpus(milli: int) -> str:
-    """Milli-GPU as GPUs: ``1``, ``0.2``."""
+    """Return milli-GPUs as GPUs: ``1``, ``0.2``."""
     return number(milli / 1000)
 
 
 def size(mib: int) -> str:
-    """MiB as ``512 MiB`` or, from 1 GiB on, ``40 GiB``."""
+    """Return MiB as ``512 MiB`` or, from 1 GiB on, ``40 GiB``."""
     return f"{mib} MiB" if abs(mib) < 1024 else f"{number(round(mib / 1024, 1))} GiB"
 
 
 def capability(tenths: int) -> str:
-    """CUDA compute capability: 80 is ``8.0``."""
+    """Return a CUDA compute capability: 80 is ``8.0``."""
     return f"{tenths // 10}.{tenths % 10}" if tenths else "-"
 
 
 def driver(version: int) -> str:
-    """Newest CUDA version of a driver: 12040 is ``12.4``."""
+    """Return the newest CUDA version of a driver: 12040 is ``12.4``."""
     return f"{version // 1000}.{version % 1000 // 10}" if version else "-"
 
 
 def count(number_of: int, noun: str, plural: str = "") -> str:
-    """``1 job``, ``2 jobs``."""
+    """Return ``1 job``, ``2 jobs``."""
     return f"{number_of} {noun if number_of == 1 else plural or noun + 's'}"
 
 
 def sanitize(text: str, most: int = 0) -> str:
-    """``text`` on one line without control, format or undecodable characters; cut to ``most`` characters if given."""
+    """Return ``text`` on one line without control, format or undecodable characters, cut to ``most`` if given."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(_visible(c) for c in text)
     return text if not most or len(text) <= most else text[: most - 3] + "..."
@@ -148,7 +148,7 @@ def _visible(char: str) -> str:
 
 
 def excerpt(text: str) -> str:
-    """What a site or the pool says, for people: cleaned, cut to :data:`SHORT_TEXT`, a drone's last words decoded."""
+    """Return a message of a site or pool for people: sanitised, cut, the exit report of a drone decoded."""
     return sanitize(_last_words(text), SHORT_TEXT).strip()
 
 
@@ -156,8 +156,10 @@ _OUTCOME = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
 
 
 def _last_words(text: str) -> str:
-    """Decode a drone's outcome, alone or within a sentence: ``drone=kit-1 exit=0 reason=idle ... why=no%20claim``
-    becomes ``idle: no claim``."""
+    """Decode a drone's exit report, alone or within a sentence.
+
+    ``drone=kit-1 exit=0 reason=idle ... why=no%20claim`` becomes ``idle: no claim``.
+    """
     return _OUTCOME.sub(_decoded, text) if "drone=" in text else text
 
 
@@ -169,13 +171,13 @@ def _decoded(outcome: re.Match[str]) -> str:
 
 
 def _told(text: str, joint: str = ": ") -> str:
-    """Foreign text as a tail of a sentence, if there is any."""
+    """Return foreign text as the tail of a sentence, if there is any."""
     text = excerpt(text)
     return f"{joint}{text}" if text else ""
 
 
 def amounts(wanted: str, offered: str) -> tuple[str, str]:
-    """What is wanted and what is offered; MiB in the unit that people use, unless they would then look the same."""
+    """Return both amounts in the unit that people use, unless they would then look the same."""
     told = _in_gib(wanted), _in_gib(offered)
     return told if told[0] != told[1] else (wanted, offered)
 
@@ -186,15 +188,60 @@ def _in_gib(text: str) -> str:
 
 
 def _q(text: str) -> str:
-    """A foreign name within a sentence."""
+    """Return a foreign name within a sentence."""
     return sanitize(text, SHORT_TEXT).strip() or "?"
+
+
+# ----------------------------------------------------------------------------------------------------------- node names
+
+_NUMBERED = re.compile(r"(?P<before>[^.\[\],]*?)(?P<number>[0-9]{1,15})(?P<after>[^0-9.\[\],]*(?:\.[^\[\],]*)?)")
+"""The last number in the part before the first dot; names with a bracket or a comma in them are left alone."""
+
+
+def fold_hostlist(names: Iterable[str]) -> str:
+    """Return node names as Slurm and pdsh write them: ``topas-a100-[1-3,7].example.org``.
+
+    Names that differ only in the last number of their first part stand together.
+    """
+    alone: set[str] = set()
+    series: dict[tuple[str, str], set[str]] = {}
+    for name in names:
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
+            alone.add(name)
+        else:
+            series.setdefault((numbered["before"], numbered["after"]), set()).add(numbered["number"])
+    parts = sorted(alone)
+    for (before, after), numbers in sorted(series.items()):
+        parts += [f"{before}{inner}{after}" for inner in _by_width(numbers)]
+    return ",".join(parts)
+
+
+def _by_width(numbers: set[str]) -> Iterable[str]:
+    """Yield ranges; numbers with leading zeros only together with those of the same width."""
+    padded = {len(n) for n in numbers if n.startswith("0") and len(n) > 1}
+    for width in sorted({len(n) if len(n) in padded else 0 for n in numbers}):
+        these = sorted(int(n) for n in numbers if (len(n) if len(n) in padded else 0) == width)
+        inner = ",".join(_ranges(these, width))
+        yield f"[{inner}]" if len(these) > 1 else inner
+
+
+def _ranges(numbers: list[int], width: int) -> Iterable[str]:
+    first = last = numbers[0]
+    for number in [*numbers[1:], -1]:
+        if number == last + 1:
+            last = number
+            continue
+        ends = [f"{n:0{width}d}" for n in (first, last)]
+        yield ends[0] if first == last else ("-" if last > first + 1 else ",").join(ends)
+        first = last = number
 
 
 # -------------------------------------------------------------------------------------------------------------- states
 
 
 def state_words(state: DroneState) -> str:
-    """What a drone's state means, for people."""
+    """Return the meaning of a drone's state."""
     match state:
         case DroneState.REQUESTED:
             return "recorded and being asked for; the site has not confirmed it"
@@ -233,7 +280,7 @@ def state_words(state: DroneState) -> str:
 
 
 def breaker_words(state: BreakerState) -> str:
-    """What the state of a circuit breaker means, for people."""
+    """Return the meaning of the state of a circuit breaker."""
     match state:
         case BreakerState.ACTIVE:
             return "works"
@@ -248,7 +295,7 @@ def breaker_words(state: BreakerState) -> str:
 
 
 def mode_words(mode: DrainMode) -> str:
-    """What a drain mode does to running jobs, for people."""
+    """Return the effect of a drain mode on running jobs."""
     match mode:
         case DrainMode.NONE:
             return "let it run out"
@@ -432,7 +479,7 @@ def describe(reason: Reason) -> str:
 
 
 def _over(value_s: float, limit_s: float) -> str:
-    """``612 s > 600 s``, and no lie where rounding would hide the difference."""
+    """Return ``612 s > 600 s``, with decimals where rounding would hide the difference."""
     sign = ">" if value_s > limit_s else "<" if value_s < limit_s else "="
     left, right = seconds(_whole(value_s)), seconds(_whole(limit_s))
     if sign != "=" and left == right:
@@ -512,7 +559,7 @@ def idle_words(by: str) -> str:
 
 
 def category(reason: Reason) -> Category:
-    """What kind of answer the reason is."""
+    """Return the category of a reason."""
     match reason:
         case (
             r.Accepted()

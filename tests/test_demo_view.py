@@ -7,8 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from provisioner.cli.demo_play import SHAPES, Scene, ShapeNow
-from provisioner.cli.demo_show import gpu_seconds, picture
+from provisioner.cli.demo import JOB_SHAPES, DemoView, ShapeView, gpu_seconds, screen
 from provisioner.model import Drone, DroneId, DroneState, TypeKey
 from provisioner.reasons import NothingFits, SeenInPool
 from provisioner.store import Transition
@@ -39,11 +38,11 @@ def test_gpu_seconds_count_from_the_first_sign_at_the_site(
 
 
 def test_the_picture_fits_a_small_terminal_and_says_why() -> None:
-    huge = next(shape for shape in SHAPES if not shape.fits)
-    shapes = tuple(ShapeNow(shape, 3, 2, 0, (1.0,), None) for shape in SHAPES if shape.fits)
-    shapes += (ShapeNow(huge, 0, 0, 0, (), NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),)
+    huge = next(shape for shape in JOB_SHAPES if not shape.fits)
+    shapes = tuple(ShapeView(shape, 3, 2, 0, (1.0,), None) for shape in JOB_SHAPES if shape.fits)
+    shapes += (ShapeView(huge, 0, 0, 0, (), NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),)
     console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
-    console.print(picture(Scene(12.0, shapes, (DRONE,), (), now=100.0), []))
+    console.print(screen(DemoView(12.0, shapes, (DRONE,), (), now=100.0), []))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     shown = " ".join(" ".join(lines).split())
@@ -52,10 +51,10 @@ def test_the_picture_fits_a_small_terminal_and_says_why() -> None:
 
 
 def test_it_is_over_only_when_all_that_fits_is_done_and_all_drones_have_left() -> None:
-    done = tuple(ShapeNow(s, s.count if s.fits else 0, 0, 0, (), None) for s in SHAPES)
+    done = tuple(ShapeView(s, s.count if s.fits else 0, 0, 0, (), None) for s in JOB_SHAPES)
     ended = Drone(DRONE.id, DRONE.type, S.DONE, 99.0, 90.0, 1000)
-    assert Scene(9.0, done, (ended,), (), 100.0).over
-    assert not Scene(9.0, done, (DRONE,), (), 100.0).over, "a drone is still there"
-    assert not Scene(0.0, done, (), (), 100.0).over, "no drone ever came"
-    short = (ShapeNow(SHAPES[0], 1, 1, 0, (), None), *done[1:])
-    assert not Scene(9.0, short, (ended,), (), 100.0).over
+    assert DemoView(9.0, done, (ended,), (), 100.0).over
+    assert not DemoView(9.0, done, (DRONE,), (), 100.0).over, "a drone is still there"
+    assert not DemoView(0.0, done, (), (), 100.0).over, "no drone ever came"
+    short = (ShapeView(JOB_SHAPES[0], 1, 1, 0, (), None), *done[1:])
+    assert not DemoView(9.0, short, (ended,), (), 100.0).over

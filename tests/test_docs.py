@@ -119,7 +119,7 @@ def mentions(page: Path) -> Iterator[Mention]:
 
 def command_tree() -> Any:
     """The command as typer builds it; whose ``click`` that is depends on its version."""
-    from provisioner.cli.root import app
+    from provisioner.cli.__main__ import app
 
     return typer.main.get_command(app)
 

@@ -1,4 +1,4 @@
-"""The operator's command line. It reads the record only; importing this package imports nothing else."""
+"""The operator's command line. Most verbs only read the record; importing this package imports nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the ``provisioner`` script. Returns the exit code (:class:`provisioner.cli.exits.Exit`)."""
-    from provisioner.cli.process import run_process
+    """Run the ``provisioner`` script and return its exit code (:class:`provisioner.cli.options.Exit`)."""
+    from provisioner.cli.__main__ import run_process
 
     return run_process(argv)

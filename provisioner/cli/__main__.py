@@ -1,7 +1,177 @@
-"""``python -m provisioner.cli``."""
+"""The ``provisioner`` command: its verbs, loaded when used, and the one place where errors become exit codes."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Annotated, Any
 
-from provisioner.cli import main
+import typer
 
-sys.exit(main())
+from provisioner.cli.options import EXIT_HELP, Exit, VerbError, VerbGroup, verb_error
+
+VERBS = {
+    "run": "run:run",
+    "check": "check:check",
+    "render": "check:render_app",
+    "reload": "run:reload",
+    "status": "status:status",
+    "drones": "drones:drones_app",
+    "sites": "sites:sites_app",
+    "demand": "jobs:demand",
+    "explain": "explain:explain_app",
+    "plan": "plan:plan",
+    "events": "status:events",
+    "estimates": "estimates:estimates_app",
+    "snapshot": "plan:snapshot",
+    "replay": "plan:replay",
+    "simulate": "simulate:simulate",
+    "jobs": "jobs:jobs",
+    "submit": "jobs:submit_app",
+    "demo": "demo:demo",
+    "import": "import_tardis:import_tardis",
+    "schema": "reference:schema",
+    "version": "__main__:version",
+}
+"""Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module."""
+
+
+class LazyVerbs(VerbGroup):
+    """Group of verbs that imports the module of a verb when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}  # for "did you mean"
+            return None
+        module, _, name = VERBS[cmd_name].partition(":")
+        verb = getattr(import_module(f"provisioner.cli.{module}"), name)
+        if not isinstance(verb, typer.Typer):
+            function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode=None)
+            verb.command()(function)
+        command = typer.main.get_command(verb)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyVerbs,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+    epilog=EXIT_HELP,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit()
+
+
+@app.callback()
+def provisioner(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn idle GPU jobs of a pool into drones at sites, and let the drones go again.
+
+    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
+    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the
+    local zone; in JSON, YAML and CSV they are seconds since the epoch in keys that end in _at, and null means never.
+
+    \b
+    Examples:
+      provisioner check && provisioner run
+      provisioner status --watch
+      provisioner explain job 204.17
+    """
+
+
+def version() -> None:
+    """Print the version.
+
+    \b
+    Examples:
+      provisioner version
+      test "$(provisioner version)" = 0.1.0 && echo the first one
+      provisioner version | tee -a bug-report.txt
+    """
+    from provisioner import __version__
+
+    print(__version__)
+
+
+def run_process(argv: Sequence[str] | None = None) -> int:
+    """Run one command line as the whole process; end quietly when the reader of the output goes away."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # closed by who started us (`>&-`)
+    code = run_verb(argv)
+    try:
+        sys.stderr.flush()
+    except OSError:  # a log on a full disk: what could not be written must not become the exit code
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    if code == Exit.INTERRUPTED:
+        # A KeyboardInterrupt that came up inside an `exec` of a text (a dataclass being made) is remembered by CPython
+        # 3.11, handled or not: as `python -m` it would end by SIGINT instead of with our code.
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def run_verb(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code. Only a bug shows a traceback."""
+    try:
+        code = _parse_and_run(argv)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        known = verb_error(error)
+        if known is None:
+            raise
+        _report(*known.lines)
+        return known.code
+
+
+def _parse_and_run(argv: Sequence[str] | None) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False)
+    except typer.Abort:
+        raise VerbError("given up") from None
+    except Exception as error:
+        if not (hasattr(error, "show") and hasattr(error, "exit_code")):  # usage errors have no fixed class in Typer
+            raise
+        error.show()
+        return Exit.USAGE
+    return int(code or 0)
+
+
+def _report(*lines: str) -> None:
+    from provisioner.formatting import sanitize
+
+    first, *rest = [sanitize(part) for line in lines for part in line.splitlines()] or ["failed"]
+    print(f"provisioner: {first}", file=sys.stderr)
+    for line in rest:
+        print(f"  {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process())

@@ -1,5 +1,4 @@
-"""``provisioner check``: every mistake in the configuration at once; ``--live`` also looks at sites and the pool, and
-compares what a site enforces with what the policy says."""
+"""``provisioner check`` and ``render``: mistakes in the configuration, gaps at sites, configuration for sites."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import errno
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,39 +16,106 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.cells import text, whole, words
-from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.hostlist import folded
-from provisioner.cli.listing import Column, Listing
-from provisioner.cli.options import ConfigArgument, Format, Show, Where, shared
+from provisioner.cli.columns import Column, Listing, flag, items, text, whole, words
+from provisioner.cli.drones import controller_of
+from provisioner.cli.locate import config_path
+from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, Format, Show, VerbError, Where, shared
 from provisioner.cli.output import note, present
-from provisioner.cli.site_rows import gpu_count, owner_words
-from provisioner.cli.where import config_path
+from provisioner.cli.sites import gpu_count, owner_words
+from provisioner.config import Problem, Settings
+from provisioner.config import strict_yaml as yaml
+from provisioner.model import Drone
+from provisioner.store import StoreError
 
 if TYPE_CHECKING:
     from provisioner.config import Problem, Settings, SiteConfig
     from provisioner.interfaces import AuditFinding
     from provisioner.model import OverlayView, SiteView
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-SCHEMA = "provisioner.problems/1"
-LIVE_SCHEMA = "provisioner.looks/1"
+def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[Problem]]:
+    """Return what leaves live drones on record at ``path`` without a controller, and, as warnings, what drains them.
+
+    Without a record there is nothing to compare. A record that cannot be read is a warning.
+    """
+    try:
+        if not path.is_file():
+            return [], []
+        from provisioner.store.reader import SqlReader
+
+        live = SqlReader(path).drones()
+    except (OSError, StoreError) as error:
+        why = (
+            f"warning: not compared with the drones on record: {formatting.sanitize(str(error), formatting.SHORT_TEXT)}"
+        )
+        return [], [_problem_at(settings.path, ("store", "path"), why)]
+    return [*_renamed(settings, live), *_removed(settings, live)], _without_type(settings, live)
+
+
+def _renamed(settings: Settings, live: list[Drone]) -> list[Problem]:
+    others = Counter(controller_of(d.id) for d in live if controller_of(d.id) != settings.controller)
+    return [
+        _problem_at(
+            settings.path,
+            ("controller",),
+            f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without "
+            f"a controller: the name is in their ids. Keep `{name}`, or drain them first",
+        )
+        for name, count in sorted(others.items())
+    ]
+
+
+def _removed(settings: Settings, live: list[Drone]) -> list[Problem]:
+    known = {site.name for site in settings.sites}
+    lost = Counter(d.site for d in live if d.site not in known)
+    return [
+        _problem_at(
+            settings.path,
+            ("sites",),
+            f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
+            f"controller. Put it back with `enabled: false`, drain them, then remove it",
+        )
+        for name, count in sorted(lost.items())
+    ]
+
+
+def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
+    files = {site.name: site.path for site in settings.sites}
+    known = {str(t.key) for t in settings.types}
+    ends = Counter((d.site, str(d.type)) for d in live if d.site in files and str(d.type) not in known)
+    return [
+        _problem_at(
+            files[site],
+            ("types",),
+            f"warning: type `{kind.partition('/')[2]}` was removed or renamed: "
+            f"its {formatting.count(count, 'live drone')} will be drained",
+        )
+        for (site, kind), count in sorted(ends.items())
+    ]
+
+
+def _problem_at(path: Path, at: tuple[str, ...], message: str) -> Problem:
+    document = yaml.read(path)
+    spot = document.value_position(at) if at == ("controller",) else document.key_position(at)
+    return Problem(str(path), spot.line, spot.col, message)
+
+
+PROBLEMS_SCHEMA = "provisioner.problems/1"
+PROBES_SCHEMA = "provisioner.looks/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a site or the overlay gave; or, with ``dimension``, a gap between the policy and what is so."""
+class Probe:
+    """Result of polling a site or the overlay once; with ``dimension`` a gap between policy and site."""
 
     view: str
     ok: bool
     text: str
     dimension: str = ""
     nodes: tuple[str, ...] = ()
-    """Of a gap: all nodes that have it."""
+    """All nodes that have the gap."""
 
 
-@app.command()
 @shared
 def check(
     where: Where,
@@ -83,20 +150,18 @@ def check(
 
     target = path or config_path(where)
     if not target.exists():
-        raise Failure(f"no configuration at {target}")
+        raise VerbError(f"no configuration at {target}")
     problems, found_odd = list(problems_of(target)), list(warnings_in(target))
     if (settings := _settings(target)) is not None:
-        from provisioner.cli.check_record import against_record
-
         lost, drained = against_record(settings, where.store or settings.store.path)
         problems, found_odd = [*problems, *lost], [*found_odd, *drained]
     if show.output.for_people:
         sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
         sys.stdout.flush()
     elif problems or not live:
-        present(show, lambda: Listing(SCHEMA, columns(), problems, str))
+        present(show, lambda: Listing(PROBLEMS_SCHEMA, problem_columns(), problems, str))
     if problems:
-        raise Failure(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
+        raise VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
     for warning in found_odd:
         note(formatting.sanitize(str(warning)))
     note(f"{target}: no problem")
@@ -114,44 +179,36 @@ def _settings(path: Path) -> Settings | None:
         return None
 
 
-def columns() -> tuple[Column[Problem], ...]:
-    """Of mistakes in a configuration."""
+def problem_columns() -> tuple[Column, ...]:
+    """Return the columns of mistakes in a configuration."""
     return (
-        text("file", lambda p: p.file, "File.", level=0),
-        whole("line", lambda p: p.line, "Line, from 1.", level=0),
-        whole("col", lambda p: p.col, "Column, from 1.", level=0),
-        words("message", lambda p: p.message, "What is wrong, and the repair.", level=0, least=20),
+        text("file", "File.", level=0),
+        whole("line", "Line, from 1.", level=0),
+        whole("col", "Column, from 1.", level=0),
+        words("message", "What is wrong, and the repair.", least=20),
     )
 
 
-def look_columns() -> tuple[Column[Look], ...]:
-    """Of live looks."""
+def probe_columns() -> tuple[Column, ...]:
+    """Return the columns of live probes."""
     return (
-        text("view", lambda x: x.view, "overlay, site:<name>, or store.", level=0),
-        Column[Look](
-            "ok",
-            lambda x: x.ok,
-            "Did it succeed? A gap is never ok.",
-            kind="boolean",
-            level=0,
-            tint=lambda x: "green" if x.ok else "red",
-        ),
-        Column[Look](
+        text("view", "overlay, site:<name>, or store.", level=0),
+        flag("ok", "Did it succeed? A gap is never ok.", level=0, tint=lambda x: "green" if x.ok else "red"),
+        items(
             "nodes",
-            lambda x: list(x.nodes),
             "Of a gap: the nodes that have it.",
-            kind="array",
+            lambda x: list(x.nodes),
             level=0,
             least=12,
             wrap=True,
             spare=1,
-            show=lambda x: folded(x.nodes),
+            show=lambda x: formatting.fold_hostlist(x.nodes),
         ),
-        Column[Look](
+        text(
             "dimension",
+            "Of a gap: what is not as the policy says (cpus, memory, disk, preemption, grace, ...); null: this is no "
+            "gap but a look.",
             lambda x: x.dimension or None,
-            "Of a gap: what is not as the policy says (cpus, "
-            "memory, disk, preemption, grace, ...); null: this is no gap but a look.",
             null=True,
             level=0,
             head="GAP",
@@ -159,9 +216,7 @@ def look_columns() -> tuple[Column[Look], ...]:
         ),
         words(
             "text",
-            lambda x: x.text,
             "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair.",
-            level=0,
             head="SEEN",
             least=30,
         ),
@@ -172,28 +227,28 @@ def _check_live(path: Path, show: Show) -> None:
     from provisioner.config import load
 
     settings = load(path)
-    looks = asyncio.run(_looks(settings))
+    looks = asyncio.run(_probes(settings))
     once = Show(output=Format(show.output), columns=show.columns, no_header=show.no_header, no_color=show.no_color)
-    present(once, lambda: Listing(LIVE_SCHEMA, look_columns(), looks, lambda x: x.view))
+    present(once, lambda: Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view))
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
     wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
     if gaps:
         wrong.append(f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
     if wrong:
-        raise Failure(*wrong, code=Exit.UNMET)
+        raise VerbError(*wrong, code=Exit.UNMET)
 
 
-async def _looks(settings: Settings) -> list[Look]:
-    """One look at the overlay and at each site, all at the same time, each with its own deadline; gaps after looks."""
+async def _probes(settings: Settings) -> list[Probe]:
+    """Poll the overlay and each site once, concurrently, each with its own deadline; gaps come last."""
     async with asyncio.TaskGroup() as group:
-        overlay = group.create_task(_look_at_overlay(settings))
-        sites = [group.create_task(_look_at_site(settings, spec)) for spec in settings.sites]
+        overlay = group.create_task(_probe_overlay(settings))
+        sites = [group.create_task(_probe_site(settings, spec)) for spec in settings.sites]
     looks = [*overlay.result(), *(poll for site in sites for poll in site.result())]
-    return [*looks, *await asyncio.to_thread(_look_at_store, settings.store.path)]
+    return [*looks, *await asyncio.to_thread(_probe_store, settings.store.path)]
 
 
-def _look_at_store(path: Path) -> list[Look]:
+def _probe_store(path: Path) -> list[Probe]:
     """Return a gap if no controller of this user could write the record at ``path``."""
     above = path.parent
     while not above.exists() and above != above.parent:
@@ -207,66 +262,66 @@ def _look_at_store(path: Path) -> list[Look]:
     except OSError as error:
         why = f"{above}: {error.strerror}"
     repair = "Make the directory and the file writable for the account of the controller"
-    return [Look("store", False, f"the record cannot be written: {why}. {repair}", "directory")]
+    return [Probe("store", False, f"the record cannot be written: {why}. {repair}", "directory")]
 
 
-async def _look_at_overlay(settings: Settings) -> list[Look]:
-    """Look once and, where the adapter can tell, find out what would fail later."""
+async def _probe_overlay(settings: Settings) -> list[Probe]:
+    """Poll the overlay once and, where the adapter can tell, find out what would fail later."""
     from provisioner import loader
     from provisioner.interfaces import SupportsProbe
 
     here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
     within_s = settings.policy.overlay_max_age_s / 2
-    looks: list[Look] = []
+    looks: list[Probe] = []
     try:
         async with asyncio.timeout(2 * within_s):
             made = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
             async with made as overlay:
                 async with asyncio.timeout(within_s):
-                    looks.append(Look("overlay", True, _pool_seen(await overlay.poll(settings.types))))
+                    looks.append(Probe("overlay", True, _pool_words(await overlay.poll(settings.types))))
                 if isinstance(overlay, SupportsProbe):
                     async with asyncio.timeout(within_s):
                         looks += _gaps("overlay", await overlay.probe(here=here))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        looks.append(Look("overlay", False, ("probe: " if looks else "") + _said(error)))
+        looks.append(Probe("overlay", False, ("probe: " if looks else "") + _error_words(error)))
     return looks
 
 
-def _pool_seen(view: OverlayView) -> str:
+def _pool_words(view: OverlayView) -> str:
     idle = sum(c.waiting + c.fresh for c in view.classes)
     counts = f"{formatting.count(len(view.classes), 'class', 'classes')}, {formatting.count(idle, 'idle job')}, "
     return "; ".join([counts + formatting.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
 
 
-async def _look_at_site(settings: Settings, spec: SiteConfig) -> list[Look]:
-    """The look and, where the adapter can tell, the gaps between the policy and what the site enforces."""
+async def _probe_site(settings: Settings, spec: SiteConfig) -> list[Probe]:
+    """Poll a site once and, where the adapter can tell, compare what it enforces with the policy."""
     from provisioner import loader
     from provisioner.interfaces import SupportsAudit
 
     name = f"site:{spec.name}"
     within_s = spec.policy.poll_deadline_s + 10.0
-    looks: list[Look] = []
+    looks: list[Probe] = []
     try:
         async with asyncio.timeout(2 * within_s):
             made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
             async with made as site:
                 async with asyncio.timeout(within_s):
                     view = await site.poll()
-                looks.append(Look(name, True, _seen(view)))
+                looks.append(Probe(name, True, _site_words(view)))
                 looks += [
-                    Look(name, False, f"{spec.name}/{kind} can never start there: {lack}. Change the type", "fit")
+                    Probe(name, False, f"{spec.name}/{kind} can never start there: {lack}. Change the type", "fit")
                     for kind, lack in view.unfit.items()
                 ]
                 if isinstance(site, SupportsAudit):
                     async with asyncio.timeout(within_s):
                         looks += _gaps(name, await site.audit(spec.policy))
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        looks.append(Look(name, False, ("audit: " if looks else "") + _said(error)))
+        looks.append(Probe(name, False, ("audit: " if looks else "") + _error_words(error)))
     return looks
 
 
-def _seen(view: SiteView) -> str:
-    """What one look at a site showed, in words."""
+def _site_words(view: SiteView) -> str:
+    """Return a summary of the view of a site."""
     parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
         free, total = (sum(milli) for milli in zip(*((n.free_gpu_milli, n.gpu_milli) for n in view.nodes), strict=True))
@@ -279,19 +334,19 @@ def _seen(view: SiteView) -> str:
     return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *(*view.notices, *view.remarks)[:3]])
 
 
-def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Look]:
-    """Gaps as rows: what is the same on many nodes is told once."""
+def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Probe]:
+    """Return gaps as rows: one row for what is the same on many nodes."""
     nodes: dict[tuple[str, str], list[str]] = {}
     for gap in gaps:
         nodes.setdefault((gap.dimension or "other", gap.message), []).append(gap.node)
     return [
-        Look(name, False, message, dimension, tuple(sorted({node for node in where if node})))
+        Probe(name, False, message, dimension, tuple(sorted({node for node in where if node})))
         for (dimension, message), where in nodes.items()
     ]
 
 
-def _said(error: Exception) -> str:
-    """The four errors of adapters are written for people; of any other the class tells most."""
+def _error_words(error: Exception) -> str:
+    """Return the message of an adapter's error; of any other error also its class."""
     from provisioner.interfaces import AdapterError
 
     if isinstance(error, TimeoutError):
@@ -299,3 +354,78 @@ def _said(error: Exception) -> str:
     if isinstance(error, AdapterError) and str(error):
         return " ".join(str(error).split())
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@render_app.callback()
+def render() -> None:
+    """Print configuration for the other side: what a site's administrator puts in place.
+
+    It is made from the site's YAML, which the planner and the drones follow too, and `provisioner check --live` tells
+    where the site does not do it yet.
+
+    \b
+    Examples:
+      provisioner render blocking --site topas
+      provisioner render blocking --site topas > 60-provisioner.conf
+      provisioner render blocking --site topas --config /etc/provisioner/provisioner.yaml
+    """
+
+
+@render_app.command("blocking")
+def blocking(
+    site: Annotated[str, typer.Option("--site", metavar="NAME", help="The site whose configuration is wanted.")],
+    config: ConfigPath = None,
+) -> None:
+    """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
+
+    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
+    the site, and nothing is changed there.
+
+    \b
+    Examples:
+      provisioner render blocking --site topas
+      provisioner render blocking --site topas > 60-provisioner.conf
+      provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
+    """
+    from provisioner.config import load
+
+    settings = load(config_path(Where(config=config)))
+    text = _rendered_blocking(settings, _the_site(settings, site))
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stdout.flush()
+    note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
+
+
+def _the_site(settings: Settings, name: str) -> SiteConfig:
+    from provisioner.config.messages import choices
+
+    for spec in settings.sites:
+        if spec.name == name:
+            return spec
+    raise VerbError(f"no site {name[:80]!r} in {settings.path}: {choices(name, [s.name for s in settings.sites])}")
+
+
+def _rendered_blocking(settings: Settings, spec: SiteConfig) -> str:
+    from provisioner import loader
+    from provisioner.interfaces import AdapterError, SupportsRenderBlocking
+
+    if not spec.policy.blocking:
+        raise VerbError(
+            f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
+            "say what each free GPU keeps, at the top level of that file:",
+            "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
+            code=Exit.UNMET,
+        )
+    try:
+        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
+        if not isinstance(made, SupportsRenderBlocking):
+            raise VerbError(
+                f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
+                "for its administrator to say; the planner and the drones keep the reserve all the same"
+            )
+        return made.render_blocking(spec.policy)
+    except (AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError) as error:
+        raise VerbError(f"site {spec.name}: {error}") from error

@@ -1,34 +1,349 @@
-"""``provisioner drones``: list them, tell the life of one, ask some to leave."""
+"""``provisioner drones``: list them, show the life of one, ask some to leave."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli import complete
-from provisioner.cli.cells import words
-from provisioner.cli.drone_list import Which, list_drones
-from provisioner.cli.drone_rows import HISTORY_SCHEMA, Step, history_columns, steps
-from provisioner.cli.exits import Failure
-from provisioner.cli.listing import Document, Listing
-from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
-from provisioner.cli.output import present
-from provisioner.cli.resolve import the_drone
-from provisioner.cli.where import open_record
-from provisioner.model import DrainMode, Drone, DroneState
-from provisioner.store import Reader
+from provisioner.cli.columns import Column, Document, Listing, data, number, span_s, text, time_at, whole, words
+from provisioner.cli.locate import (
+    complete_drones,
+    complete_live_drones,
+    complete_sites,
+    complete_types,
+    find_drone,
+    named,
+    open_record,
+    require_known_sites,
+)
+from provisioner.cli.options import (
+    Exit,
+    OptionGroup,
+    Pick,
+    Show,
+    VerbError,
+    VerbGroup,
+    Where,
+    refuse_options_before_verb,
+    shared,
+)
+from provisioner.cli.output import note, picked, present
+from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
+from provisioner.store import Reader, Transition
 
 if TYPE_CHECKING:
     from provisioner.planner.retirement import IdleLimit
 
-app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
+DRONES_SCHEMA = "provisioner.drones/1"
+HISTORY_SCHEMA = "provisioner.history/1"
+
+ID_LEAST = 16
+STATES = tuple(s.value for s in DroneState)
+
+
+_STATE_TINTS = {
+    DroneState.BUSY: "green",
+    DroneState.DRAINING: "yellow",
+    DroneState.STOPPING: "yellow",
+    DroneState.FAILED: "red",
+    DroneState.LOST: "red",
+    DroneState.JOIN_TIMEOUT: "red",
+    DroneState.REQUESTED: "blue",
+    DroneState.SUBMITTED: "blue",
+    DroneState.QUEUED: "blue",
+    DroneState.BOOTING: "blue",
+}
+
+
+def drone_note(drone: Drone, now: float) -> str:
+    """Return what else an operator should know of a drone, from its record alone: trouble first."""
+    parts = []
+    if not drone.state.ended:
+        if drone.drain_refusal:
+            parts.append(f"drain refused, takes jobs still: {formatting.excerpt(drone.drain_refusal)}")
+        if drone.missing_at:
+            parts.append(f"missing at the site for {formatting.ago(drone.missing_at, now)}")
+        if drone.unslotted_at:
+            parts.append(f"out of the pool for {formatting.ago(drone.unslotted_at, now)}")
+        if drone.leaving is not None:
+            parts.append(f"will end as {drone.leaving.value}")
+        if drone.notice_at:
+            parts.append(f"told to leave {formatting.ago(drone.notice_at, now)} ago")
+        if drone.asked > 1:
+            parts.append(f"asked {drone.asked} times to stop")
+    elif drone.lost_gpu_s or drone.lost_jobs:
+        parts.append(f"lost {_lost_work(drone)}")
+    if drone.site_reason:
+        parts.append(formatting.excerpt(drone.site_reason))
+    return "; ".join(parts)
+
+
+def _short_node(node: str) -> str:
+    """Return the name of a node without its domain, and an address whole."""
+    first = node.partition(".")[0]
+    return node if first.isdecimal() else first
+
+
+def _at_risk_gpu_s(drone: Drone, now: float) -> float:
+    if drone.state.ended or not drone.work_at:
+        return 0.0
+    return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
+
+
+def _work(drone: Drone, gpu_s: float) -> str:
+    unit = "GPU" if drone.gpu_milli else "CPU"
+    return f"{formatting.number(round(gpu_s, 1))} {unit}-seconds" if gpu_s else "-"
+
+
+def _lost_work(drone: Drone) -> str:
+    jobs = f"{formatting.count(drone.lost_jobs, 'job')}, " if drone.lost_jobs else ""
+    return f"{jobs}{_work(drone, drone.lost_gpu_s)}" if drone.lost_gpu_s else jobs.rstrip(", ") or "-"
+
+
+def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[Column, ...]:
+    """Return the columns of drones at ``now``; ``reason`` looks up why a drone is in its state."""
+
+    def grace_used_s(drone: Drone) -> float | None:
+        return max(0.0, (drone.ended_at or now) - drone.notice_at) if drone.notice_at else None
+
+    return (
+        text("id", "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
+        text("site", "Site."),
+        text("type", "Drone type, as site/name.", level=0, least=10, tail=True),
+        text("state", "State.", "state.value", level=0, tint=lambda x: _STATE_TINTS.get(x.state, ""), choices=STATES),
+        span_s("state_s", "Time in this state, seconds.", lambda x: max(0.0, now - x.since), level=0, head="FOR"),
+        span_s(
+            "age_s",
+            "Time since it was asked for, until its end if it has ended, seconds.",
+            lambda x: max(0.0, (x.ended_at or now) - x.requested_at),
+            level=0,
+            head="AGE",
+        ),
+        whole("jobs", "Jobs that run in it now.", level=0, head="RUN"),
+        whole("jobs_started", "Jobs started in it so far.", level=0, head="STARTED", spare=1),
+        whole("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", unit=formatting.gpus),
+        text("for_class", "Job class that it was started for.", level=1, head="CLASS", least=6),
+        text("avoids", "Users whose jobs it does not take."),
+        text("remote_id", "The site's id.", level=0, head="REMOTE", least=8, tail=True),
+        text(
+            "node",
+            "Node that it runs on, as the site names it; empty: not told.",
+            level=0,
+            least=8,
+            tail=True,
+            spare=1,
+            show=lambda x: _short_node(x.node),
+        ),
+        text(
+            "site_slot",
+            "The site's name of its place on the node; empty: not told.",
+            level=0,
+            head="SITE SLOT",
+            least=8,
+            tail=True,
+            spare=3,
+        ),
+        text("slot", "The pool's name of its slot.", level=0, least=8, tail=True, spare=2),
+        words("note", "What is worth knowing beside the state.", lambda x: drone_note(x, now), least=18),
+        *([] if reason is None else [words("reason", "Why it is in this state.", reason, least=20)]),
+        text(
+            "leaving",
+            "The end that it will have once it is confirmed gone; null: not asked to leave.",
+            "leaving.value",
+            null=True,
+        ),
+        time_at("since_at", "When it entered its state.", "since"),
+        time_at("requested_at", "When it was recorded and asked for."),
+        time_at("submitted_at", "When the site took the order."),
+        time_at("started_at", "When it began to run."),
+        time_at("joined_at", "When its slot came to the pool."),
+        time_at("busy_at", "When it first had a job."),
+        time_at("idle_at", "Since when it has no job."),
+        time_at("heard_at", "Last sign of life in the pool."),
+        time_at("missing_at", "Since when the site's listings lack it."),
+        time_at("unslotted_at", "Since when the pool lacks its slot."),
+        time_at("asked_at", "When it was last asked to drain or stop."),
+        whole("asked", "How often it was asked to stop."),
+        time_at("retires_at", "When it takes no new job any more."),
+        time_at("ended_at", "When it ended."),
+        time_at("notice_at", "When the site's notice was first seen, or when it was asked to leave for the owner."),
+        span_s(
+            "grace_used_s",
+            "From that notice to its end, or until now; null: no notice.",
+            grace_used_s,
+            head="GRACE USED",
+        ),
+        number(
+            "at_risk_gpu_s",
+            "Work of jobs that would be lost if it ended now: GPU-seconds, of a CPU drone CPU-seconds.",
+            lambda x: round(_at_risk_gpu_s(x, now), 3),
+            show=lambda x: _work(x, _at_risk_gpu_s(x, now)),
+        ),
+        number(
+            "lost_gpu_s",
+            "Work of jobs that its end has cost: GPU-seconds, of a CPU drone CPU-seconds.",
+            show=_lost_work,
+        ),
+        whole("lost_jobs", "Jobs that lost it."),
+        text(
+            "drain_refusal", "Why the overlay refused to drain it, or to take it back into service; empty: it did not."
+        ),
+        text("site_reason", "The site's own word."),
+    )
+
+
+Step = tuple[Transition, float | None]
+"""A step in a drone's life and how long it stayed in that state; None while it is in it."""
+
+
+def life_steps(history: list[Transition]) -> list[Step]:
+    """Return transitions with the time spent in each state."""
+    ends = [*(t.at for t in history[1:]), None]
+    return [
+        (t, None if end is None or t.state.ended else max(0.0, end - t.at))
+        for t, end in zip(history, ends, strict=False)
+    ]
+
+
+def history_columns(now: float) -> tuple[Column, ...]:
+    """Return the columns of the steps of one drone."""
+    from provisioner.reasons import Reason
+    from provisioner.serialization import to_plain
+
+    def lasted(step: Step) -> str:
+        transition, spent_s = step
+        if spent_s is not None:
+            return formatting.age(spent_s)
+        return "-" if transition.state.ended else formatting.age(max(0.0, now - transition.at)) + "+"
+
+    return (
+        time_at("at", "When.", lambda s: s[0].at, level=0),
+        text("was", "State before; null: none.", lambda s: s[0].was.value if s[0].was else None, null=True),
+        text("state", "State from then on.", lambda s: s[0].state.value, level=0, choices=STATES),
+        number(
+            "for_s",
+            "How long it lasted, seconds; null: it still does, or is an end.",
+            lambda s: s[1],
+            null=True,
+            level=0,
+            head="FOR",
+            show=lasted,
+        ),
+        whole("tick", "Number of the tick.", lambda s: s[0].tick, level=1),
+        words("text", "Why, in words.", lambda s: formatting.describe(s[0].reason), head="WHY", least=20),
+        data("reason", "Why, as data.", lambda s: to_plain(s[0].reason, Reason)),
+    )
+
+
+_FACT_TITLES = {
+    "id": "drone",
+    "type": "type",
+    "state": "state",
+    "for_class": "started for class",
+    "remote_id": "id at the site",
+    "avoids": "takes no jobs of",
+    "node": "node",
+    "site_slot": "slot at the site",
+    "slot": "slot in the pool",
+    "gpu_milli": "gpus",
+    "jobs": "jobs now",
+    "jobs_started": "jobs so far",
+    "leaving": "will end as",
+    "requested_at": "asked for",
+    "submitted_at": "taken by the site",
+    "started_at": "started",
+    "joined_at": "joined the pool",
+    "busy_at": "first job",
+    "idle_at": "idle since",
+    "heard_at": "last heard of",
+    "missing_at": "missing since",
+    "unslotted_at": "out of pool since",
+    "asked_at": "asked to leave",
+    "retires_at": "retires",
+    "ended_at": "ended",
+    "notice_at": "told to leave",
+    "grace_used_s": "grace used",
+    "at_risk_gpu_s": "work at risk",
+    "lost_gpu_s": "work lost",
+    "site_reason": "the site says",
+    "drain_refusal": "drain refused",
+}
+
+
+def _drone_facts(now: float, idle_s: float | None = None, idle_by: str = "") -> tuple[Column, ...]:
+    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its idle time."""
+    may_idle = f"{formatting.seconds(idle_s)}: {formatting.idle_words(idle_by)}" if idle_s is not None else "-"
+    return (
+        *(_fact(c, now) for c in drone_columns(now)),
+        number(
+            "idle_limit_s",
+            "How long it may be idle, seconds; null: it is not idle.",
+            lambda d: idle_s,
+            null=True,
+            level=0,
+            head="may be idle",
+            show=lambda d: may_idle,
+        ),
+        text(
+            "idle_limit_by",
+            "Where that comes from: gaps, start-cost, time-out, slow-start or fixed; empty: it is not idle.",
+            lambda d: idle_by,
+        ),
+    )
+
+
+def _fact(column: Column, now: float) -> Column:
+    title = _FACT_TITLES.get(column.key)
+    if title is None:
+        return replace(column, level=2)
+    if column.key.endswith("_at"):
+        return replace(column, level=0, head=title, show=lambda d: _when(column.cell(d), now))
+    shows: dict[str, Callable[[Drone], str]] = {
+        "state": lambda d: _state_words(d, now),
+        "grace_used_s": lambda d: _grace_words(d, now),
+        "leaving": lambda d: "-" if d.leaving is None or d.state.ended else d.leaving.value,
+        "node": lambda d: d.node,
+        "site_reason": lambda d: formatting.excerpt(d.site_reason),
+    }
+    return replace(column, level=0, head=title, show=shows.get(column.key, column.show))
+
+
+def _state_words(drone: Drone, now: float) -> str:
+    words = formatting.state_words(drone.state)
+    if drone.state.ended:
+        return f"{drone.state.value}, {words}"
+    return f"{drone.state.value} for {formatting.ago(drone.since, now)}: {words}"
+
+
+def _grace_words(drone: Drone, now: float) -> str:
+    if not drone.notice_at:
+        return "-"
+    used = formatting.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
+    return used if drone.state.ended else f"{used} so far"
+
+
+def _when(at: object, now: float) -> str:
+    if not isinstance(at, float | int):
+        return "-"
+    relative = f"{formatting.age(now - at)} ago" if at <= now else f"in {formatting.age(at - now)}"
+    return f"{formatting.iso(at)} ({relative})"
+
+
+# ---------------------------------------------------------------------------------------------------------------- list
+
+drones_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
 
 Sites = Annotated[
     list[str] | None,
-    typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.", autocompletion=complete.sites),
+    typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.", autocompletion=complete_sites),
 ]
 States = Annotated[
     list[DroneState] | None,
@@ -39,7 +354,7 @@ States = Annotated[
 Types = Annotated[
     list[str] | None,
     typer.Option(
-        "--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.", autocompletion=complete.types
+        "--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.", autocompletion=complete_types
     ),
 ]
 Nodes = Annotated[
@@ -52,17 +367,39 @@ Nodes = Annotated[
 ]
 
 
-@app.callback(invoke_without_command=True)
+@dataclass(frozen=True, slots=True)
+class DroneFilter(OptionGroup):
+    """Options: the drones that pass every filter given."""
+
+    site: Sites = None
+    state: States = None
+    type_: Types = None
+    node: Nodes = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.site or self.state or self.type_ or self.node)
+
+    def find(self, reader: Reader, *, ended: bool | None) -> list[Drone]:
+        """Return the drones. Raises :class:`VerbError` for an unknown site."""
+        require_known_sites(reader, self.site or ())
+        return reader.drones(
+            ended=ended,
+            sites=self.site or (),
+            states=self.state or (),
+            types=self.type_ or (),
+            nodes=self.node or (),
+        )
+
+
+@drones_app.callback(invoke_without_command=True)
 @shared
 def drones(
     ctx: typer.Context,
+    drone_filter: DroneFilter,
     where: Where,
     show: Show,
     pick: Pick,
-    site: Sites = None,
-    state: States = None,
-    type_: Types = None,
-    node: Nodes = None,
     ended: Annotated[bool, typer.Option("--ended", help="Only those that have ended.")] = False,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Live and ended ones.")] = False,
 ) -> None:
@@ -82,15 +419,60 @@ def drones(
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
     if ctx.invoked_subcommand is not None:
-        nothing_before(ctx)
+        refuse_options_before_verb(ctx)
         return
-    list_drones(where, show, pick, Which(ended, all_, site or (), state or (), type_ or (), node or ()))
+    reader = open_record(where)
+    shown = _shown_ends(drone_filter.state or (), ended, all_)
+    reasons = "reason" in (show.columns or "").lower().split(",")
+    present(show, lambda: picked(drone_listing(reader, drone_filter, shown, time.time(), reasons=reasons), pick))
+
+
+def _shown_ends(states: Sequence[DroneState], ended: bool, all_: bool) -> bool | None:
+    """Return True for only ended drones, False for only live ones, None for both, also as the states imply it."""
+    kinds = {s.ended for s in states}
+    if all_ or (ended and kinds == {False}) or kinds == {False, True}:
+        return None
+    return ended or kinds == {True}
+
+
+def drone_listing(
+    reader: Reader, drone_filter: DroneFilter, ended: bool | None, now: float, *, reasons: bool = False
+) -> Listing:
+    """Return the answer of ``drones``; with ``reasons`` why each is in its state, which takes a look-up per drone."""
+    found = drone_filter.find(reader, ended=ended)
+    columns = drone_columns(now, (lambda d: _newest_reason(reader, d)) if reasons else None)
+    return Listing(DRONES_SCHEMA, columns, found, lambda d: d.id, _list_scope(reader, found, drone_filter, ended))
+
+
+def _newest_reason(reader: Reader, drone: Drone) -> str:
+    history = reader.history(drone.id)
+    return formatting.describe(history[-1].reason) if history else ""
+
+
+def _list_scope(reader: Reader, found: Sequence[Drone], drone_filter: DroneFilter, ended: bool | None) -> str:
+    kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
+    of = f" of controller {controller_of(found[0].id)}" if found else ""
+    filters = {
+        "site": drone_filter.site,
+        "state": [s.value for s in drone_filter.state or ()],
+        "type": drone_filter.type_,
+        "node": drone_filter.node,
+    }
+    only = [f"{name} {', '.join(values)}" for name, values in filters.items() if values]
+    more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
+    runs = "" if reader.holder() else "no controller runs: as last recorded"
+    return "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
+
+
+def controller_of(drone_id: str) -> str:
+    """Return the name of the controller in a drone id (``<controller>-<store birth>-<serial>``)."""
+    return drone_id.rsplit("-", 2)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- show
 
 
-@app.command("show")
+@drones_app.command("show")
 @shared
 def show_drone(
     where: Where,
@@ -100,11 +482,11 @@ def show_drone(
         typer.Argument(
             metavar="ID",
             help="Drone id, its number, the site's id, or a slot name.",
-            autocompletion=complete.any_drones,
+            autocompletion=complete_drones,
         ),
     ],
 ) -> None:
-    """Tell the whole life of one drone: every step with time, duration and reason.
+    """Show the whole life of one drone: every step with time, duration and reason.
 
     \b
     Examples:
@@ -113,18 +495,16 @@ def show_drone(
       provisioner drones show 17 -o json
     """
     reader = open_record(where)
-    present(show, lambda: life(reader, the_drone(reader, any_id)))
+    present(show, lambda: drone_document(reader, find_drone(reader, any_id)))
 
 
-def life(reader: Reader, drone_id: str) -> Document:
-    """The document of ``drones show``."""
-    from provisioner.model import DroneId
-
+def drone_document(reader: Reader, drone_id: str) -> Document:
+    """Return the document of ``drones show``."""
     drone = reader.drone(DroneId(drone_id))
     if drone is None:
-        raise Failure(f"drone {drone_id} is no longer on record")
+        raise VerbError(f"drone {drone_id} is no longer on record")
     idle = _idle_limit(drone, reader)
-    return life_of(drone, steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id), idle)
+    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id), idle)
 
 
 def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
@@ -135,28 +515,30 @@ def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
     return idle_limit(drone, views.policy, views.estimates) if views is not None else None
 
 
-def life_of(
+def life_document(
     drone: Drone, life_steps: list[Step], now: float, last_words: str = "", idle: IdleLimit | None = None
 ) -> Document:
     """Return one drone and its steps as a document, with what it said last, and how long it may be idle."""
-    from provisioner.cli.drone_facts import facts
-
     return Document(
         "provisioner.drone/1",
-        Listing("", facts(now, *idle) if idle else facts(now), [drone], lambda d: d.id),
+        Listing("", _drone_facts(now, *idle) if idle else _drone_facts(now), [drone], lambda d: d.id),
         {
             "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id),
-            "last_words": Listing("", _SAID, last_words.splitlines(), str),
+            "last_words": Listing("", _LAST_WORDS, last_words.splitlines(), str),
         },
         {"history": "Life"} | ({"last_words": "What it said last"} if last_words else {}),
         scope=f"{formatting.count(len(life_steps), 'step')} on record",
     )
 
 
-_SAID = (words("line", str, "A line of what it said last, where its site tells: a console's end.", least=40),)
+_LAST_WORDS = (words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40),)
 
 
 # ------------------------------------------------------------------------------------------------------- drain and kill
+
+WAIT_POLL_S = 0.5
+CONFIRM_FROM = 2
+"""From this many drones on a person is asked to confirm."""
 
 Ids = Annotated[
     list[str] | None,
@@ -164,7 +546,7 @@ Ids = Annotated[
         metavar="ID",
         help="Drone ids, their numbers, sites' ids or slot names.",
         show_default=False,
-        autocompletion=complete.drones,
+        autocompletion=complete_live_drones,
     ),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
@@ -176,11 +558,23 @@ Timeout = Annotated[
 ]
 
 
-@app.command("drain")
+@dataclass(frozen=True, slots=True)
+class LeaveOptions(OptionGroup):
+    """Options of the verbs that make drones leave."""
+
+    reason: Reason
+    yes: Yes = False
+    dry_run: DryRun = False
+    wait: Wait = False
+    timeout: Timeout = 600.0
+
+
+@drones_app.command("drain")
 @shared
 def drain(
+    options: LeaveOptions,
+    drone_filter: DroneFilter,
     where: Where,
-    reason: Reason,
     ids: Ids = None,
     mode: Annotated[
         DrainMode,
@@ -190,14 +584,6 @@ def drain(
             "leave; fast: running ones are killed; resume: back into service.",
         ),
     ] = DrainMode.PEACEFUL,
-    site: Sites = None,
-    state: States = None,
-    type_: Types = None,
-    node: Nodes = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    timeout: Timeout = 600.0,
 ) -> None:
     """Ask drones to leave the pool. It is recorded now and carried out at the controller's next tick.
 
@@ -208,37 +594,13 @@ def drain(
       provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
-    from provisioner.cli.ask import Demand, ask
-    from provisioner.model import RequestKind
-
-    demand = Demand(
-        RequestKind.DRAIN,
-        mode,
-        reason,
-        tuple(ids or ()),
-        tuple(site or ()),
-        tuple(state or ()),
-        tuple(type_ or ()),
-        tuple(node or ()),
-    )
-    ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
+    verb = f"drain ({mode.value}: {formatting.mode_words(mode)})"
+    _request_leave(open_record(where), RequestKind.DRAIN, mode, verb, ids or [], drone_filter, options)
 
 
-@app.command("kill")
+@drones_app.command("kill")
 @shared
-def kill(
-    where: Where,
-    reason: Reason,
-    ids: Ids = None,
-    site: Sites = None,
-    state: States = None,
-    type_: Types = None,
-    node: Nodes = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    timeout: Timeout = 600.0,
-) -> None:
+def kill(options: LeaveOptions, drone_filter: DroneFilter, where: Where, ids: Ids = None) -> None:
     """End drones at their sites without waiting for their jobs. Carried out at the controller's next tick.
 
     \b
@@ -247,17 +609,108 @@ def kill(
       provisioner drones kill --type horeka/h100 --reason "wrong image" --dry-run
       provisioner drones kill 17 18 --reason "runaway" --yes --wait
     """
-    from provisioner.cli.ask import Demand, ask
-    from provisioner.model import RequestKind
+    kind, mode = RequestKind.KILL, DrainMode.PEACEFUL
+    _request_leave(open_record(where), kind, mode, "kill", ids or [], drone_filter, options)
 
-    demand = Demand(
-        RequestKind.KILL,
-        DrainMode.PEACEFUL,
-        reason,
-        tuple(ids or ()),
-        tuple(site or ()),
-        tuple(state or ()),
-        tuple(type_ or ()),
-        tuple(node or ()),
-    )
-    ask(open_record(where), demand, yes=yes, dry_run=dry_run, timeout_s=timeout if wait else None)
+
+def _request_leave(
+    reader: Reader,
+    kind: RequestKind,
+    mode: DrainMode,
+    verb: str,
+    ids: Sequence[str],
+    drone_filter: DroneFilter,
+    options: LeaveOptions,
+) -> None:
+    """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
+    if not options.reason.strip():
+        raise VerbError("--reason must not be empty: it is recorded with every step", code=Exit.USAGE)
+    chosen, gone, complaints = _selected(reader, ids, drone_filter)
+    if gone:
+        note(f"already ended, nothing to do: {named(gone)}")
+    note(*complaints)
+    if not chosen:
+        if complaints:
+            raise VerbError("nothing was asked for")
+        note("no live drone is meant: nothing was asked for")
+        return
+    what = f"{verb} {formatting.count(len(chosen), 'drone')}"
+    if options.dry_run:
+        note(f"would {what}:")
+        print("\n".join(chosen))
+    else:
+        if not options.yes and len(chosen) >= CONFIRM_FROM:
+            _confirm(f"{what}: {named(chosen)}?")
+        serial = reader.ask(kind, chosen, reason=options.reason, by=operator(), at=time.time(), mode=mode)
+        note(f"request {serial} recorded: {what}")
+        note_without_controller(reader)
+        if options.wait:
+            _wait_for_ends(reader, chosen, options.timeout)
+    if complaints:
+        raise typer.Exit(Exit.PARTIAL)
+
+
+def _selected(
+    reader: Reader, ids: Sequence[str], drone_filter: DroneFilter
+) -> tuple[list[DroneId], list[DroneId], list[str]]:
+    """Return the live drones that are meant, the ended ones among those named, and complaints about unknown ids."""
+    if not ids and not drone_filter.given:
+        raise VerbError("which drones? Name them, or select with --site, --state, --type, --node", code=Exit.USAGE)
+    if ids and drone_filter.given:
+        raise VerbError("name drones or select them with filters, not both", code=Exit.USAGE)
+    if not ids:
+        return [d.id for d in drone_filter.find(reader, ended=False)], [], []
+    chosen: dict[DroneId, bool] = {}
+    complaints: list[str] = []
+    for any_id in ids:
+        try:
+            drone_id = find_drone(reader, any_id)
+        except VerbError as unknown:
+            complaints += unknown.lines
+            continue
+        drone = reader.drone(drone_id)
+        chosen[drone_id] = drone is not None and not drone.state.ended
+    return [i for i, live in chosen.items() if live], [i for i, live in chosen.items() if not live], complaints
+
+
+def _confirm(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise VerbError(question, "not a terminal to ask at: say --yes to do it", code=Exit.USAGE)
+    if not typer.confirm(formatting.sanitize(question), err=True):
+        raise VerbError("nothing was asked for")
+
+
+def note_without_controller(reader: Reader) -> None:
+    """Tell the person that nobody carries out a request now, if so."""
+    if reader.holder() is None:
+        note("no controller runs: it will be carried out when one does")
+
+
+def operator() -> str:
+    """Return the name of the user, and behind `sudo` of the one who called it."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid {os.getuid()}"
+    behind = os.environ.get("SUDO_USER")
+    return f"{behind} (as {name})" if behind and behind != name else name
+
+
+def _wait_for_ends(reader: Reader, chosen: list[DroneId], timeout_s: float) -> None:
+    """Wait until all have ended, and report each end. Raises :class:`VerbError` with :attr:`Exit.TIMED_OUT`."""
+    deadline = time.monotonic() + timeout_s
+    left = list(chosen)
+    while True:
+        still = []
+        for drone_id in left:
+            drone = reader.drone(drone_id)
+            if drone is not None and not drone.state.ended:
+                still.append(drone_id)
+            else:
+                note(f"{drone_id} {'is no longer on record' if drone is None else drone.state.value}")
+        left = still
+        if not left:
+            return
+        if time.monotonic() >= deadline:
+            raise VerbError(f"after {formatting.age(timeout_s)} not ended: {named(left)}", code=Exit.TIMED_OUT)
+        time.sleep(min(WAIT_POLL_S, max(0.0, deadline - time.monotonic())))

@@ -1,29 +1,277 @@
-"""``provisioner estimates``: what experience tells the planner, and a way to forget some of it."""
+"""``provisioner estimates``: what the planner has learned from the past, and a way to forget some of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.estimate_rows import Known, learned_document
-from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.options import Show, Where, nothing_before, shared
+from provisioner.cli.columns import Column, Document, Listing, flag, items, number, span_s, text, time_at, whole
+from provisioner.cli.drones import operator
+from provisioner.cli.locate import named, open_record
+from provisioner.cli.options import Exit, Show, VerbError, Where, refuse_options_before_verb, shared
 from provisioner.cli.output import note, present
-from provisioner.cli.resolve import named
-from provisioner.cli.where import open_record
-from provisioner.estimates import EstimateSamples, owner_of
-from provisioner.store import Reader
+from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
+from provisioner.estimates import (
+    HORIZONS_S,
+    UNKNOWN,
+    Estimates,
+    EstimateSamples,
+    OwnerGrowth,
+    SiteSamples,
+    mean_run_s,
+    owner_of,
+)
+from provisioner.store import Forget, Reader
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+ESTIMATES_SCHEMA = "provisioner.estimates/1"
+
+_GROWTH_QUANTILE = 0.9
+"""Quantile of the owner's growth that is shown: nine of ten were no higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatesRow:
+    """All estimates on record."""
+
+    experience: EstimateSamples | None
+    estimates: Estimates | None
+    """Estimates of the newest tick."""
+    forgets: Sequence[Forget] = ()
+    user: str = ""
+    """User whose run times are shown by size; empty: of all users, all sizes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Run times under one key."""
+
+    user: str
+    size: tuple[int, int, int] | None
+    """Thousandths of GPUs, CPUs, MiB; None: of all sizes."""
+    runs_s: tuple[float, ...]
+    """Ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEstimates:
+    """Estimates of one site."""
+
+    name: str
+    kept: SiteSamples
+    rise: OwnerGrowth | None
+    idle_s: float | None
+
+    def rise_milli(self, horizon_s: float) -> int | None:
+        row = self.rise.gpu_milli[HORIZONS_S.index(horizon_s)] if self.rise else ()
+        return row[int(_GROWTH_QUANTILE * len(row))] if row else None
+
+    @property
+    def use_s(self) -> float:
+        """Time over which the owner's use is known."""
+        return USE_EVERY_S * (len(self.kept.use_milli) - self.kept.use_milli.count(UNKNOWN))
+
+
+def estimates_document(known: EstimatesRow, now: float) -> Document:
+    """Return the answer of ``provisioner estimates``."""
+    kept = known.experience
+    delays = sorted(kept.delays.items()) if kept else []
+    if kept is None:
+        scope = "nothing is on record yet: the controller keeps it every ten minutes and at its end"
+    else:
+        scope = f"{formatting.count(len(kept.runs), 'kind')} of jobs known, as of {formatting.ago(kept.at, now)} ago"
+    return Document(
+        ESTIMATES_SCHEMA,
+        Listing("", _estimate_facts(now), [known], lambda k: k.user),
+        {
+            "run_times": Listing("", _run_columns(), _run_times(known), lambda r: r.user),
+            "delays": Listing("", _delay_columns(), delays, lambda d: d[0]),
+            "sites": Listing("", _site_estimate_columns(), _site_estimates(known), lambda s: s.name),
+        },
+        {"run_times": "Run times of jobs", "delays": "Delays of drones", "sites": "Sites"},
+        main="run_times",
+        scope=scope,
+    )
+
+
+def _run_times(known: EstimatesRow) -> list[RunTimes]:
+    """Return run times, those of the most jobs first."""
+    runs = known.experience.runs if known.experience else {}
+    rows = [_run_times_of(key, runs_s) for key, runs_s in runs.items() if not known.user or owner_of(key) == known.user]
+    rows = [row for row in rows if known.user or row.size is None]
+    return sorted(rows, key=lambda r: (-len(r.runs_s), r.user, r.size or ()))
+
+
+def _site_estimates(known: EstimatesRow) -> list[SiteEstimates]:
+    estimates = known.estimates or Estimates()
+    sites = known.experience.sites if known.experience else {}
+    return [
+        SiteEstimates(n, kept, estimates.rises.get(n), estimates.idle_s.get(n)) for n, kept in sorted(sites.items())
+    ]
+
+
+def _run_times_of(key: str, runs_s: tuple[float, ...]) -> RunTimes:
+    user = owner_of(key)
+    gpu_milli, cpus, memory_mib = map(int, key[len(user) + 1 :].split("/")) if key != user else (0, 0, 0)
+    return RunTimes(user, (gpu_milli, cpus, memory_mib) if key != user else None, tuple(sorted(runs_s)))
+
+
+def _estimate_facts(now: float) -> tuple[Column, ...]:
+    return (
+        time_at(
+            "kept_at",
+            "When it was kept last.",
+            lambda k: k.experience.at if k.experience else 0.0,
+            level=0,
+            head="kept",
+            now=now,
+        ),
+        items(
+            "to_forget",
+            "What operators want forgotten and is not yet.",
+            lambda k: [each.what for each in k.forgets],
+            level=0,
+            head="to forget",
+            spare=1,
+        ),
+    )
+
+
+def _run_columns() -> tuple[Column, ...]:
+    def asks_for(key: str, place: int, what: str, head: str, say_it: Callable[[int], str]) -> Column:
+        return whole(
+            key,
+            f"{what} such a job asks for; null: of all sizes.",
+            lambda r: r.size[place] if r.size else None,
+            null=True,
+            level=0,
+            head=head,
+            show=lambda r: say_it(r.size[place]) if r.size else "any",
+        )
+
+    return (
+        text("user", "Whose jobs; empty: everybody's.", level=0, least=12, tail=True, show=lambda r: r.user or "(all)"),
+        asks_for("gpu_milli", 0, "Thousandths of GPUs that", "GPUS", formatting.gpus),
+        asks_for("cpus", 1, "CPUs that", "CPUS", str),
+        asks_for("memory_mib", 2, "MiB of memory that", "MEMORY", formatting.size),
+        whole("jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0),
+        span_s(
+            "median_s",
+            "Median of their run times, seconds.",
+            lambda r: _quantile(r.runs_s, 0.5),
+            level=0,
+            head="MEDIAN",
+        ),
+        span_s(
+            "mean_s",
+            "Mean of their run times as the planner takes it (a few very long ones count less), seconds.",
+            _mean_s,
+            level=0,
+            head="MEAN",
+        ),
+        span_s("p90_s", "Nine of ten ran no longer, seconds.", lambda r: _quantile(r.runs_s, 0.9), level=0, head="P90"),
+        flag(
+            "used",
+            f"Whether they are enough ({RUNS_NEEDED}) to be used.",
+            lambda r: len(r.runs_s) >= RUNS_NEEDED,
+            level=0,
+        ),
+    )
+
+
+def _delay_columns() -> tuple[Column, ...]:
+    return (
+        text("type", "Drone type, as site/name.", lambda d: d[0], level=0, least=12, tail=True),
+        span_s(
+            "queue_s",
+            "From the order to its place at the site, a mean, seconds.",
+            lambda d: d[1].queue_s,
+            level=0,
+            head="QUEUE",
+        ),
+        span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, level=0, head="BOOT"),
+    )
+
+
+def _site_estimate_columns() -> tuple[Column, ...]:
+    def rise(key: str, horizon_s: float, head: str) -> Column:
+        return whole(
+            key,
+            f"Within {formatting.age(horizon_s)} its owner came to hold more, in nine "
+            "cases of ten by no more than this, in thousandths of GPUs; null: not known yet.",
+            lambda s: s.rise_milli(horizon_s),
+            null=True,
+            level=0,
+            head=head,
+            show=lambda s: _gpus(s.rise_milli(horizon_s)),
+        )
+
+    return (
+        text("site", "Site.", "name", level=0, least=8),
+        span_s(
+            "use_s",
+            "Over how much time its owner's use is known, 14 days at most, seconds.",
+            level=0,
+            head="OWNER KNOWN",
+        ),
+        rise("rise_1h_gpu_milli", 3600.0, "MORE IN 1H"),
+        rise("rise_8h_gpu_milli", 28800.0, "MORE IN 8H"),
+        number(
+            "taken_per_1000_h",
+            "Places taken back per 1000 hours of drones, where its owner's use is not told; null: not known.",
+            lambda s: _taken(s.kept),
+            null=True,
+            level=0,
+            head="TAKEN/1000H",
+        ),
+        whole(
+            "gaps",
+            "Gaps between two jobs of a drone that are known, 200 at most.",
+            lambda s: len(s.kept.gaps_s),
+            level=0,
+        ),
+        span_s(
+            "gap_median_s",
+            "Median of these, seconds; null: none.",
+            lambda s: _quantile(sorted(s.kept.gaps_s), 0.5),
+            level=0,
+            head="GAP",
+        ),
+        span_s(
+            "idle_s",
+            "Idle time-out that would have cost least, seconds; null: not known yet.",
+            level=0,
+            head="IDLE TIME-OUT",
+        ),
+    )
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float | None:
+    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
+
+
+def _mean_s(runs: RunTimes) -> float:
+    return mean_run_s(thinned(runs.runs_s, RUNS_TOLD))
+
+
+def _gpus(milli: int | None) -> str:
+    return "-" if milli is None else formatting.gpus(milli)
+
+
+def _taken(kept: SiteSamples) -> float | None:
+    return round(kept.taken / kept.run_s * 3_600_000, 3) if kept.run_s >= 1.0 else None
+
+
+estimates_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 User = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Of this user: run times by size, too.")]
 
 
-@app.callback(invoke_without_command=True)
+@estimates_app.callback(invoke_without_command=True)
 @shared
 def estimates(ctx: typer.Context, where: Where, show: Show, user: User = None) -> None:
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
@@ -38,22 +286,22 @@ def estimates(ctx: typer.Context, where: Where, show: Show, user: User = None) -
       provisioner estimates -o json | jq '.sites[] | {site, rise_1h_gpu_milli, idle_s}'
     """
     if ctx.invoked_subcommand is not None:
-        nothing_before(ctx)
+        refuse_options_before_verb(ctx)
         return
-    _must_be_names("user", [user] if user is not None else [], "leave it away for all users")
+    _require_names("user", [user] if user is not None else [], "leave it away for all users")
     reader = open_record(where)
-    present(show, lambda: learned_document(known(reader, user or ""), time.time()))
+    present(show, lambda: estimates_document(estimates_on_record(reader, user or ""), time.time()))
 
 
-def known(reader: Reader, user: str) -> Known:
-    """What is on record of it. Raises :class:`Failure` for a user of whom nothing is known."""
+def estimates_on_record(reader: Reader, user: str) -> EstimatesRow:
+    """Return the estimates on record. Raises :class:`VerbError` for a user of whom nothing is known."""
     experience, views, asked = reader.experience(), reader.views(), reader.forgets()
     if user and experience is not None:
-        _user_must_be_known(experience, user)
-    return Known(experience, views.estimates if views else None, asked, user)
+        _require_known_user(experience, user)
+    return EstimatesRow(experience, views.estimates if views else None, asked, user)
 
 
-@app.command("forget")
+@estimates_app.command("forget")
 @shared
 def forget(
     where: Where,
@@ -79,18 +327,16 @@ def forget(
       provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten times faster"
       provisioner estimates forget --all --reason "moved to new machines"
     """
-    from provisioner.cli.ask import operator
-
     users, sites = list(dict.fromkeys(user or ())), list(dict.fromkeys(site or ()))
     what = [f"user:{name}" for name in users] + [f"site:{name}" for name in sites]
     if not reason.strip():
-        raise Failure("--reason must not be empty: it is recorded as an event", code=Exit.USAGE)
+        raise VerbError("--reason must not be empty: it is recorded as an event", code=Exit.USAGE)
     if all_ is bool(what):
-        raise Failure("forget what? --all, or some with --user and --site", code=Exit.USAGE)
-    _must_be_names("user", users, "name a user, or use --all")
-    _must_be_names("site", sites, "name a site, or use --all")
+        raise VerbError("forget what? --all, or some with --user and --site", code=Exit.USAGE)
+    _require_names("user", users, "name a user, or use --all")
+    _require_names("site", sites, "name a site, or use --all")
     reader = open_record(where)
-    _must_be_known(reader, users, sites)
+    _require_known(reader, users, sites)
     for each in ["all"] if all_ else what:
         reader.forget(each, reason=reason, by=operator(), at=time.time())
         note(f"recorded: to forget {each}")
@@ -98,27 +344,27 @@ def forget(
         note("no controller runs: it will be done when one does")
 
 
-def _must_be_names(option: str, names: Sequence[str], instead: str) -> None:
-    """Raises :class:`Failure` for an empty one, as of a variable that is not set: it would mean everybody."""
+def _require_names(option: str, names: Sequence[str], instead: str) -> None:
+    """Raise :class:`VerbError` for an empty name, as of a variable that is not set: it would mean everybody."""
     if not all(name.strip() for name in names):
-        raise Failure(f"--{option} must not be empty: {instead}", code=Exit.USAGE)
+        raise VerbError(f"--{option} must not be empty: {instead}", code=Exit.USAGE)
 
 
-def _must_be_known(reader: Reader, users: Sequence[str], sites: Sequence[str]) -> None:
-    """Raises :class:`Failure` for the first name of which nothing is on record: a misspelling would forget nothing."""
+def _require_known(reader: Reader, users: Sequence[str], sites: Sequence[str]) -> None:
+    """Raise :class:`VerbError` for the first name without anything on record: a misspelling would forget nothing."""
     experience = reader.experience() if users or sites else EstimateSamples(0.0)
     if experience is None:
-        raise Failure("nothing learned is on record yet: the controller keeps it every ten minutes and at its end")
+        raise VerbError("nothing learned is on record yet: the controller keeps it every ten minutes and at its end")
     for name in users:
-        _user_must_be_known(experience, name)
+        _require_known_user(experience, name)
     places = {*experience.sites, *(key.partition("/")[0] for key in experience.delays)}
     for name in sites:
         if name not in places:
-            raise Failure(
+            raise VerbError(
                 f"nothing is known of site {formatting.sanitize(name, 80)}; known: {named(sorted(places)) or 'none'}"
             )
 
 
-def _user_must_be_known(experience: EstimateSamples, name: str) -> None:
+def _require_known_user(experience: EstimateSamples, name: str) -> None:
     if not any(owner_of(key) == name for key in experience.runs):
-        raise Failure(f"nothing is known of the jobs of user {formatting.sanitize(name, 80)}")
+        raise VerbError(f"nothing is known of the jobs of user {formatting.sanitize(name, 80)}")

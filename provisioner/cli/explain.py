@@ -1,27 +1,395 @@
-"""``provisioner explain``: why a job waits, why a drone is as it is, what becomes of a class; from the record alone."""
+"""``provisioner explain``: why a job waits, why a drone is as it is, how a class fits each drone type."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli import complete
-from provisioner.cli.exits import Failure
-from provisioner.cli.listing import Document
-from provisioner.cli.options import Show, Where, shared
+from provisioner.cli.columns import Column, Document, Listing, data, flag, number, span_s, text, time_at, whole, words
+from provisioner.cli.drones import HISTORY_SCHEMA, drone_note, history_columns, life_steps
+from provisioner.cli.jobs import (
+    ClassRow,
+    _why_waiting,
+    class_columns,
+    class_row,
+    newest_plan,
+    reasons_by_class,
+    reasons_for_all,
+)
+from provisioner.cli.locate import complete_classes, complete_drones, find_drone, named, open_record
+from provisioner.cli.options import Show, VerbError, VerbGroup, Where, shared
 from provisioner.cli.output import present
-from provisioner.cli.resolve import named
-from provisioner.cli.where import open_record
-from provisioner.model import JobClass
-from provisioner.store import Reader, Views
+from provisioner.model import Drone, DroneId, DroneType, JobClass, SitePolicy, UnmetRequirement
+from provisioner.reasons import Reason
+from provisioner.store import Reader, Transition, Views
 
-app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+_JOB_ID = re.compile(r"(?:(?P<queue>[^#\s]+)#)?(?P<cluster>\d+)(?:\.(?P<proc>\d+))?")
+_JOB_RANGE = re.compile(r"\s*((?:[^#\s,]+#)?\d+(?:\.\d+)?)\s*(?:-\s*((?:[^#\s,]+#)?\d+(?:\.\d+)?))?\s*")
+
+JobId = tuple[str, int, int]
+"""Queue (schedd) or empty, cluster, process; -1 where an id has no process part."""
 
 
-@app.callback()
+def parse_job_id(text: str) -> JobId | None:
+    """Return a job id; None if it is none."""
+    found = _JOB_ID.fullmatch(text.strip())
+    if found is None or len(text) > 300:
+        return None
+    return (found["queue"] or "", int(found["cluster"]), int(found["proc"]) if found["proc"] else -1)
+
+
+def holds_job(ranges: str, job: JobId) -> bool:
+    """Return True if ``job`` is in ``ranges``; without process it matches any process, without queue any queue."""
+    return any(_within_range(job, low, high) for low, high in _ranges(ranges))
+
+
+def _ranges(ranges: str) -> Iterator[tuple[JobId, JobId]]:
+    for piece in ranges.replace("...", "").replace("\u2026", "").split(","):
+        found = _JOB_RANGE.fullmatch(piece)
+        if found is None:
+            continue
+        low = parse_job_id(found[1])
+        high = parse_job_id(found[2]) if found[2] else low
+        if low is not None and high is not None:
+            yield low, high
+
+
+def _within_range(job: JobId, low: JobId, high: JobId) -> bool:
+    queue, cluster, proc = job
+    if queue and low[0] and queue != low[0]:
+        return False
+    if proc < 0 and low[2] >= 0:
+        return low[1] <= cluster <= high[1]
+    return low[1:] <= (cluster, proc) <= high[1:]
+
+
+def is_shortened(ranges: str) -> bool:
+    """Return True if the list leaves ids out."""
+    return "..." in ranges or "\u2026" in ranges
+
+
+def classes_of_job(job: JobId, classes: Sequence[JobClass]) -> list[JobClass]:
+    """Return the classes whose idle jobs include ``job``."""
+    return [c for c in classes if holds_job(c.job_ids, job)]
+
+
+JOB_SCHEMA = "provisioner.job/1"
+COMPLETED_JOBS_S = 7 * 86400.0
+"""Age up to which finished jobs are searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """Facts about a job that does not wait."""
+
+    job: str
+    state: str
+    said: str
+    drone: str = ""
+    class_id: str = ""
+    ended_at: float = 0.0
+    run_s: float | None = None
+
+
+def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: str, now: float) -> KnownJob | None:
+    """Return a job that runs, is held, or is done; None if the record does not know it."""
+    job = parse_job_id(title)
+    view = views.overlay.view
+    if job is None or view is None:
+        return None
+    for slot in view.slots:
+        if holds_job(slot.job_ids, job):
+            since = f" since {formatting.iso(slot.begun_at)}" if slot.begun_at else ""
+            said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` tells its life"
+            return KnownJob(title, "running", said, drone=slot.drone_id)
+    for each in classes:
+        if holds_job(each.running_ids, job):
+            return KnownJob(title, "running", "runs, but in no drone of this controller", class_id=each.id)
+        if holds_job(each.held_ids, job):
+            said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
+            return KnownJob(title, "held", said, class_id=each.id)
+    for done in reversed(reader.completions(now - COMPLETED_JOBS_S, now + COMPLETED_JOBS_S)):
+        if holds_job(done.job_id, job):
+            where = f" in drone {done.drone_id}" if done.drone_id else ""
+            ran = formatting.seconds(round(done.run_s))
+            said = f"is done since {formatting.iso(done.ended_at)}: it ran for {ran}{where}"
+            return KnownJob(title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s)
+    return None
+
+
+def job_document(known: KnownJob) -> Document:
+    """Return the document of ``explain job`` for a job that does not wait."""
+    return Document(
+        JOB_SCHEMA,
+        Listing("", _job_columns(), [known], lambda k: k.job),
+        scope=f"job {formatting.sanitize(known.job, 80)}",
+    )
+
+
+def _job_columns() -> tuple[Column, ...]:
+    return (
+        text("job", "Id, as it was asked for.", level=0),
+        text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
+        words("said", "The same in words, with what to do.", head="which", least=30),
+        text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
+        text("class", "Its class; empty: not told.", "class_id"),
+        time_at("ended_at", "When it was done."),
+        span_s("run_s", "How long its last run took, seconds; null: it is not done."),
+    )
+
+
+CLASS_SCHEMA = "provisioner.class/1"
+
+_CLASS_TITLES = {
+    "id": "class",
+    "owner": "owner",
+    "waiting": "waiting",
+    "fresh": "not yet negotiated",
+    "running": "running",
+    "held": "held",
+    "needs": "needs",
+    "job_ids": "jobs",
+    "drones": "drones started for it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeFit:
+    """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
+
+    kind: DroneType
+    misfit: UnmetRequirement | None
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReason:
+    """Reason that a plan gives for a class."""
+
+    reason: Reason
+
+
+def class_document(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> Document:
+    """Return the document of ``explain class`` and ``explain job``."""
+    from provisioner.planner.matching import unmet_requirement
+
+    plan = newest_plan(reader)
+    said = (*reasons_for_all(plan), *reasons_by_class(plan).get(job.id, ()))
+    live = reader.drones()
+    row = class_row(job, views.types, said, sum(d.for_class == job.id for d in live))
+    fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
+    fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
+    facts = tuple(
+        replace(c, level=0 if c.key in _CLASS_TITLES else 2, head=_CLASS_TITLES.get(c.key, ""))
+        for c in class_columns(now)
+    )
+    when = f"tick {plan.tick}, {formatting.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
+    return Document(
+        CLASS_SCHEMA,
+        Listing("", facts, [row], lambda r: r.job.id),
+        {
+            "said": Listing(
+                "", _reason_columns(), [PlanReason(r) for r in said] or _invalid_reason(row), lambda s: s.reason.kind
+            ),
+            "types": Listing("", _fit_columns(), fits, lambda f: f.kind.key),
+        },
+        {"said": f"What the newest plan says ({when})", "types": "Drone types"},
+        scope=f"{title}: {_why_waiting(row)}",
+    )
+
+
+def _invalid_reason(row: ClassRow) -> list[PlanReason]:
+    from provisioner.reasons import BadRequest
+
+    return [PlanReason(BadRequest(row.job.invalid))] if row.job.invalid else []
+
+
+def _reason_columns() -> tuple[Column, ...]:
+    from provisioner.serialization import to_plain
+
+    return (
+        text(
+            "tier",
+            "Kind of answer.",
+            lambda s: formatting.category(s.reason).value,
+            level=0,
+            choices=tuple(formatting.Category),
+        ),
+        words("text", "In words.", lambda s: formatting.describe(s.reason), head="WHY", least=30),
+        data("reason", "As data.", lambda s: to_plain(s.reason, Reason)),
+    )
+
+
+def _fit_columns() -> tuple[Column, ...]:
+    return (
+        text("type", "Drone type, as site/name.", "kind.key", level=0, least=12, tail=True),
+        flag(
+            "fits",
+            "Could an empty drone of it run one job?",
+            lambda f: f.misfit is None,
+            level=0,
+            tint=lambda f: "green" if f.misfit is None else "",
+        ),
+        text(
+            "dimension",
+            "First dimension that fails; empty: none.",
+            lambda f: f.misfit.dimension if f.misfit else "",
+            level=0,
+            head="FAILS",
+            least=8,
+        ),
+        text(
+            "wanted",
+            "What the jobs want there.",
+            lambda f: f.misfit.wanted if f.misfit else "",
+            level=0,
+            least=10,
+            show=lambda f: _fit_amounts(f)[0],
+        ),
+        text(
+            "offered",
+            "What the type has there.",
+            lambda f: f.misfit.offered if f.misfit else "",
+            level=0,
+            least=10,
+            show=lambda f: _fit_amounts(f)[1],
+        ),
+        whole("drones", "Live drones of the type.", "live", level=0),
+        number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
+    )
+
+
+def _fit_amounts(row: TypeFit) -> tuple[str, str]:
+    return formatting.amounts(row.misfit.wanted, row.misfit.offered) if row.misfit else ("", "")
+
+
+DRONE_EXPLAINED_SCHEMA = "provisioner.drone-explained/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedDrone:
+    """A drone, its newest step, and the limit of its state."""
+
+    drone: Drone
+    newest: Transition | None
+    limit: str
+    """Name of the policy setting that limits the state; empty: ended."""
+    limit_s: float | None
+    """None: without limit, or not known."""
+    then: str
+    by: str = ""
+    """Source of the limit of an idle drone, in words."""
+
+
+def explained_drone_document(reader: Reader, drone_id: DroneId, now: float) -> Document:
+    """Return the document of ``explain drone``."""
+    drone = reader.drone(drone_id)
+    if drone is None:
+        raise VerbError(f"drone {drone_id} is no longer on record")
+    history = reader.history(drone.id)
+    row = _explained_drone(drone, history[-1] if history else None, reader.views())
+    return Document(
+        DRONE_EXPLAINED_SCHEMA,
+        Listing("", _explained_facts(now), [row], lambda r: r.drone.id),
+        {"history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps(history), lambda s: s[0].drone_id)},
+        {"history": "Life"},
+    )
+
+
+def _explained_drone(drone: Drone, newest: Transition | None, views: Views | None) -> ExplainedDrone:
+    from provisioner.planner.lifecycle import STATE_RULES
+
+    stage = STATE_RULES.get(drone.state)
+    if stage is None:
+        return ExplainedDrone(drone, newest, "", None, "")
+    limit_s, by = _limit_s(drone, stage.limit, views)
+    then = f"{_ACTION_WORDS[stage.then.value]}; it would end as {(drone.leaving or stage.ends_as).value}"
+    return ExplainedDrone(drone, newest, stage.limit, limit_s, then if limit_s else "", by)
+
+
+_ACTION_WORDS = {
+    "forget": "the record of it ends",
+    "stop": "the site is asked to end it",
+    "drain": "the pool is asked to let it go",
+    "insist": "the site is asked again, at last without notice",
+}
+
+
+def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | None, str]:
+    """Return the limit in force at the newest tick (None for none), and where it comes from if that is no setting."""
+    if views is None:
+        return None, ""
+    match limit:
+        case "walltime_s":
+            return next((t.walltime_s or None for t in views.types if t.key == drone.type), None), ""
+        case "idle_timeout_s":
+            from provisioner.planner.retirement import idle_limit
+
+            limit_s, by = idle_limit(drone, views.policy, views.estimates)
+            return limit_s, formatting.idle_words(by)
+        case _:
+            policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
+            return float(getattr(policy, limit)), ""
+
+
+def _explained_facts(now: float) -> tuple[Column, ...]:
+    from provisioner.serialization import to_plain
+
+    return (
+        text("id", "Our id.", "drone.id", level=0, head="drone"),
+        text("type", "Drone type, as site/name.", "drone.type", level=0, head="type"),
+        text("state", "State.", "drone.state.value", level=0, head="state"),
+        text(
+            "meaning", "What the state means.", lambda e: formatting.state_words(e.drone.state), level=0, head="means"
+        ),
+        text(
+            "text",
+            "Why it is in its state, in words.",
+            lambda e: formatting.describe(e.newest.reason) if e.newest else "",
+            level=0,
+            head="because",
+        ),
+        data("reason", "Why, as data.", lambda e: to_plain(e.newest.reason, Reason) if e.newest else None, null=True),
+        span_s("for_s", "Time in this state, seconds.", lambda e: max(0.0, now - e.drone.since), level=0, head="for"),
+        text("limit", "Setting that limits the state; empty: it has ended."),
+        number(
+            "limit_s", "Its value, seconds; null: no limit.", null=True, level=0, head="may last", show=_limit_words
+        ),
+        text("limit_by", "Where the limit of an idle drone comes from, in words; empty: the setting.", "by"),
+        text("then", "What happens after that.", level=0, head="and then"),
+        text("for_class", "Job class that it was started for.", "drone.for_class", level=0, head="started for class"),
+        text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), level=0, head="note"),
+        text("remote_id", "The site's id.", "drone.remote_id", level=0, head="id at the site"),
+        text("node", "Node that it runs on; empty: not told.", "drone.node", level=0, head="node"),
+        text(
+            "site_slot",
+            "The site's name of its place there; empty: not told.",
+            "drone.site_slot",
+            level=0,
+            head="slot at the site",
+        ),
+        text("slot", "The pool's name of its slot.", "drone.slot", level=0, head="slot in the pool"),
+    )
+
+
+def _limit_words(row: ExplainedDrone) -> str:
+    if not row.limit:
+        return "-"
+    return (
+        f"{formatting.seconds(row.limit_s)} ({row.by or row.limit})" if row.limit_s else f"no limit known ({row.limit})"
+    )
+
+
+explain_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@explain_app.callback()
 def explain() -> None:
     """Explain a job, a drone or a job class.
 
@@ -35,7 +403,7 @@ def explain() -> None:
     """
 
 
-@app.command("job")
+@explain_app.command("job")
 @shared
 def explain_job(
     where: Where, show: Show, job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a job, as 204.17.")]
@@ -52,16 +420,16 @@ def explain_job(
       provisioner explain job 17 -o json
     """
     reader = open_record(where)
-    present(show, lambda: _job(reader, job_id))
+    present(show, lambda: _job_document(reader, job_id))
 
 
-@app.command("class")
+@explain_app.command("class")
 @shared
 def explain_class(
     where: Where,
     show: Show,
     class_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.", autocompletion=complete.classes)
+        str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.", autocompletion=complete_classes)
     ],
 ) -> None:
     """Explain why the jobs of a class wait.
@@ -75,15 +443,15 @@ def explain_class(
       provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
     """
     reader = open_record(where)
-    present(show, lambda: _class(reader, class_id))
+    present(show, lambda: _class_document(reader, class_id))
 
 
-@app.command("drone")
+@explain_app.command("drone")
 @shared
 def explain_drone(
     where: Where,
     show: Show,
-    any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.", autocompletion=complete.any_drones)],
+    any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.", autocompletion=complete_drones)],
 ) -> None:
     """Explain why a drone is as it is.
 
@@ -95,45 +463,37 @@ def explain_drone(
       provisioner explain drone 8812.0
       provisioner explain drone 17 -o json
     """
-    from provisioner.cli.explain_drone import explained_drone
-    from provisioner.cli.resolve import the_drone
-
     reader = open_record(where)
-    present(show, lambda: explained_drone(reader, the_drone(reader, any_id), time.time()))
+    present(show, lambda: explained_drone_document(reader, find_drone(reader, any_id), time.time()))
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
 
 
-def _job(reader: Reader, text: str) -> Document:
-    from provisioner.cli import job_ids
+def _job_document(reader: Reader, text: str) -> Document:
 
-    views, classes = _classes(reader)
-    job = job_ids.parse(text)
+    views, classes = _views_and_classes(reader)
+    job = parse_job_id(text)
     if job is None:
-        raise Failure(f"{formatting.sanitize(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
-    found = job_ids.classes_of(job, classes)
+        raise VerbError(f"{formatting.sanitize(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+    found = classes_of_job(job, classes)
     match found:
         case [one]:
             return _explained(reader, views, one, f"job {formatting.sanitize(text, 80)}")
         case []:
-            from provisioner.cli.explain_job import job_document, known_job
-
             known = known_job(reader, views, classes, text.strip(), time.time())
             if known is None:
-                raise Failure(*_unknown_job(text, views, classes))
+                raise VerbError(*_unknown_job(text, views, classes))
             return job_document(known)
         case _:
-            raise Failure(
+            raise VerbError(
                 f"job {formatting.sanitize(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
                 "say the whole id (schedd#cluster.process), or explain the class",
             )
 
 
 def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
-    """Why a job may not be known, and what is."""
-    from provisioner.cli import job_ids
-
+    """Return lines: why the job may be unknown, and which jobs are known."""
     assert views.overlay.view is not None
     when = formatting.ago(views.overlay.view.taken_at, time.time())
     lines = [
@@ -143,7 +503,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     ]
     if not any(not kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
-    cut = [c.id for c in classes if job_ids.shortened(c.job_ids)]
+    cut = [c.id for c in classes if is_shortened(c.job_ids)]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
     known = [f"{c.id} ({formatting.sanitize(c.job_ids, 40)})" for c in classes if c.job_ids]
@@ -152,10 +512,10 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     return lines
 
 
-def _class(reader: Reader, class_id: str) -> Document:
+def _class_document(reader: Reader, class_id: str) -> Document:
     from provisioner.planner.headroom import headroom_classes
 
-    views, classes = _classes(reader)
+    views, classes = _views_and_classes(reader)
     classes += headroom_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
@@ -164,23 +524,22 @@ def _class(reader: Reader, class_id: str) -> Document:
 
     ids = [c.id for c in classes]
     near = get_close_matches(class_id[:200], ids, n=3, cutoff=0.4) or ids[:3]
-    raise Failure(
+    raise VerbError(
         f"no job class {formatting.sanitize(class_id, 80)} in the newest look"
         + (f"; nearest: {named(near)}" if near else "; there is none at all")
     )
 
 
-def _classes(reader: Reader) -> tuple[Views, list[JobClass]]:
+def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
     views = reader.views()
     if views is None:
-        raise Failure("no tick is on record yet: `provisioner run` makes the first")
+        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
     if views.overlay.view is None:
         fault = formatting.sanitize(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
-        raise Failure(f"the overlay was never seen: {fault}")
+        raise VerbError(f"the overlay was never seen: {fault}")
     return views, list(views.overlay.view.classes)
 
 
 def _explained(reader: Reader, views: Views, job: JobClass, title: str) -> Document:
-    from provisioner.cli.explain_class import explained_class
 
-    return explained_class(reader, views, job, title, time.time())
+    return class_document(reader, views, job, title, time.time())

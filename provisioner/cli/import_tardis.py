@@ -1,4 +1,4 @@
-"""``provisioner import``: a COBalD/TARDIS configuration becomes ours, and what has no counterpart is listed."""
+"""``provisioner import``: a COBalD/TARDIS configuration becomes ours; what has no counterpart is listed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.cells import text, whole
-from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.listing import Column, Listing
-from provisioner.cli.options import Pick, Show, shared
+from provisioner.cli.columns import Column, Listing, text, whole, words
+from provisioner.cli.options import Exit, Pick, Show, VerbError, shared
 from provisioner.cli.output import note, picked, present
-from provisioner.migrate import ImportFinding, ImportOutcome, ImportResult, ImportSource, convert
+from provisioner.migrate import ImportOutcome, ImportResult, ImportSource, convert
 
 if TYPE_CHECKING:
     from provisioner.config.strict_yaml import YamlDocument
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+IMPORT_SCHEMA = "provisioner.import/1"
 
-SCHEMA = "provisioner.import/1"
-
-_FIRST = (ImportOutcome.NEEDED, ImportOutcome.DROPPED, ImportOutcome.CHANGED, ImportOutcome.CONVERTED)
-_TINTS = {
+_VERDICT_ORDER = (ImportOutcome.NEEDED, ImportOutcome.DROPPED, ImportOutcome.CHANGED, ImportOutcome.CONVERTED)
+_VERDICT_TINTS = {
     ImportOutcome.CONVERTED: "green",
     ImportOutcome.CHANGED: "yellow",
     ImportOutcome.DROPPED: "yellow",
@@ -34,7 +30,6 @@ _TINTS = {
 }
 
 
-@app.command()
 @shared
 def import_tardis(
     show: Show,
@@ -76,19 +71,23 @@ def import_tardis(
     )
     if made is None:
         raise _refusal([source.document for source in sources])
-    _write(to, made.files, force)
-    listing = Listing(SCHEMA, columns(), sorted(made.findings, key=lambda f: _FIRST.index(f.verdict)), lambda f: f.key)
+    _write_files(to, made.files, force)
+    listing = Listing(
+        IMPORT_SCHEMA,
+        finding_columns(),
+        sorted(made.findings, key=lambda f: _VERDICT_ORDER.index(f.verdict)),
+        lambda f: f.key,
+    )
     present(replace(show, watch=False), lambda: picked(listing, pick))
     note(f"written to {to}: {', '.join(made.files)}")
-    _tell(made)
+    _report_counts(made)
 
 
-def columns() -> tuple[Column[ImportFinding], ...]:
-    """Of findings."""
+def finding_columns() -> tuple[Column, ...]:
+    """Return the columns of findings."""
     return (
-        Column(
+        text(
             "file",
-            lambda f: f.file,
             "File of the old configuration.",
             level=0,
             head="WHERE",
@@ -96,26 +95,23 @@ def columns() -> tuple[Column[ImportFinding], ...]:
             tail=True,
             show=lambda f: f"{os.path.basename(f.file)}:{f.line}",
         ),
-        whole("line", lambda f: f.line, "Line, from 1."),
-        Column(
+        whole("line", "Line, from 1."),
+        text(
             "verdict",
-            lambda f: f.verdict.value,
             "What became of it.",
+            "verdict.value",
             level=0,
             head="BECAME",
             choices=tuple(v.value for v in ImportOutcome),
-            tint=lambda f: _TINTS[f.verdict],
+            tint=lambda f: _VERDICT_TINTS[f.verdict],
         ),
-        text("key", lambda f: f.key, "Its key there, dotted.", level=0, least=20, tail=True),
-        text("ours", lambda f: f.ours, "File and key here; empty for none.", level=1),
-        Column(
+        text("key", "Its key there, dotted.", level=0, least=20, tail=True),
+        text("ours", "File and key here; empty for none.", level=1),
+        words(
             "text",
-            lambda f: f.text,
             "What happened to it, and what to do.",
-            level=0,
             head="HOW, AND WHAT TO DO",
             least=30,
-            wrap=True,
             show=lambda f: f"{f.ours}: {f.text}" if f.ours else f.text,
         ),
     )
@@ -131,9 +127,9 @@ def _source(path: Path) -> ImportSource:
     return ImportSource(document, content)
 
 
-def _refusal(documents: list[YamlDocument]) -> Failure:
+def _refusal(documents: list[YamlDocument]) -> VerbError:
     problems = [problem for document in documents for problem in document.problems]
-    return Failure(
+    return VerbError(
         *(formatting.sanitize(str(p)) for p in problems),
         f"{formatting.count(len(problems), 'problem')}: nothing is written",
         code=Exit.UNMET,
@@ -141,7 +137,7 @@ def _refusal(documents: list[YamlDocument]) -> Failure:
 
 
 def _beside(tardis: Path) -> Callable[[str], str | None]:
-    """Files that TARDIS names are sought beside its configuration, then here: TARDIS seeks them where it is started."""
+    """Return a reader of files that TARDIS names: beside its configuration, then here, where TARDIS is started."""
 
     def read_file(name: str) -> str | None:
         from provisioner.config.strict_yaml import YamlDocument, text_of
@@ -158,11 +154,11 @@ def _beside(tardis: Path) -> Callable[[str], str | None]:
     return read_file
 
 
-def _write(to: Path, files: Mapping[str, str], force: bool) -> None:
-    """All of them, or none if one is there already."""
+def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
+    """Write all files, or none if one exists."""
     there = [to / name for name in files if os.path.lexists(to / name)]
     if there and not force:
-        raise Failure(
+        raise VerbError(
             *(f"{path} is there already" for path in there),
             "nothing is written: name another directory with --to, or write over it with --force",
         )
@@ -172,8 +168,8 @@ def _write(to: Path, files: Mapping[str, str], force: bool) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-def _tell(made: ImportResult) -> None:
+def _report_counts(made: ImportResult) -> None:
     counts = ", ".join(f"{made.count(v)} {v.value}" for v in ImportOutcome if made.count(v))
     if made.count(ImportOutcome.NEEDED):
-        raise Failure(f"{counts}; fill in what stands in <...>, then: provisioner check", code=Exit.UNMET)
+        raise VerbError(f"{counts}; fill in what stands in <...>, then: provisioner check", code=Exit.UNMET)
     note(counts)

@@ -1,25 +1,399 @@
-"""``provisioner jobs``: the jobs of the embedded overlay's queue."""
+"""``provisioner demand``, ``jobs`` and ``submit``: job classes of the overlay, jobs of the embedded queue."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Annotated
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.listing import Listing
-from provisioner.cli.options import Pick, Show, Where, shared
-from provisioner.cli.output import picked, present
-from provisioner.cli.queue_rows import SCHEMA, JobQueue, QueuedJob, answer_of, columns, open_queue
+from provisioner.cli.columns import Column, Listing, amount, items, span_s, text, time_at, whole, words
+from provisioner.cli.locate import config_path, open_record
+from provisioner.cli.options import Exit, Pick, Show, VerbError, Where, parse_age, shared
+from provisioner.cli.output import note, picked, present
+from provisioner.model import Drone, DroneType, JobClass, Plan, Start
+from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
+from provisioner.store import Reader, Views
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-MOST = 1_000_000
+DEMAND_SCHEMA = "provisioner.demand/1"
 
 
-@app.command()
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    """Job class with the reasons of the newest plan."""
+
+    job: JobClass
+    reasons: tuple[Reason, ...]
+    """Weightiest first: what keeps jobs waiting before what is on its way."""
+    fits: tuple[str, ...]
+    nearest: str
+    """The drone type that fits, cheapest first, or else the one that nearly does."""
+    drones: int
+    """Live drones that were started for it."""
+
+
+def class_rows(
+    views: Views | None, plan: Plan | None, live: Sequence[Drone], only: Sequence[JobClass] | None = None
+) -> list[ClassRow]:
+    """Return a row per class of the newest overlay view, or for ``only`` some of them."""
+    if views is None or views.overlay.view is None:
+        return []
+    jobs = views.overlay.view.classes if only is None else only
+    said, for_all = reasons_by_class(plan), reasons_for_all(plan)
+    started: dict[str, int] = {}
+    for drone in live:
+        started[drone.for_class] = started.get(drone.for_class, 0) + 1
+    return [class_row(job, views.types, (*for_all, *said.get(job.id, ())), started.get(job.id, 0)) for job in jobs]
+
+
+def class_row(job: JobClass, types: Sequence[DroneType], said: Sequence[Reason], drones: int) -> ClassRow:
+    """Return the row of a class, matched with the drone types."""
+    from provisioner.planner.matching import unmet_requirement
+
+    fitting = [] if job.invalid else [t for t in types if unmet_requirement(job, t) is None]
+    fitting.sort(key=lambda t: (t.price, t.key))
+    return ClassRow(job, tuple(said), tuple(t.key for t in fitting), _nearest_type(fitting, said), drones)
+
+
+def _nearest_type(fitting: Sequence[DroneType], said: Sequence[Reason]) -> str:
+    if fitting:
+        return fitting[0].key
+    return next((r.nearest for r in said if isinstance(r, NothingFits)), "")
+
+
+def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
+    """Return the reasons of a plan by class: refusals by weight, then starts."""
+    if plan is None:
+        return {}
+    found: dict[str, list[Reason]] = {}
+    for refusal in plan.refusals:
+        kind, _, name = refusal.subject.partition(":")
+        if kind == "class":
+            found.setdefault(name, []).append(refusal.reason)
+    for name, reason in _start_reasons(plan.starts):
+        found.setdefault(name, []).append(reason)
+    return {name: tuple(sorted(dict.fromkeys(reasons), key=_reason_weight)) for name, reasons in found.items()}
+
+
+def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
+    """Return the refusals that concern every class."""
+    return tuple(r.reason for r in plan.refusals if r.subject == "all") if plan else ()
+
+
+def _start_reasons(starts: Sequence[Start]) -> list[tuple[str, Reason]]:
+    """Return one reason per class and drone type, however many drones."""
+    unique: dict[tuple[str, str], Reason] = {}
+    for start in starts:
+        if isinstance(start.reason, JobsWaiting | HeadroomShort):
+            unique.setdefault((start.drone.for_class, start.drone.type), start.reason)
+    return [(name, reason) for (name, _), reason in unique.items()]
+
+
+_CATEGORY_WEIGHTS = {
+    t: i
+    for i, t in enumerate(
+        (
+            formatting.Category.CONFIGURATION,
+            formatting.Category.NOTHING_FITS,
+            formatting.Category.LIMIT,
+            formatting.Category.BACK_OFF,
+            formatting.Category.START,
+            formatting.Category.WAITING_SITE,
+            formatting.Category.WAITING_NEGOTIATION,
+            formatting.Category.LEAVE,
+            formatting.Category.STEP,
+        )
+    )
+}
+
+
+def _reason_weight(reason: Reason) -> int:
+    """Return the rank of a reason: what a person must change comes before what only takes time."""
+    return _CATEGORY_WEIGHTS[formatting.category(reason)]
+
+
+def _why_waiting(row: ClassRow) -> str:
+    """Return why the class waits, in one line."""
+    job = row.job
+    if row.reasons:
+        more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
+        return formatting.describe(row.reasons[0]) + more
+    if job.invalid:
+        return formatting.sanitize(job.invalid, formatting.SHORT_TEXT)
+    if not job.waiting and not job.fresh:
+        return "nothing waits"
+    return "no plan on record speaks of it yet"
+
+
+def _needs(job: JobClass) -> str:
+    """Return the requirements of one job in a few words."""
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
+    if job.vram_mib:
+        parts.append(f"VRAM {formatting.size(job.vram_mib)}")
+    if job.capability:
+        parts.append(f"CC {formatting.capability(job.capability)}")
+    if job.driver:
+        parts.append(f"CUDA {formatting.driver(job.driver)}")
+    parts.append(f"{job.cpus} CPU")
+    parts.append(formatting.size(job.memory_mib))
+    return ", ".join(parts)
+
+
+def class_columns(now: float) -> tuple[Column, ...]:
+    """Return the columns of job classes at ``now``."""
+    from provisioner.serialization import to_plain
+
+    return (
+        text("id", "Id of the class.", "job.id", level=0, head="CLASS", least=8, tail=True),
+        text("owner", "User or accounting group.", "job.owner", level=0, least=8),
+        whole("waiting", "Idle jobs that a negotiation cycle has left idle.", "job.waiting", level=0),
+        whole("fresh", "Idle jobs that no negotiation cycle has seen.", "job.fresh", level=1),
+        whole("running", "Running jobs.", "job.running", level=0),
+        whole("held", "Held jobs.", "job.held", level=1),
+        whole("drones", "Live drones that were started for it.", level=0),
+        span_s(
+            "oldest_s",
+            "Age of the oldest idle job, seconds; null: none waits.",
+            lambda c: max(0.0, now - c.job.oldest_at) if c.job.oldest_at else None,
+            level=0,
+            head="OLDEST",
+        ),
+        words("needs", "What one job asks for, in words.", lambda c: _needs(c.job), least=12),
+        words("why", "Why it waits, in words.", _why_waiting, least=28),
+        text(
+            "nearest",
+            "Cheapest drone type that fits, or the one that nearly does; may be empty.",
+            level=1,
+            least=10,
+            tail=True,
+        ),
+        items("fits", "Drone types that fit, cheapest first.", lambda c: list(c.fits)),
+        items(
+            "reasons",
+            "What the newest plan says of it, as data, weightiest first.",
+            lambda c: [to_plain(r, Reason) for r in c.reasons],
+        ),
+        whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
+        whole("cpus", "CPUs per job.", "job.cpus"),
+        whole("memory_mib", "Memory per job, MiB.", "job.memory_mib", unit=amount),
+        whole("disk_mib", "Disk per job, MiB.", "job.disk_mib", unit=amount),
+        whole("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib", unit=amount),
+        whole(
+            "capability",
+            "Least CUDA compute capability times 10; 0: any.",
+            "job.capability",
+            unit=formatting.capability,
+        ),
+        whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver", unit=formatting.driver),
+        text("arch", "CPU architecture; empty: any.", "job.arch"),
+        span_s(
+            "walltime_s",
+            "What the job says that it needs, seconds; null: it does not say.",
+            lambda c: c.job.walltime_s or None,
+        ),
+        whole("priority", "Priority.", "job.priority"),
+        time_at("oldest_at", "When the oldest idle job was submitted.", "job.oldest_at"),
+        text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12),
+    )
+
+
+@shared
+def demand(
+    where: Where,
+    show: Show,
+    pick: Pick,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only classes with jobs that wait.")] = False,
+) -> None:
+    """List what waits, and why.
+
+    A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
+    all of them as data, and `provisioner explain class ID` tells them in words.
+
+    \b
+    Examples:
+      provisioner demand
+      provisioner demand --waiting -o wide
+      provisioner demand -o json | jq '.items[] | {id, waiting, why}'
+    """
+    reader = open_record(where)
+    present(show, lambda: picked(class_listing(reader, time.time(), waiting=waiting), pick))
+
+
+def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> Listing:
+    """Return the answer of ``provisioner demand``."""
+    views = reader.views()
+    rows = class_rows(views, newest_plan(reader), reader.drones())
+    if waiting:
+        rows = [r for r in rows if r.job.waiting or r.job.fresh]
+    if views is None:
+        scope = "no tick is on record yet"
+    elif views.overlay.view is None:
+        message = views.overlay.fault.message if views.overlay.fault else "?"
+        scope = f"the overlay was never seen: {formatting.sanitize(message)}"
+    else:
+        fault = (
+            f"; newest look failed: {formatting.sanitize(views.overlay.fault.message, 120)}"
+            if views.overlay.fault
+            else ""
+        )
+        idle = sum(r.job.waiting + r.job.fresh for r in rows)
+        only = " with waiting jobs" if waiting else ""
+        scope = (
+            f"{formatting.count(len(rows), 'class', 'classes')}{only}, {formatting.count(idle, 'idle job')}, as of "
+            f"{formatting.ago(views.overlay.view.taken_at, now)} ago{fault}"
+        )
+    return Listing(DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, scope)
+
+
+def newest_plan(reader: Reader) -> Plan | None:
+    """Return the plan of the newest tick on record."""
+    plans = reader.plans(limit=1)
+    return plans[-1] if plans else None
+
+
+JOBS_SCHEMA = "provisioner.jobs/1"
+T = TypeVar("T")
+
+QUEUE_TIMEOUT_S = 30.0
+JOB_STATES = ("idle", "running", "done", "failed", "held")
+
+
+class QueuedJob(Protocol):
+    """Job in the queue; times are seconds since the epoch, 0 for not yet."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def gpu_milli(self) -> int: ...
+    @property
+    def cpus(self) -> int: ...
+    @property
+    def memory_mib(self) -> int: ...
+    @property
+    def vram_mib(self) -> int: ...
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+    @property
+    def submitted_at(self) -> float: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def drone_id(self) -> str: ...
+    @property
+    def started_at(self) -> float: ...
+    @property
+    def ended_at(self) -> float: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def message(self) -> str: ...
+
+
+class JobQueue(Protocol):
+    """Interface of an overlay that keeps its own queue."""
+
+    async def submit(
+        self,
+        argv: Sequence[str],
+        *,
+        count: int,
+        gpus: str,
+        cpus: int,
+        memory_mib: int,
+        disk_mib: int,
+        vram_mib: int,
+        capability: int,
+        gpu_model: str,
+        walltime_s: float,
+        env: Mapping[str, str],
+        priority: int,
+    ) -> Sequence[int]: ...
+
+    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[QueuedJob]: ...
+
+
+def open_queue(where: Where) -> JobQueue:
+    """Return the queue of the configured overlay. Raises :class:`VerbError` for an overlay that has none."""
+    from provisioner.config import load
+    from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
+
+    settings = load(config_path(where))
+    try:
+        overlay = overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
+    except (AdapterUnknownError, AdapterBrokenError) as error:
+        raise VerbError(str(error)) from error
+    if not (callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))):
+        raise VerbError(
+            f"overlay {settings.overlay.adapter} keeps its jobs itself: submit and list them with its own commands",
+            "this verb is for the embedded overlay",
+        )
+    return cast(JobQueue, overlay)
+
+
+def answer_of(work: Coroutine[Any, Any, T]) -> T:
+    """Return what the queue answers within :data:`QUEUE_TIMEOUT_S`. Raises :class:`VerbError`."""
+    import asyncio
+    import sqlite3
+
+    async def in_time() -> T:
+        async with asyncio.timeout(QUEUE_TIMEOUT_S):
+            return await work
+
+    try:
+        return asyncio.run(in_time())
+    except TimeoutError:
+        raise VerbError(f"the queue gave no answer within {QUEUE_TIMEOUT_S:g} s", code=Exit.TIMED_OUT) from None
+    except sqlite3.Error as error:
+        raise VerbError(f"the queue cannot be used: {error}") from error
+
+
+def queue_columns(now: float) -> tuple[Column, ...]:
+    """Return the columns of jobs in the queue."""
+    tints = {"running": "green", "failed": "red", "held": "yellow"}
+    return (
+        whole("id", "Id of the job.", level=0),
+        text(
+            "state",
+            "State.",
+            lambda j: str(j.state),
+            level=0,
+            choices=JOB_STATES,
+            tint=lambda j: tints.get(str(j.state), ""),
+        ),
+        text("owner", "Who submitted it.", level=0, least=8),
+        whole("gpu_milli", "Thousandths of a GPU.", level=0, head="GPUS", unit=formatting.gpus),
+        whole("cpus", "CPUs.", level=1),
+        whole("memory_mib", "Memory, MiB.", level=1, head="MEMORY", unit=formatting.size),
+        whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
+        span_s(
+            "age_s", "Since it was submitted, seconds.", lambda j: max(0.0, now - j.submitted_at), level=0, head="AGE"
+        ),
+        text("drone", "The drone that runs or ran it.", "drone_id", level=0, least=12, tail=True),
+        whole("attempts", "How often it was started.", level=1),
+        whole("exit_code", "Its exit code; null: it has not ended.", null=True, level=0, head="EXIT"),
+        text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
+        text("message", "What went wrong.", level=1, least=12),
+        items("argv", "The command, word by word.", lambda j: list(j.argv)),
+        whole("priority", "Higher goes first."),
+        time_at("submitted_at", "When it was submitted."),
+        time_at("started_at", "When it was last started."),
+        time_at("ended_at", "When it ended."),
+    )
+
+
+MAX_JOBS = 1_000_000
+
+
 @shared
 def jobs(
     where: Where,
@@ -42,14 +416,94 @@ def jobs(
     present(show, lambda: picked(job_listing(queue, ids or (), all_ or bool(ids), time.time()), pick))
 
 
-def job_listing(queue: JobQueue, ids: list[int] | tuple[()], all_: bool, now: float) -> Listing[QueuedJob]:
-    """The answer of ``provisioner jobs``."""
-    found = list(answer_of(queue.jobs(ids=ids, limit=MOST)))
+def job_listing(queue: JobQueue, ids: list[int] | tuple[()], all_: bool, now: float) -> Listing:
+    """Return the answer of ``provisioner jobs``."""
+    found = list(answer_of(queue.jobs(ids=ids, limit=MAX_JOBS)))
     if not all_:
         found = [j for j in found if str(j.state) in ("idle", "running", "held")]
     counts = Counter(str(j.state) for j in found)
     states = ", ".join(f"{n} {state}" for state, n in counts.most_common()) or "none"
     more = "" if all_ else "; --all for ended ones"
     return Listing(
-        SCHEMA, columns(now), found, lambda j: str(j.id), f"{formatting.count(len(found), 'job')}: {states}{more}"
+        JOBS_SCHEMA,
+        queue_columns(now),
+        found,
+        lambda j: str(j.id),
+        f"{formatting.count(len(found), 'job')}: {states}{more}",
     )
+
+
+submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@submit_app.command(context_settings={"allow_interspersed_args": False})
+@shared
+def submit(
+    where: Where,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, without a shell.")],
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="How many equal jobs.")] = 1,
+    gpus: Annotated[str, typer.Option("--gpus", metavar="N", help="1, 2, or a share such as 0.5; 0 for none.")] = "1",
+    cpus: Annotated[int, typer.Option("--cpus", metavar="N", min=1, help="CPUs.")] = 1,
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory.")] = "1 GiB",
+    disk: Annotated[str, typer.Option("--disk", metavar="SIZE", help="Disk.")] = "0 MiB",
+    vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="Least VRAM per GPU.")] = "0 MiB",
+    capability: Annotated[
+        float, typer.Option("--capability", metavar="X", min=0, help="Least compute capability, as 8.0.")
+    ] = 0.0,
+    gpu_model: Annotated[str, typer.Option("--gpu-model", metavar="NAME", help="Only on this model.")] = "",
+    walltime: Annotated[str, typer.Option("--walltime", metavar="AGE", help="Longest run time, as 2h30m.")] = "0s",
+    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Repeatable.")] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
+) -> None:
+    """Submit jobs to the embedded queue.
+
+    Their ids go to stdout. For a pool of HTCondor there is condor_submit.
+
+    \b
+    Examples:
+      provisioner submit sleep 60
+      provisioner submit --count 20 --gpus 0.5 --memory "4 GiB" -- python train.py --epochs 3
+      provisioner submit --vram "40 GiB" --capability 8.0 --walltime 2h ./simulate.sh
+    """
+    queue = open_queue(where)
+    try:
+        ids = answer_of(
+            queue.submit(
+                command,
+                count=count,
+                gpus=gpus,
+                cpus=cpus,
+                memory_mib=_mib(memory),
+                disk_mib=_mib(disk),
+                vram_mib=_mib(vram),
+                capability=round(capability * 10),
+                gpu_model=gpu_model,
+                walltime_s=parse_age(walltime),
+                env=_environment(env or []),
+                priority=priority,
+            )
+        )
+    except ValueError as error:  # the queue says which request can never be met, and what to write instead
+        raise VerbError(str(error), code=Exit.USAGE) from error
+    print("\n".join(map(str, ids)))
+    note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
+
+
+def _mib(text: str) -> int:
+    """Return ``4 GiB`` as MiB. Raises :class:`VerbError`."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from provisioner.config.units import Size
+
+    try:
+        return int(TypeAdapter(Size).validate_python(text))
+    except ValidationError as error:
+        what = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise VerbError(f"{formatting.sanitize(text, 40)!r}: {what}", code=Exit.USAGE) from None
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    wrong = [p for p in pairs if "=" not in p]
+    if wrong:
+        raise VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
+    return {name: value for name, _, value in (p.partition("=") for p in pairs)}

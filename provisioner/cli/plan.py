@@ -1,25 +1,312 @@
-"""``provisioner plan``: what the next tick would do and why, from the record; nothing is asked or changed."""
+"""``provisioner plan``, ``snapshot`` and ``replay``: plan on the record or a file, save what a tick knew."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.exits import Failure
-from provisioner.cli.listing import Document
-from provisioner.cli.options import Show, Where, shared
-from provisioner.cli.output import present
-from provisioner.cli.where import open_record
-from provisioner.model import Snapshot
+from provisioner.cli.columns import Column, Document, Listing, data, flag, items, text, time_at, whole, words
+from provisioner.cli.locate import open_record
+from provisioner.cli.options import LARGEST_TICK, Exit, Format, Show, VerbError, Where, shared
+from provisioner.cli.output import note, present
+from provisioner.model import Breaker, Plan, Snapshot
+from provisioner.reasons import Reason
 from provisioner.store import Reader
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+SNAPSHOT_SCHEMA = "provisioner.snapshot/1"
+PLAN_SCHEMA = "provisioner.plan/1"
 
 
-@app.command()
+def snapshot_text(snapshot: Snapshot) -> str:
+    """Return a snapshot as the JSON of ``provisioner snapshot``."""
+    from provisioner import __version__
+    from provisioner.serialization import to_plain
+
+    tree = {"schema": SNAPSHOT_SCHEMA, "version": __version__, "snapshot": to_plain(snapshot)}
+    return json.dumps(tree, indent=1) + "\n"
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return the snapshot in a file, with or without the envelope. Raises :class:`VerbError`."""
+    found = _read_file(path, Snapshot, "snapshot", SNAPSHOT_SCHEMA)
+    assert isinstance(found, Snapshot)
+    return found
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a file, as ``plan -o json`` writes it or bare. Raises :class:`VerbError`."""
+    found = _read_file(path, Plan, "plan", PLAN_SCHEMA)
+    assert isinstance(found, Plan)
+    return found
+
+
+def _read_file(path: Path, kind: type, key: str, schema: str) -> object:
+    from pydantic import ValidationError
+
+    from provisioner.serialization import from_json
+
+    try:
+        tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise VerbError(f"{path}: not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise VerbError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    if not isinstance(tree, dict):
+        raise VerbError(f"{path}: not a {key}")
+    told = tree.get("schema")
+    if told is not None and told != schema:
+        raise VerbError(f"{path}: schema {str(told)[:80]!r}, but this version reads {schema}")
+    try:
+        return from_json(kind, json.dumps(tree.get(key, tree)))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise VerbError(
+            f"{path}: not a {key}: {place or 'top'}: {first['msg']} ({error.error_count()} in all)"
+        ) from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` in one step: a reader sees the old file or the new one."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # it would name a file that nobody asked for
+        raise VerbError(f"{path}: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+PLAN_ACTIONS = ("start", "drain", "stop", "stop-orphan", "move", "breaker", "refuse")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """Line of a plan. ``subject``: what is acted on, a drone type or what a refusal is about."""
+
+    action: str
+    subject: str
+    count: int
+    reason: Reason | None
+    text: str
+    drones: tuple[str, ...] = ()
+
+
+def plan_rows(plan: Plan) -> list[PlanRow]:
+    """Return the lines of a plan: actions, then changes of state and breakers, then refusals."""
+    rows = []
+    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, formatting.describe(s.reason))):
+        rows.append(PlanRow("start", kind, len(starts), starts[0].reason, why, tuple(s.drone.id for s in starts)))
+    for drain in plan.drains:
+        how = f"{drain.mode.value}: {formatting.describe(drain.reason)}"
+        rows.append(PlanRow("drain", drain.drone.type, 1, drain.reason, how, (drain.drone.id,)))
+    for stop in plan.stops:
+        how = ("without notice: " if stop.kill else "") + formatting.describe(stop.reason)
+        rows.append(PlanRow("stop", stop.drone.type, 1, stop.reason, how, (stop.drone.id,)))
+    for orphan in plan.orphans:
+        rows.append(
+            PlanRow(
+                "stop-orphan", orphan.site, 1, orphan.reason, formatting.describe(orphan.reason), (orphan.drone_id,)
+            )
+        )
+    for move in plan.moves:
+        step = (
+            f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {formatting.describe(move.reason)}"
+        )
+        rows.append(PlanRow("move", move.drone.type, 1, move.reason, step, (move.drone.id,)))
+    for breaker in plan.breakers:
+        rows.append(PlanRow("breaker", breaker.scope, 1, None, _breaker_words(breaker)))
+    for refusal in plan.refusals:
+        rows.append(
+            PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, formatting.describe(refusal.reason))
+        )
+    return rows
+
+
+def _breaker_words(breaker: Breaker) -> str:
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
+    until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
+    return f"{breaker.state.value}{until}, {formatting.breaker_words(breaker.state)}{why}"
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.items())
+
+
+def plan_columns() -> tuple[Column, ...]:
+    """Return the columns of a plan's lines."""
+    from provisioner.serialization import to_plain
+
+    tints = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
+    return (
+        text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=lambda r: tints.get(r.action, "")),
+        text(
+            "subject",
+            "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all).",
+            level=0,
+            least=14,
+            tail=True,
+        ),
+        whole("count", "Drones, or jobs that a refusal is about.", level=0),
+        items("drones", "Ids of the drones.", lambda r: list(r.drones), level=0, show=_drone_range, least=14),
+        words("text", "Why, in words.", head="WHY", least=24),
+        data("reason", "Why, as data.", lambda r: to_plain(r.reason, Reason) if r.reason else None, null=True),
+    )
+
+
+def _drone_range(row: PlanRow) -> str:
+    if len(row.drones) < 2:
+        return "".join(row.drones)
+    return f"{row.drones[0]} .. {row.drones[-1].rpartition('-')[2]}"
+
+
+def plan_document(plan: Plan, origin: str) -> Document:
+    """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
+    from provisioner.serialization import to_plain
+
+    rows = plan_rows(plan)
+    facts: tuple[Column, ...] = (
+        whole("tick", "Number of the tick.", level=1),
+        time_at("at", "The time that the plan is for.", level=1),
+        flag("acts", "Is anything started, drained or stopped?"),
+    )
+    return Document(
+        PLAN_SCHEMA,
+        Listing("", facts, [plan], lambda p: f"{p.tick}"),
+        {"items": Listing("provisioner.plan-items/1", plan_columns(), rows, lambda r: f"{r.action}:{r.subject}")},
+        {"items": f"Plan for tick {plan.tick}"},
+        main="items",
+        raw={"plan": to_plain(plan)},
+        scope=f"{origin}: {plan_summary(plan)}",
+    )
+
+
+def plan_summary(plan: Plan) -> str:
+    """``3 starts, 1 drain, 0 stops, 2 refusals``."""
+    counts = [
+        (len(plan.starts), "start"),
+        (len(plan.drains), "drain"),
+        (len(plan.stops) + len(plan.orphans), "stop"),
+        (len(plan.refusals), "refusal"),
+    ]
+    return ", ".join(formatting.count(n, noun) for n, noun in counts)
+
+
+PLAN_DIFF_SCHEMA = "provisioner.plan-diff/1"
+PLAN_CHANGES = ("more", "less", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDifference:
+    """Line in which two plans differ. ``why`` is of the other plan, or of the first if only that has it."""
+
+    action: str
+    subject: str
+    drone: str
+    """Id, where the line concerns a drone on record."""
+    before: int
+    after: int
+    why: str
+
+    @property
+    def change(self) -> str:
+        if self.before == self.after:
+            return "why"
+        return "more" if self.after > self.before else "less"
+
+
+def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
+    """Return differences in the order of a plan."""
+    old, new = _plan_lines(before), _plan_lines(after)
+    found = []
+    for key in sorted({*old, *new}, key=lambda k: (PLAN_ACTIONS.index(k[0]), k)):
+        (was, why_before), (now, why_after) = old.get(key, (0, "")), new.get(key, (0, ""))
+        if was != now or why_before != why_after:
+            found.append(PlanDifference(*key, was, now, why_after or why_before))
+    return found
+
+
+_Key = tuple[str, str, str]
+
+
+def _plan_lines(plan: Plan) -> dict[_Key, tuple[int, str]]:
+    """Return count and reasons by action, subject and drone.
+
+    New drones have no id to compare: another plan gives the same one to another type.
+    """
+    rows: dict[_Key, list[PlanRow]] = {}
+    for row in plan_rows(plan):
+        drone = "" if row.action == "start" else "".join(row.drones)
+        rows.setdefault((row.action, row.subject, drone), []).append(row)
+    return {key: (sum(r.count for r in found), _joined_reasons(found)) for key, found in rows.items()}
+
+
+def _joined_reasons(rows: Iterable[PlanRow]) -> str:
+    return "; ".join(dict.fromkeys(row.text for row in rows))
+
+
+def _difference_columns() -> tuple[Column, ...]:
+    tints = {"more": "green", "less": "yellow"}
+    return (
+        text(
+            "change",
+            "More or less of it than before, or for another reason.",
+            level=0,
+            choices=PLAN_CHANGES,
+            tint=lambda d: tints.get(d.change, ""),
+        ),
+        text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
+        text("subject", "Drone type, site, scope, or what a refusal is about.", level=0, least=14, tail=True),
+        text("drone", "Id of the drone, of what concerns one on record.", level=0, least=14, tail=True),
+        whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
+        whole("after", "The same in the other plan.", level=0),
+        words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
+    )
+
+
+def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
+    """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
+    from provisioner.serialization import to_plain
+
+    found = plan_differences(before, after)
+    facts: tuple[Column, ...] = (flag("same", "Are the plans the same?", lambda rows: not rows),)
+    return Document(
+        PLAN_DIFF_SCHEMA,
+        Listing("", facts, [found], lambda _: ""),
+        {
+            "items": Listing(
+                "provisioner.plan-diff-items/1", _difference_columns(), found, lambda d: f"{d.action}:{d.subject}"
+            )
+        },
+        {"items": f"Plan for tick {before.tick}, otherwise"},
+        main="items",
+        raw={"before": to_plain(before), "after": to_plain(after)},
+        scope=(
+            f"{origin}: {plan_summary(after)} instead of {plan_summary(before)}; "
+            f"{formatting.count(len(found), 'difference')}"
+        ),
+    )
+
+
 @shared
 def plan(
     where: Where,
@@ -40,26 +327,289 @@ def plan(
       provisioner plan --snapshot snapshot.json -o wide
     """
     if snapshot is not None:
-        from provisioner.cli.files import read_snapshot
-
         saved = read_snapshot(snapshot)
-        present(show, lambda: planned(saved, f"dry run on {snapshot}"))
+        present(show, lambda: _plan_answer(saved, f"dry run on {snapshot}"))
         return
     reader = open_record(where)
-    present(show, lambda: planned(next_snapshot(reader), "dry run on the record"))
+    present(show, lambda: _plan_answer(next_snapshot(reader), "dry run on the record"))
 
 
 def next_snapshot(reader: Reader) -> Snapshot:
-    """The snapshot as the next tick would begin. Raises :class:`Failure` while no tick is on record."""
+    """Return the snapshot with which the next tick begins. Raises :class:`VerbError` while no tick is on record."""
     found = reader.snapshot()
     if found is None:
-        raise Failure("no tick is on record yet: `provisioner run` makes the first")
+        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
     return found
 
 
-def planned(snapshot: Snapshot, origin: str) -> Document:
-    """The plan for a snapshot as a document."""
-    from provisioner.cli.plan_rows import plan_document
+def _plan_answer(snapshot: Snapshot, origin: str) -> Document:
+    """Return the plan for a snapshot as a document."""
     from provisioner.planner.safeguards import safe_plan
 
     return plan_document(safe_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")
+
+
+SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"
+
+
+@shared
+def snapshot(
+    ctx: typer.Context,
+    where: Where,
+    show: Show,
+    tick: Annotated[
+        int | None,
+        typer.Option(
+            "--tick", metavar="N", min=0, max=LARGEST_TICK, help="Of this recorded tick; else as the next one begins."
+        ),
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write here instead of stdout.")] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Only list the ticks whose snapshots are kept, and what each did.")
+    ] = False,
+) -> None:
+    """Write a snapshot as JSON.
+
+    Job classes, slots, site views, drones and policy at one time: all that a decision depends on. Snapshots are
+    kept of the newest ticks that did something (store.snapshots in the configuration). They name owners of jobs,
+    hosts and drones, but hold no secret. A snapshot is always JSON: -o and the options that go with it are for --list.
+
+    \b
+    Examples:
+      provisioner snapshot --to snapshot.json
+      provisioner snapshot --list
+      provisioner snapshot --tick 1742 | gzip > tick-1742.json.gz
+    """
+    reader = open_record(where)
+    if list_:
+        present(show, lambda: snapshot_listing(reader))
+        return
+    asked = getattr(ctx.get_parameter_source("output"), "name", "") == "COMMANDLINE"
+    if show.watch or show.columns or (asked and show.output is not Format.JSON):
+        advice = "-o, --columns and --watch are for --list; --to FILE writes to a file"
+        raise VerbError("a snapshot is written as JSON, whole and once", advice, code=Exit.USAGE)
+
+    written = snapshot_text(kept_snapshot(reader, tick))
+    if to is None:
+        sys.stdout.write(written)
+    else:
+        write_file(to, written)
+        note(f"{to}: {len(written)} bytes")
+
+
+def snapshot_listing(reader: Reader) -> Listing:
+    """Return the answer of ``snapshot --list``: plans of the ticks whose snapshots are kept, oldest first."""
+    kept = reader.kept_snapshots()
+    plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
+    rows = [plans.get(tick) or _empty_plan(reader, tick) for tick in kept]
+    return Listing(
+        SNAPSHOTS_SCHEMA,
+        snapshot_columns(),
+        rows,
+        lambda p: str(p.tick),
+        f"{formatting.count(len(kept), 'snapshot')} kept",
+    )
+
+
+def _empty_plan(reader: Reader, tick: int) -> Plan:
+    """Return an empty plan for a tick whose plan was made again later: the record has the last time only."""
+    found = reader.snapshot(tick)
+    return Plan(tick, found.now if found else 0.0)
+
+
+def snapshot_columns() -> tuple[Column, ...]:
+    """Return the columns of kept snapshots, by the plan that was made from each."""
+    return (
+        whole("tick", "Number of the tick.", level=0),
+        time_at("at", "When it was.", level=0),
+        whole("starts", "Drones started.", lambda p: len(p.starts)),
+        whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
+        whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
+        text(
+            "did",
+            "What was done, in words.",
+            lambda p: plan_summary(p) if p.acts else "the same as a later tick",
+            level=0,
+            least=20,
+        ),
+    )
+
+
+def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
+    """Return the snapshot of a tick. Raises :class:`VerbError` that names the nearest ones kept."""
+    found = reader.snapshot(tick)
+    if found is not None:
+        return found
+    if tick is None:
+        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
+    kept = reader.kept_snapshots()
+    near = ", ".join(map(str, sorted(sorted(kept, key=lambda n: abs(n - tick))[:5])))
+    raise VerbError(
+        f"no snapshot of tick {tick} is kept" + (f"; nearest: {near}" if near else "; none is"),
+        "only ticks that did something leave one, and only the newest are kept",
+    )
+
+
+MAX_DIFFERENCES_SHOWN = 20
+
+
+@shared
+def replay(
+    where: Where,
+    show: Show,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A snapshot; - is stdin.", show_default=False)
+    ] = None,
+    expect: Annotated[
+        Path | None, typer.Option("--expect", metavar="PLANFILE", help="Compare with this plan; exit 3 if it differs.")
+    ] = None,
+    tick: Annotated[
+        int | None,
+        typer.Option(
+            "--tick",
+            metavar="N",
+            min=0,
+            max=LARGEST_TICK,
+            help="Replay this recorded tick and compare with its recorded plan.",
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option("--policy", metavar="CONFIG", help="Decide by this configuration file, and show what differs."),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="QUESTION",
+            help="Decide as if this were so ('horeka down', 'topas price=2', "
+            "'topas gpus=20'), and show what differs; may be given again.",
+        ),
+    ] = None,
+) -> None:
+    """Decide again on a saved snapshot.
+
+    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the expected or recorded one.
+    With --policy or --what-if the plan is compared with the one that would be made then: nothing is asked or changed.
+
+    \b
+    Examples:
+      provisioner replay snapshot.json
+      provisioner replay snapshot.json --expect plan.json
+      provisioner replay --tick 1742
+      provisioner replay snapshot.json --policy new.yaml
+      provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
+    """
+    from provisioner.planner.safeguards import safe_plan
+
+    if (policy or what_if) and expect is not None:
+        raise VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
+    snapshot, expected, origin = _replay_input(where, file, expect, tick)
+    if policy or what_if:
+        _compare_plans(show, snapshot, origin, policy, what_if or [])
+        return
+    again = safe_plan(snapshot).plan
+
+    present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
+    if expected is not None:
+        _require_same(expected, again if expect is not None else _as_recorded(again))
+
+
+def _compare_plans(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
+    """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
+    from provisioner.planner.safeguards import safe_plan
+    from provisioner.simulator.what_if import QuestionError, on_snapshot, read
+
+    changed, notes = _under_config(snapshot, policy) if policy else (snapshot, [])
+    try:
+        otherwise = on_snapshot(changed, [read(each, sorted(changed.policy.sites)) for each in what_if])
+    except QuestionError as error:
+        raise VerbError(str(error), code=Exit.USAGE) from None
+    asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
+    before, after = (safe_plan(each).plan for each in (snapshot, otherwise.snapshot))
+    present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
+    for line in (*notes, *otherwise.notes):
+        note(line)
+
+
+def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
+    """``snapshot`` under the policy and with the drone types of a configuration, and what it cannot know of them."""
+    from dataclasses import replace
+
+    from provisioner.config import load
+
+    settings = load(config, connects=False)
+    notes = [
+        f"{name}: no look at it is in the snapshot, so nothing starts there"
+        for name in settings.policy.sites
+        if name not in snapshot.sites
+    ]
+    known = {kind.key for kind in snapshot.types}
+    notes += [
+        f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
+        for kind in settings.types
+        if kind.key not in known
+    ]
+    return replace(snapshot, policy=settings.policy, types=settings.types), notes
+
+
+def _replay_input(
+    where: Where, file: Path | None, expect: Path | None, tick: int | None
+) -> tuple[Snapshot, Plan | None, str]:
+    """Return the snapshot, the expected plan if it is known, and the source of both."""
+    if (file is None) == (tick is None):
+        raise VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=Exit.USAGE)
+    if file is not None:
+        return read_snapshot(file), read_plan(expect) if expect else None, str(file)
+
+    assert tick is not None
+    reader = open_record(where)
+    snapshot = kept_snapshot(reader, tick)
+    if expect is not None:
+        return snapshot, read_plan(expect), f"tick {tick}"
+    plans = [p for p in reader.plans(limit=1_000_000, since=snapshot.now - 1.0, acting=True) if p.tick == tick]
+    if not plans:
+        raise VerbError(f"the plan of tick {tick} is not on record")
+    return snapshot, plans[0], f"tick {tick}"
+
+
+def _as_recorded(plan: Plan) -> Plan:
+    """Return the part of a plan that the record keeps."""
+    from provisioner.store.changes import news
+
+    return news(plan)
+
+
+def _require_same(expected: Plan, again: Plan) -> None:
+    """Report that plans are the same. Raises :class:`VerbError` with :attr:`Exit.UNMET` if they differ."""
+    from provisioner.serialization import to_plain
+
+    found = list(tree_differences(to_plain(expected), to_plain(again)))
+    if not found:
+        note("the plan is the same")
+        return
+    more = [f"and {len(found) - MAX_DIFFERENCES_SHOWN} more"] if len(found) > MAX_DIFFERENCES_SHOWN else []
+    raise VerbError(
+        f"the plan differs in {formatting.count(len(found), 'place')} (expected -> now):",
+        *found[:MAX_DIFFERENCES_SHOWN],
+        *more,
+        code=Exit.UNMET,
+    )
+
+
+def tree_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Yield each place where two trees of JSON values differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from tree_differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(old, list) and isinstance(new, list):
+        for i in range(max(len(old), len(new))):
+            left, right = (side[i] if i < len(side) else None for side in (old, new))
+            yield from tree_differences(left, right, f"{path}[{i}]")
+    elif old != new:
+        yield f"  {path}: {_short_repr(old)} -> {_short_repr(new)}"
+
+
+def _short_repr(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

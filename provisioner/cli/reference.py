@@ -6,34 +6,237 @@ Also ``reasons.md`` and ``cli-schemas.json``, by the name of the file. Without `
 from __future__ import annotations
 
 import inspect
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from provisioner import formatting, reasons
-from provisioner.cli.exits import EXIT_HELP, Exit
-from provisioner.cli.options import Pick, Show, Where
-from provisioner.cli.reason_examples import EXAMPLES
-from provisioner.cli.root import VERBS, Verbs, app
-from provisioner.cli.schemas import schemas_text
+from provisioner import reasons as r
+from provisioner.cli.__main__ import VERBS, LazyVerbs, app
+from provisioner.cli.check import PROBES_SCHEMA, PROBLEMS_SCHEMA, probe_columns, problem_columns
+from provisioner.cli.columns import Document, Listing, json_schema
+from provisioner.cli.drones import DRONES_SCHEMA, drone_columns, life_document
+from provisioner.cli.estimates import EstimatesRow, estimates_document
+from provisioner.cli.explain import KnownJob, class_document, explained_drone_document, job_document
+from provisioner.cli.import_tardis import IMPORT_SCHEMA, finding_columns
+from provisioner.cli.jobs import DEMAND_SCHEMA, JOBS_SCHEMA, class_columns, queue_columns
+from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, VerbError, Where
+from provisioner.cli.output import note
+from provisioner.cli.plan import SNAPSHOTS_SCHEMA, plan_diff_document, plan_document, snapshot_columns
+from provisioner.cli.simulate import simulation
+from provisioner.cli.sites import SITES_SCHEMA, SiteRow, site_columns, site_document
+from provisioner.cli.status import EVENTS_SCHEMA, event_columns, status_document
+from provisioner.model import Breaker, Drone, DroneId, DroneState, JobClass, Plan, Policy, PolledOverlay, TypeKey
+from provisioner.reasons import Reason
+from provisioner.simulator.traces import Trace
+from provisioner.store import Event, Hazard, Holder, Transition, Views
 
-NOTICE = "<!-- Made by `python -m provisioner.cli.reference --write {}`; do not edit. -->"
+if TYPE_CHECKING:
+    from provisioner.store import Reader
 
-SHARED = {f.name: group.__name__ for group in (Where, Show, Pick) for f in fields(group)}
-GROUP_WORDS = {"Where": "where the record is", "Show": "form of the output", "Pick": "rows of a list"}
+REASON_EXAMPLES: tuple[Reason, ...] = (
+    r.Accepted("8812.0"),
+    r.OrderRefused("quota", "AssocGrpGRES: the group has no GPU-hours left"),
+    r.DrainRefused("denied", "condor_drain: exit 1: not authorized"),
+    r.DrainRepeated(45.0, "order ad: the collector does not list it"),
+    r.OutcomeUnknown("no answer within 60 s"),
+    r.SeenAtSite("pending", "Resources"),
+    r.SeenInPool("busy", 2, 341.0),
+    r.NotInListing(),
+    r.NeverArrived(134.0, 120.0),
+    r.Disappeared(45.0, 30.0),
+    r.EndedAtSite("exited", 71, "nvidia-smi: No devices were found", 12.0, 0),
+    r.IdleTimeout(612.0, 600.0, "time-out"),
+    r.DrainAtRisk("topas", 0.043, 0.02),
+    r.BlackHoleDrone(4, 0, 2, "topas-a100-2", "job 204.7 held with code 12"),
+    r.BlackHoleNode("topas-a100-2", 1769860800.0, 2, "kit-x7q2-31: job 204.7 held with code 12"),
+    r.Unneeded("queued"),
+    r.StateTimeout("booting", 640.0, 600.0),
+    r.LeftPool(320.0, 300.0),
+    r.OperatorRequested("alice", "node needs a new fan"),
+    r.PreemptedForOwner(3, 95.0, "topas-a100-2", 6, 5400.0),
+    r.Preempted("the owner's job took its place", 9.2, 10.0, 312.0, 1),
+    r.PreemptionNotice("preempted by its site"),
+    r.ReserveReclaimed("topas-v100s-1"),
+    r.TypeRemoved("horeka/a100"),
+    r.Orphan("lost"),
+    r.DemandReturned("12", 4),
+    r.JobsWaiting("12", 30, 6, 4),
+    r.HeadroomShort("day-shift", 4, 1, 3),
+    r.BadRequest("1.5 GPUs: write 1 or 2, only less than one GPU can be a share"),
+    r.PlannerFailed("ZeroDivisionError: integer division or modulo by zero"),
+    r.InvalidAction("41 drones at horeka, 40 allowed"),
+    r.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"),
+    r.LimitReached("max_drones", "horeka/h100", 40, 40),
+    r.GroupQuota("physics.atlas", 8, 8),
+    r.PoolLimit("concurrency limit licence is used up"),
+    r.OwnerRisk("topas", 3600.0, 600.0, 0.011),
+    r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
+    r.ExistingDronesSuffice(12.0, 40),
+    r.HeadroomYields("day-shift", 4),
+    r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
+    r.StartsUnmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),
+    r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
+    r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),
+    r.SiteQuota("gridka-cloud/h100"),
+    r.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit"),
+    r.Downtime("horeka", 1769860800.0, 900.0, 1800.0),
+    r.OwnerWaits("topas", 3, 8),
+    r.ReserveKept("topas/cpu", 4),
+    r.SiteDisabled("gridka-cloud"),
+    r.DemandCovered(8, 3),
+    r.AwaitingNegotiation(25),
+    r.StaleView("site:horeka", 187.0, 120.0, "no answer within 20 s"),
+    r.AllVanished("topas", 56),
+    r.TooManyUnhealthy(31, 120, 0.2),
+    r.Probing("horeka"),
+    r.UnknownDrone("kit-x7q2-999"),
+    r.NotDraining("kit-x7q2-17", "stopping"),
+)
+
+
+SCHEMAS_FILE = "docs/reference/cli-schemas.json"
+
+
+def output_schemas() -> dict[str, dict[str, Any]]:
+    """Return the JSON Schemas by name (``provisioner.drones/1``)."""
+    return {answer.schema: json_schema(answer) for answer in _sample_answers()}
+
+
+def schemas_text() -> str:
+    """Return all of them, as kept in :data:`SCHEMAS_FILE`."""
+    return json.dumps(output_schemas(), indent=1) + "\n"
+
+
+def _sample_answers() -> list[Listing | Document]:
+    """Return each kind of answer, from a record that is nearly empty: a schema does not depend on the rows."""
+    reader = cast("Reader", SampleReader())
+    lists = {
+        DRONES_SCHEMA: drone_columns(0.0),
+        SITES_SCHEMA: site_columns(0.0),
+        DEMAND_SCHEMA: class_columns(0.0),
+        EVENTS_SCHEMA: event_columns(),
+        SNAPSHOTS_SCHEMA: snapshot_columns(),
+        PROBLEMS_SCHEMA: problem_columns(),
+        PROBES_SCHEMA: probe_columns(),
+        JOBS_SCHEMA: queue_columns(0.0),
+        IMPORT_SCHEMA: finding_columns(),
+    }
+    return [
+        status_document(reader, 2.0),
+        life_document(_DRONE, [], 2.0),
+        site_document(_SITE, None, (), (), 0.0, 2.0),
+        class_document(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
+        explained_drone_document(reader, _DRONE.id, 2.0),
+        job_document(KnownJob("1.0", "running", "")),
+        plan_document(Plan(1, 1.0), ""),
+        plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
+        estimates_document(EstimatesRow(None, None), 2.0),
+        simulation(Trace("", ()), (), {}),
+        *(Listing(schema, columns, (), str) for schema, columns in lists.items()),
+    ]
+
+
+_DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
+_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
+_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
+
+
+class SampleReader:
+    """Reader of a record with one drone, as far as the documents need it."""
+
+    def holder(self) -> Holder | None:
+        return None
+
+    def views(self) -> Views | None:
+        return None
+
+    def breakers(self) -> Mapping[str, Breaker]:
+        return {}
+
+    def drones(self, **which: object) -> list[Drone]:
+        return []
+
+    def hazards(self, since: float, now: float) -> list[Hazard]:
+        return []
+
+    def drone(self, drone_id: DroneId) -> Drone | None:
+        return _DRONE
+
+    def history(self, drone_id: DroneId) -> list[Transition]:
+        return []
+
+    def plans(self, *, limit: int) -> list[Plan]:
+        return []
+
+    def events(self, *, after: int, limit: int) -> list[Event]:
+        return []
+
+
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="controller, site, or as provisioner.drones/1.", show_default=False),
+    ] = None,
+) -> None:
+    """Print a JSON Schema; without a name, list those there are.
+
+    controller and site describe the configuration files, for editors and CI. The others describe what -o json writes:
+    keys may be added under the same number, and are never renamed or removed without a new one.
+
+    \b
+    Examples:
+      provisioner schema
+      provisioner schema site > site.schema.json
+      provisioner schema provisioner.drones/1
+    """
+    known: dict[str, Callable[[], Any]] = _known_schemas()
+    if name is None:
+        sys.stdout.write("".join(f"{n}\n" for n in known))
+        return
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        instead = f"did you mean {near[0]}?" if near else "`provisioner schema` lists them"
+        raise VerbError(f"no schema {name[:80]!r}; {instead}")
+    sys.stdout.write(json.dumps(known[name](), indent=2) + "\n")
+    note(f"JSON Schema of {name}")
+
+
+def _known_schemas() -> dict[str, Callable[[], Any]]:
+
+    def controller() -> Any:
+        from provisioner.config.reference import controller_schema
+
+        return controller_schema()
+
+    def site() -> Any:
+        from provisioner.config.reference import site_schema
+
+        return site_schema()
+
+    outputs = output_schemas()
+    return {"controller": controller, "site": site} | {n: (lambda s=s: s) for n, s in outputs.items()}
+
+
+PAGE_NOTICE = "<!-- Made by `python -m provisioner.cli.reference --write {}`; do not edit. -->"
+
+SHARED_OPTIONS = {f.name: group.__name__ for group in (Where, Show, Pick) for f in fields(group)}
+OPTION_GROUP_WORDS = {"Where": "where the record is", "Show": "form of the output", "Pick": "rows of a list"}
 
 
 def cli_page() -> str:
-    """``docs/reference/cli.md``."""
+    """Return ``docs/reference/cli.md``."""
     root = typer.main.get_command(app)
-    assert isinstance(root, Verbs)
+    assert isinstance(root, LazyVerbs)
     context = typer.Context(root, info_name="provisioner")
     lines = [
-        NOTICE.format("docs/reference/cli.md"),
+        PAGE_NOTICE.format("docs/reference/cli.md"),
         "",
         "# The command line",
         "",
@@ -64,21 +267,21 @@ def _exit_rows() -> Iterator[str]:
         yield f"| {code.value} | {meanings[str(code.value)]} |"
 
 
-def _shared_options(root: Verbs, context: Any) -> list[str]:
+def _shared_options(root: LazyVerbs, context: Any) -> list[str]:
     command = root.get_command(context, "drones")
     shown = []
-    for group, title in GROUP_WORDS.items():
+    for group, title in OPTION_GROUP_WORDS.items():
         shown += [f"**{title[0].upper()}{title[1:]}**", "", "| option | means |", "|---|---|"]
-        shown += [_row(p, context) for p in command.params if SHARED.get(p.name) == group]
+        shown += [_row(p, context) for p in command.params if SHARED_OPTIONS.get(p.name) == group]
         shown.append("")
     return shown[:-1]
 
 
 def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
-    """One verb and those below it."""
+    """Return the section of a verb and of those below it."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    own = [p for p in command.params if p.param_type_name == "option" and p.name not in (*SHARED, "help")]
-    groups = [w for g, w in GROUP_WORDS.items() if any(SHARED.get(p.name) == g for p in command.params)]
+    own = [p for p in command.params if p.param_type_name == "option" and p.name not in (*SHARED_OPTIONS, "help")]
+    groups = [w for g, w in OPTION_GROUP_WORDS.items() if any(SHARED_OPTIONS.get(p.name) == g for p in command.params)]
     lines = [f"{level} `{path}`", "", *_prose(command.help or ""), ""]
     if arguments:
         lines += ["| argument | means |", "|---|---|"]
@@ -94,7 +297,7 @@ def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
 
 
 def _row(parameter: Any, context: Any) -> str:
-    """One option or argument as its help shows it."""
+    """Return an option or argument as its help shows it."""
     name, meaning = parameter.get_help_record(context) or ("", "")
     if parameter.param_type_name == "argument":
         name = (parameter.metavar or parameter.name) + (" ..." if parameter.nargs == -1 else "")
@@ -107,7 +310,7 @@ def _cell(text: str) -> str:
 
 
 def _prose(help_text: str) -> list[str]:
-    """The help as Markdown: examples, marked by a backspace for the terminal, become code."""
+    """Return the help as Markdown: examples, marked by a backspace for the terminal, become code."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(help_text).split("\n\n"):
         if paragraph.startswith("\b\nExamples:"):
@@ -119,7 +322,7 @@ def _prose(help_text: str) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------------------- reasons
 
-TIER_WORDS = {
+CATEGORY_WORDS = {
     formatting.Category.CONFIGURATION: (
         "Configuration",
         "Somebody has to change something: the jobs, or the configuration.",
@@ -139,9 +342,9 @@ TIER_WORDS = {
 
 
 def reasons_page() -> str:
-    """``docs/reference/reasons.md``."""
+    """Return ``docs/reference/reasons.md``."""
     lines = [
-        NOTICE.format("docs/reference/reasons.md"),
+        PAGE_NOTICE.format("docs/reference/reasons.md"),
         "",
         "# Reasons",
         "",
@@ -149,15 +352,15 @@ def reasons_page() -> str:
         "the record; the fields are its numbers. What the tiers are for:",
         "[Reasons](../explanation/reasons.md).",
     ]
-    for tier, (title, words) in TIER_WORDS.items():
+    for category, (title, words) in CATEGORY_WORDS.items():
         lines += ["", f"## {title}", ""]
         lines += [words, ""] if words else []
-        for example in (e for e in EXAMPLES if formatting.category(e) is tier):
-            lines += _reason(example)
+        for example in (e for e in REASON_EXAMPLES if formatting.category(e) is category):
+            lines += _reason_lines(example)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _reason(example: reasons.Reason) -> list[str]:
+def _reason_lines(example: reasons.Reason) -> list[str]:
     meaning = inspect.getdoc(type(example)) or ""
     has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
     named = ", ".join(f"`{f.name}` ({_type_of(f.type)})" for f in fields(example) if f.name != "kind")
@@ -176,8 +379,8 @@ def _type_of(annotation: object) -> str:
     return words[str(annotation)]
 
 
-def kinds() -> list[str]:
-    """The stable names of all reasons."""
+def reason_kinds() -> list[str]:
+    """Return the stable names of all reasons."""
     return [t.__dataclass_fields__["kind"].default for t in get_args(reasons.Reason)]
 
 

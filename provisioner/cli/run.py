@@ -1,22 +1,27 @@
-"""``provisioner run``: the controller itself."""
+"""``provisioner run`` and ``reload``: the controller itself, and taking over a changed configuration."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from provisioner.cli.exits import Failure
-from provisioner.cli.options import ConfigArgument, ConfigPath, Where
-from provisioner.cli.where import config_path
+from provisioner import formatting
+from provisioner.cli.locate import config_path, open_record
+from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, VerbError, Where, shared
+from provisioner.cli.output import note
+from provisioner.cli.status import all_events
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
+from provisioner.store import Event, Reader
+from provisioner.store.lock import process_of
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def run(
     path: ConfigArgument = None,
     config: ConfigPath = None,
@@ -57,5 +62,81 @@ def run(
     try:
         code = asyncio.run(process.run(config, once=once, root=root))
     except (AdapterError, AdapterBrokenError, AdapterUnknownError) as error:
-        raise Failure(str(error)) from error
+        raise VerbError(str(error)) from error
     raise typer.Exit(code)
+
+
+RELOAD_POLL_S = 0.1
+RELOADED_EVENT, RELOAD_REFUSED_EVENT = "config.reloaded", "config.rejected"
+
+
+@shared
+def reload(
+    where: Where,
+    path: ConfigArgument = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after this; exit 124.")
+    ] = 60.0,
+) -> None:
+    """Make the controller read its configuration anew.
+
+    A valid change is applied without dropping a drone; an invalid one is refused and the old stays: exit 3. Run it
+    on the host of the controller, as its user or root.
+
+    \b
+    Examples:
+      provisioner reload
+      provisioner check && provisioner reload
+      provisioner reload --timeout 10 || echo "still the old configuration"
+    """
+    reader = open_record(Where(config=path) if path is not None else where)
+    before = max((e.id for e in all_events(reader)), default=0)
+    pid = _signal_controller(reader)
+    event = _reload_event(reader, before, pid, timeout)
+    if event.name == RELOADED_EVENT:
+        note(f"process {pid} took over the configuration", *_event_lines(event))
+        return
+    raise VerbError(
+        f"process {pid} refused the configuration and keeps the old one", *_event_lines(event), code=Exit.UNMET
+    )
+
+
+def _signal_controller(reader: Reader) -> int:
+    """Send SIGHUP to the holder, if it is a process of this host."""
+    holder = reader.holder()
+    if holder is None:
+        raise VerbError("no controller runs; `provisioner run` reads the configuration when it starts")
+    if holder.host not in (socket.gethostname(), socket.getfqdn()):
+        raise VerbError(
+            f"the controller runs on {holder.host}, this is {socket.gethostname()}: "
+            f"run it there, or `kill -HUP {holder.pid}` there"
+        )
+    if holder.process and holder.process != process_of(holder.pid):
+        raise VerbError(
+            f"the controller, process {holder.pid}, is no process that is seen from here: run it in the "
+            f"container of the controller, or send SIGHUP to the controller there"
+        )
+    try:
+        os.kill(holder.pid, signal.SIGHUP)
+    except ProcessLookupError:
+        raise VerbError(f"the controller, process {holder.pid}, has just gone") from None
+    except PermissionError:
+        raise VerbError(f"the controller, process {holder.pid}, belongs to another user") from None
+    return holder.pid
+
+
+def _reload_event(reader: Reader, before: int, pid: int, timeout_s: float) -> Event:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for event in all_events(reader, before):
+            if event.name in (RELOADED_EVENT, RELOAD_REFUSED_EVENT):
+                return event
+        if reader.holder() is None:
+            raise VerbError(f"the controller, process {pid}, has ended")
+        if time.monotonic() >= deadline:
+            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=Exit.TIMED_OUT)
+        time.sleep(RELOAD_POLL_S)
+
+
+def _event_lines(event: Event) -> list[str]:
+    return [line for value in event.fields.values() for line in str(value).splitlines()]

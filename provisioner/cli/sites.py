@@ -1,29 +1,586 @@
-"""``provisioner sites``: list them with breaker, drones, limits and the owner's jobs; show one node by node; lift
-bans."""
+"""``provisioner sites``: list them with breaker, drones, limits and the jobs of the owner; show one; lift bans."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli import complete
-from provisioner.cli.exits import Failure
-from provisioner.cli.listing import Listing
-from provisioner.cli.options import Pick, Show, Where, nothing_before, shared
+from provisioner.cli.columns import (
+    Cell,
+    Column,
+    Document,
+    Listing,
+    amount,
+    data,
+    flag,
+    items,
+    number,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
+from provisioner.cli.drones import note_without_controller, operator
+from provisioner.cli.locate import complete_sites, named, open_record, require_known_sites, unknown_site
+from provisioner.cli.options import Pick, Show, VerbError, VerbGroup, Where, refuse_options_before_verb, shared
 from provisioner.cli.output import note, picked, present
-from provisioner.cli.resolve import known_sites, named
-from provisioner.cli.site_rows import SCHEMA, WEEK_S, SiteRow, columns, site_note, site_rows
-from provisioner.cli.where import open_record
-from provisioner.model import DroneId, RequestKind
-from provisioner.store import Reader
+from provisioner.model import (
+    WHOLE_GPU,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Node,
+    PolledSite,
+    RequestKind,
+    SitePolicy,
+    SiteView,
+)
+from provisioner.store import Hazard, Reader, Views
 
-app = typer.Typer(cls=complete.Hints, add_completion=False, rich_markup_mode=None)
+_CLASSES_NAMED = 3
+"""Job classes that back off at a site and are named in its note."""
+
+SITES_SCHEMA = "provisioner.sites/1"
+
+WEEK_S, DAY_S = 7 * 86400.0, 86400.0
+"""How far back the hazard of a site is looked at in lists, and on the one screen of `status`."""
+
+BREAKER_TINTS = {BreakerState.BANNED: "red", BreakerState.DEGRADED: "yellow", BreakerState.PROBING: "yellow"}
 
 
-@app.callback(invoke_without_command=True)
+@dataclass(frozen=True, slots=True)
+class SiteRow:
+    """Site with all that is on record of it."""
+
+    name: str
+    policy: SitePolicy | None
+    """None: it is not in the configuration of the newest tick, but has drones."""
+    reading: PolledSite | None
+    breaker: Breaker
+    type_breakers: tuple[Breaker, ...]
+    """Breakers of its drone types that are not active."""
+    states: Mapping[DroneState, int]
+    gpu_milli: int
+    hazard: Hazard | None = None
+    """None: no drone has run there of late."""
+    hazard_s: float = WEEK_S
+    """Period of the hazard."""
+
+    @property
+    def view(self) -> SiteView | None:
+        return self.reading.view if self.reading else None
+
+    @property
+    def live(self) -> int:
+        return sum(self.states.values())
+
+    @property
+    def taken_at(self) -> float:
+        return self.view.taken_at if self.view else 0.0
+
+    @property
+    def free(self) -> Mapping[str, int] | None:
+        return self.view.free if self.view else None
+
+
+def site_rows(
+    views: Views | None,
+    breakers: Mapping[str, Breaker],
+    live: Sequence[Drone],
+    hazards: Sequence[Hazard] = (),
+    hazard_s: float = WEEK_S,
+) -> list[SiteRow]:
+    """Return a row per site that is configured or has live drones. ``hazards``: of the last ``hazard_s`` seconds."""
+    states: dict[str, Counter[DroneState]] = {}
+    milli: Counter[str] = Counter()
+    for drone in live:
+        states.setdefault(drone.site, Counter())[drone.state] += 1
+        milli[drone.site] += drone.gpu_milli
+    policies = views.policy.sites if views else {}
+    readings = views.sites if views else {}
+    measured = {hazard.scope: hazard for hazard in hazards}
+    return [
+        SiteRow(
+            name=name,
+            policy=policies.get(name),
+            reading=readings.get(name),
+            breaker=breakers.get(name) or Breaker(name),
+            type_breakers=tuple(
+                b
+                for scope, b in sorted(breakers.items())
+                if scope.startswith((f"{name}/", f"{name}@")) and b.state is not BreakerState.ACTIVE
+            ),
+            states=states.get(name, {}),
+            gpu_milli=milli[name],
+            hazard=measured.get(name),
+            hazard_s=hazard_s,
+        )
+        for name in sorted({*policies, *states})
+    ]
+
+
+def site_columns(now: float) -> tuple[Column, ...]:
+    """Return the columns of sites at ``now``."""
+    return (
+        text("site", "Site.", "name", level=0, least=12, tail=True),
+        flag("enabled", "May drones be started there?", lambda s: bool(s.policy and s.policy.enabled), level=1),
+        text(
+            "breaker",
+            "State of the circuit breaker.",
+            "breaker.state.value",
+            level=0,
+            tint=lambda s: BREAKER_TINTS.get(s.breaker.state, ""),
+            choices=tuple(BreakerState),
+        ),
+        time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
+        whole("failures", "Failures in a row.", "breaker.failures", level=1),
+        whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0),
+        whole(
+            "max_drones",
+            "Limit on drones.",
+            "policy.max_drones",
+            null=True,
+            level=0,
+            head="MAX",
+        ),
+        whole("gpu_milli", "Thousandths of GPUs in live drones.", level=0, head="GPUS", unit=formatting.gpus),
+        whole(
+            "max_gpu_milli",
+            "Limit on thousandths of GPUs; null: none.",
+            "policy.max_gpu_milli",
+            null=True,
+        ),
+        data("states", "Live drones by state.", lambda s: {k.value: v for k, v in s.states.items()}, show=_states),
+        data(
+            "free",
+            "How many drones of each type could start now (alternatives); null: the site does not tell.",
+            lambda s: dict(s.free) if s.free is not None else None,
+            null=True,
+            level=0,
+            least=8,
+            show=_free_words,
+        ),
+        words(
+            "owner",
+            "The owner's jobs: what waits and what runs, in words; empty: none, or not told.",
+            lambda s: owner_words(s.view) if s.view else "",
+            least=12,
+            spare=1,
+        ),
+        whole(
+            "claims",
+            "Jobs of the owner that wait there.",
+            lambda s: sum(c.count for c in s.view.claims) if s.view else 0,
+        ),
+        whole(
+            "claims_gpu_milli",
+            "Thousandths of GPUs that these want.",
+            lambda s: sum(c.count * c.gpu_milli for c in s.view.claims) if s.view else 0,
+        ),
+        whole(
+            "owner_jobs",
+            "Jobs of the owner that run; null: the site does not tell.",
+            "view.owner_runs.jobs",
+            null=True,
+        ),
+        whole(
+            "owner_gpu_milli",
+            "Thousandths of GPUs that these hold; null: the site does not tell.",
+            "view.owner_runs.gpu_milli",
+            null=True,
+        ),
+        whole(
+            "free_gpu_milli",
+            "Thousandths of GPUs that nobody holds; null: the site does not tell node by node.",
+            lambda s: sum(n.free_gpu_milli for n in s.view.nodes) if s.view and s.view.nodes else None,
+            null=True,
+        ),
+        whole(
+            "node_gpu_milli",
+            "Thousandths of GPUs of all its nodes; null: the site does not tell node by node.",
+            lambda s: sum(n.gpu_milli for n in s.view.nodes) if s.view and s.view.nodes else None,
+            null=True,
+        ),
+        words(
+            "taken_back",
+            "How often it took places of drones back of late, and what that cost, in words; empty: none ran.",
+            lambda s: preemption_words(s.hazard) + f" in {formatting.age(s.hazard_s)}" if s.hazard else "",
+            head="TAKEN BACK",
+            least=14,
+            spare=2,
+        ),
+        span_s("hazard_s", "How far back the following figures look, seconds."),
+        *map(_of_hazard, hazard_columns()),
+        time_at("taken_at", "When the newest good view was taken."),
+        span_s(
+            "view_age_s",
+            "Age of the newest good view, seconds; null: there never was one.",
+            lambda s: max(0.0, now - s.taken_at) if s.taken_at else None,
+            level=0,
+            head="VIEW",
+        ),
+        text(
+            "fault",
+            "Kind of fault of the newest look; empty: it succeeded.",
+            lambda s: s.reading.fault.kind.value if s.reading and s.reading.fault else "",
+        ),
+        words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16),
+    )
+
+
+def _states(row: SiteRow) -> str:
+    return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
+
+
+def owner_words(view: SiteView) -> str:
+    """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
+    waiting = sum(c.count for c in view.claims)
+    wanted_milli, runs = sum(c.count * c.gpu_milli for c in view.claims), view.owner_runs
+    parts = [f"{_job_words(waiting, 'wait')}{_gpu_words(wanted_milli, 'for')}"] if waiting else []
+    parts += [f"{_job_words(runs.jobs, 'run')}{_gpu_words(runs.gpu_milli, 'on')}"] if runs and runs.jobs else []
+    return ", ".join(parts)
+
+
+def _job_words(number: int, do: str) -> str:
+    return f"1 job {do}s" if number == 1 else f"{number} jobs {do}"
+
+
+def _gpu_words(gpu_milli: int, how: str) -> str:
+    return f" {how} {gpu_count(gpu_milli)}" if gpu_milli else ""
+
+
+def gpu_count(milli: int) -> str:
+    """Return ``1 GPU``, ``0.5 GPUs``, ``8 GPUs``."""
+    return "1 GPU" if milli == WHOLE_GPU else f"{formatting.gpus(milli)} GPUs"
+
+
+def preemption_words(hazard: Hazard) -> str:
+    """Return ``12 (35 per 1000 h), 4.2 GPU-hours lost``, or ``none``."""
+    if not hazard.preempted and not hazard.lost_jobs:
+        return "none"
+    rate = f" ({formatting.number(round(hazard.per_1000_h, 1))} per 1000 h)" if hazard.per_1000_h is not None else ""
+    return f"{hazard.preempted}{rate}" + "".join(f", {part} lost" for part in lost_work(hazard))
+
+
+def lost_work(hazard: Hazard) -> list[str]:
+    """Return the lost work in GPU-hours and CPU-hours."""
+    lost = (("GPU", hazard.lost_gpu_s), ("CPU", hazard.lost_cpu_s))
+    return [f"{formatting.number(round(spent_s / 3600, 1))} {unit}-hours" for unit, spent_s in lost if spent_s]
+
+
+def _of_hazard(column: Column) -> Column:
+    """Return the column of a figure of a site's hazard, for machines."""
+
+    def of(row: SiteRow) -> Cell:
+        return column.cell(row.hazard) if row.hazard else None
+
+    return Column(column.key, column.doc, of, null=True, kind=column.kind)
+
+
+def hazard_columns() -> tuple[Column, ...]:
+    """Return the columns of preemptions and their cost."""
+    return (
+        whole("ran", "Drones that ran in that time.", "drones", level=0),
+        span_s("run_s", "How long they ran then, all together, seconds.", level=0, head="FOR"),
+        whole("preempted", "Of those, taken back by the site or for the owner.", level=0, head="TAKEN BACK"),
+        number(
+            "per_1000_h",
+            "Taken back per 1000 hours of drones; null: none ran.",
+            lambda h: None if h.per_1000_h is None else round(h.per_1000_h, 3),
+            null=True,
+            level=0,
+            head="PER 1000 H",
+        ),
+        span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
+        span_s("life_median_s", "Median life of those, seconds; null: there were none.", level=0, head="MEDIAN LIFE"),
+        span_s(
+            "grace_mean_s",
+            "Mean time from a notice to the end, seconds; null: there was no notice.",
+            level=0,
+            head="GRACE USED",
+        ),
+        number(
+            "lost_gpu_s",
+            "Work of jobs that GPU drones' ends have cost, GPU-seconds.",
+            lambda h: round(h.lost_gpu_s, 3),
+            level=0,
+            head="GPU-H LOST",
+            show=lambda h: formatting.number(round(h.lost_gpu_s / 3600, 2)),
+        ),
+        number(
+            "lost_cpu_s",
+            "The same of CPU drones, CPU-seconds.",
+            lambda h: round(h.lost_cpu_s, 3),
+            level=1,
+            head="CPU-H LOST",
+            show=lambda h: formatting.number(round(h.lost_cpu_s / 3600, 2)),
+        ),
+        whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
+    )
+
+
+def _free_words(row: SiteRow) -> str:
+    if row.view and row.view.nodes:
+        free = sum(n.free_gpu_milli for n in row.view.nodes)
+        return f"{formatting.gpus(free)} of {gpu_count(sum(n.gpu_milli for n in row.view.nodes))}"
+    return "?" if row.free is None else ", ".join(f"{n} {name}" for name, n in sorted(row.free.items())) or "0"
+
+
+def site_note(row: SiteRow, now: float) -> str:
+    """Return what is unusual at a site, trouble first."""
+    parts = []
+    if row.reading and row.reading.fault:
+        parts.append(f"look failed ({row.reading.fault.kind.value}): {formatting.excerpt(row.reading.fault.message)}")
+    if row.policy is None:
+        parts.append("not in the configuration")
+    elif not row.policy.enabled:
+        parts.append("disabled")
+    elif row.taken_at and now - row.taken_at > row.policy.view_max_age_s:
+        parts.append("view too old")
+    classes = [breaker for breaker in row.type_breakers if breaker.class_id]
+    for breaker in (row.breaker, *row.type_breakers):
+        if breaker.state is not BreakerState.ACTIVE and breaker not in classes[_CLASSES_NAMED:]:
+            parts.append(_breaker_note(breaker, now))
+    if len(classes) > _CLASSES_NAMED:
+        parts.append(f"{len(classes) - _CLASSES_NAMED} more job classes back off")
+    view = row.view
+    if view and view.downtime_at:
+        parts.append(f"downtime from {formatting.iso(view.downtime_at)}")
+    parts += [formatting.sanitize(n, 120) for n in ((*view.notices, *view.remarks) if view else ())]
+    return "; ".join(parts)
+
+
+def _breaker_note(breaker: Breaker, now: float) -> str:
+    left = f" for {formatting.age(breaker.until - now)}" if breaker.until > now else ""
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
+    if breaker.class_id:  # the type is open to all others
+        return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
+    return f"{breaker.scope} {breaker.state.value}{left}{why}"
+
+
+SITE_SCHEMA = "provisioner.site/1"
+
+_SITE_TITLES = {
+    "site": "site",
+    "enabled": "enabled",
+    "breaker": "breaker",
+    "drones": "drones",
+    "max_drones": "of at most",
+    "gpu_milli": "gpus",
+    "states": "states",
+    "free": "free",
+    "owner": "the owner",
+    "taken_back": "taken back",
+    "view_age_s": "age of view",
+    "note": "note",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """Node of a site."""
+
+    node: Node
+    kept_cpus: int
+    """Reserved of its free resources for all its free GPUs, as blocking is now."""
+    kept_memory_mib: int
+    kept_disk_mib: int
+    drones: tuple[Drone, ...]
+    """Our live drones there."""
+
+
+def shown_site(reader: Reader, name: str, now: float) -> Document:
+    """Return the document of ``sites show``. Raises :class:`VerbError` for a site that is not on record."""
+    views, live, hazards = reader.views(), reader.drones(), reader.hazards(now - WEEK_S, now)
+    rows = site_rows(views, reader.breakers(), live, hazards, WEEK_S)
+    found = next((row for row in rows if row.name == name), None)
+    if found is None:
+        raise unknown_site(name, [row.name for row in rows])
+    snapshot = reader.snapshot()
+    quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
+    ours = [drone for drone in live if drone.site == name]
+    return site_document(found, views, ours, [h for h in hazards if h.scope.startswith(f"{name}/")], quiet_s, now)
+
+
+def site_document(
+    row: SiteRow, views: Views | None, live: Sequence[Drone], hazards: Sequence[Hazard], quiet_s: float, now: float
+) -> Document:
+    """Return a site as a document. ``hazards``: of its drone types; ``quiet_s``: time without a waiting GPU job."""
+    nodes = node_rows(row, live, quiet_s)
+    claims = row.view.claims if row.view else ()
+    unknown = "" if row.view else "not known: the site was never seen"
+    facts = tuple(
+        replace(c, level=0, spare=0, head=_SITE_TITLES[c.key]) if c.key in _SITE_TITLES else replace(c, level=2)
+        for c in site_columns(now)
+    )
+    as_of = f"as of tick {views.tick}, {formatting.ago(views.at, now)} ago" if views else "no tick is on record yet"
+    return Document(
+        SITE_SCHEMA,
+        Listing("", facts, [row], lambda s: s.name),
+        {
+            "nodes": Listing("provisioner.nodes/1", node_columns(), nodes, lambda n: n.node.name, unknown=unknown),
+            "claims": Listing("", _claim_columns(now), claims, lambda c: c.who, unknown=unknown),
+            "hazards": Listing("", _type_hazard_columns(), hazards, lambda h: h.scope),
+        },
+        {
+            "nodes": "Nodes (free of all)",
+            "claims": "The owner's jobs that wait",
+            "hazards": f"Taken back in the last {formatting.age(row.hazard_s)}",
+        },
+        main="nodes",
+        scope=f"{row.name} {as_of}",
+    )
+
+
+def node_rows(row: SiteRow, live: Sequence[Drone], quiet_s: float) -> list[NodeRow]:
+    """Return the nodes of a site's newest view, by name."""
+    from provisioner.planner.owner import FreeResources
+
+    nodes = row.view.nodes if row.view else ()
+    floor = FreeResources.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
+    there: dict[str, list[Drone]] = {}
+    for drone in live:
+        there.setdefault(drone.node, []).append(drone)
+    rows = []
+    for node in sorted(nodes, key=lambda n: n.name):
+        each = floor.nodes[node.name].kept
+        cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // WHOLE_GPU) for most in each[1:])
+        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, tuple(there.get(node.name, ()))))
+    return rows
+
+
+def node_columns() -> tuple[Column, ...]:
+    """Return the columns of nodes."""
+    return (
+        text("node", "Node, as the site names it.", "node.name", level=0, least=12, tail=True),
+        whole("gpu_milli", "Thousandths of its GPUs.", "node.gpu_milli"),
+        _free_of(
+            "free_gpu_milli",
+            lambda n: n.node.free_gpu_milli,
+            lambda n: n.node.gpu_milli,
+            formatting.gpus,
+            "Thousandths of GPUs that nobody holds.",
+            "GPUS",
+        ),
+        whole("cpus", "Its CPUs.", "node.cpus"),
+        _free_of(
+            "free_cpus", lambda n: n.node.free_cpus, lambda n: n.node.cpus, str, "CPUs that nobody holds.", "CPUS"
+        ),
+        whole("memory_mib", "Its memory, MiB.", "node.memory_mib"),
+        _free_of(
+            "free_memory_mib",
+            lambda n: n.node.free_memory_mib,
+            lambda n: n.node.memory_mib,
+            formatting.size,
+            "Memory that nobody holds, MiB.",
+            "MEMORY",
+        ),
+        whole("disk_mib", "Its disk, MiB; 0: not told.", "node.disk_mib"),
+        _free_of(
+            "free_disk_mib",
+            lambda n: n.node.free_disk_mib,
+            lambda n: n.node.disk_mib,
+            formatting.size,
+            "Disk that nobody holds, MiB.",
+            "DISK",
+            level=1,
+        ),
+        words(
+            "kept",
+            "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing.",
+            _kept_words,
+            least=12,
+        ),
+        whole("kept_cpus", "CPUs kept for its free GPUs."),
+        whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
+        whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
+        items(
+            "drones",
+            "Ids of our live drones there.",
+            lambda n: [d.id for d in n.drones],
+            level=0,
+            right=True,
+            show=lambda n: str(len(n.drones)),
+        ),
+        items(
+            "types", "Drone types that it could host if it were empty.", lambda n: list(n.node.types), level=1, least=8
+        ),
+    )
+
+
+def _free_of(
+    key: str,
+    free: Callable[[NodeRow], int],
+    total: Callable[[NodeRow], int],
+    told: Callable[[int], str],
+    doc: str,
+    head: str,
+    *,
+    level: int = 0,
+) -> Column:
+    """Return a column of a free amount; people also see the total."""
+
+    def show(row: NodeRow) -> str:
+        return f"{told(free(row))} of {told(total(row))}" if total(row) else "-"
+
+    return whole(key, doc, free, level=level, head=head, show=show)
+
+
+def _kept_words(row: NodeRow) -> str:
+    parts = [f"{row.kept_cpus} CPU"] if row.kept_cpus else []
+    parts += [f"{formatting.size(row.kept_memory_mib)}"] if row.kept_memory_mib else []
+    parts += [f"{formatting.size(row.kept_disk_mib)} disk"] if row.kept_disk_mib else []
+    return ", ".join(parts)
+
+
+def _claim_columns(now: float) -> tuple[Column, ...]:
+    return (
+        text("who", "Whose; may be empty.", level=0, least=8),
+        whole("jobs", "Jobs of this shape.", "count", level=0),
+        whole("gpu_milli", "Thousandths of GPUs of each.", level=0, head="GPUS", unit=formatting.gpus),
+        whole("cpus", "CPUs of each.", level=0),
+        whole("memory_mib", "Memory of each, MiB.", level=0, head="MEMORY", unit=amount),
+        whole("disk_mib", "Disk of each, MiB.", level=1, head="DISK", unit=amount),
+        span_s(
+            "waits_s",
+            "Since the first of them was submitted, seconds; null: not told.",
+            lambda c: max(0.0, now - c.since) if c.since else None,
+            level=0,
+            head="WAITS",
+        ),
+        time_at("since_at", "When the first of them was submitted.", "since"),
+        items(
+            "nodes",
+            "Nodes that could host one if they were empty; empty: any.",
+            lambda c: list(c.nodes),
+            level=0,
+            least=12,
+            wrap=True,
+            show=lambda c: formatting.fold_hostlist(c.nodes) or "any",
+        ),
+    )
+
+
+def _type_hazard_columns() -> tuple[Column, ...]:
+    return (
+        text("scope", "Drone type, as site/name.", level=0, head="TYPE", least=12, tail=True),
+        *hazard_columns(),
+    )
+
+
+sites_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
+
+
+@sites_app.callback(invoke_without_command=True)
 @shared
 def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
     """List the sites, show one, or use one again that is banned.
@@ -38,18 +595,18 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
     if ctx.invoked_subcommand is not None:
-        nothing_before(ctx)
+        refuse_options_before_verb(ctx)
         return
     reader = open_record(where)
     present(show, lambda: picked(site_listing(reader, time.time()), pick))
 
 
-@app.command("show")
+@sites_app.command("show")
 @shared
 def show_site(
     where: Where,
     show: Show,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete.sites)],
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)],
 ) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
@@ -61,17 +618,15 @@ def show_site(
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    from provisioner.cli.site_show import shown_site
-
     reader = open_record(where)
     present(show, lambda: shown_site(reader, name, time.time()))
 
 
-@app.command("reset")
+@sites_app.command("reset")
 @shared
 def reset_site(
     where: Where,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete.sites)],
+    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)],
     type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
     reason: Annotated[
         str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")
@@ -88,10 +643,8 @@ def reset_site(
       provisioner sites reset local --type a100 --reason "HTCondor installed"
       provisioner sites reset topas && provisioner events --follow
     """
-    from provisioner.cli.ask import operator
-
     reader = open_record(where)
-    known_sites(reader, [name])
+    require_known_sites(reader, [name])
     scope = name
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
@@ -104,22 +657,21 @@ def reset_site(
     if not troubled:
         note(f"{scope} is not banned: nothing was asked for")
         return
-    number = reader.ask(RequestKind.RESET, [DroneId(scope)], reason=reason, by=operator(), at=time.time())
-    note(f"request {number} recorded: use {', '.join(troubled)} again")
-    if reader.holder() is None:
-        note("no controller runs: it will be carried out when one does")
+    serial = reader.ask(RequestKind.RESET, [DroneId(scope)], reason=reason, by=operator(), at=time.time())
+    note(f"request {serial} recorded: use {', '.join(troubled)} again")
+    note_without_controller(reader)
 
 
 def _must_be_a_type(reader: Reader, key: str) -> None:
-    """Raise :class:`Failure` for a drone type that is not configured: a misspelling would reset nothing."""
+    """Raise :class:`VerbError` for a drone type that is not configured: a misspelling would reset nothing."""
     views = reader.views()
     known = sorted(str(t.key) for t in views.types) if views else []
     if views is not None and key not in known:
-        raise Failure(f"no drone type `{formatting.sanitize(key, 80)}`; known: {named(known) or 'none'}")
+        raise VerbError(f"no drone type `{formatting.sanitize(key, 80)}`; known: {named(known) or 'none'}")
 
 
-def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:
-    """The answer of ``provisioner sites``."""
+def site_listing(reader: Reader, now: float) -> Listing:
+    """Return the answer of ``provisioner sites``."""
     views = reader.views()
     rows = site_rows(views, reader.breakers(), reader.drones(), reader.hazards(now - WEEK_S, now), WEEK_S)
     if views is None:
@@ -129,7 +681,4 @@ def site_listing(reader: Reader, now: float) -> Listing[SiteRow]:
         scope = (
             f"{formatting.count(len(rows), 'site')} as of tick {views.tick}, {formatting.ago(views.at, now)} ago{runs}"
         )
-    return Listing(SCHEMA, columns(now), rows, lambda s: s.name, scope)
-
-
-__all__ = ["SiteRow", "app", "columns", "site_listing", "site_note", "site_rows"]
+    return Listing(SITES_SCHEMA, site_columns(now), rows, lambda s: s.name, scope)

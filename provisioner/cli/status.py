@@ -1,48 +1,215 @@
-"""``provisioner status``: one screen: who runs, what it sees, how old that is, demand and supply, limits, trouble."""
+"""``provisioner status`` and ``events``: one screen of the whole, and what happened."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli import class_rows, events, sites
-from provisioner.cli.cells import span_s, text, time_at, whole, words
-from provisioner.cli.demand import newest_plan
-from provisioner.cli.drone_list import controller
-from provisioner.cli.exits import failure_of
-from provisioner.cli.listing import Column, Document, Listing
-from provisioner.cli.options import Show, Where, shared
-from provisioner.cli.output import present
-from provisioner.cli.site_rows import DAY_S
-from provisioner.cli.troubles import Facts, Severity, Trouble, check_line, trouble_columns, troubles
-from provisioner.cli.where import open_record
+from provisioner.cli.columns import Column, Document, Listing, data, flag, number, span_s, text, time_at, whole, words
+from provisioner.cli.drones import controller_of
+from provisioner.cli.jobs import class_columns, class_rows, newest_plan
+from provisioner.cli.locate import complete_drones, find_drone, open_record
+from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, Where, parse_age, shared, verb_error
+from provisioner.cli.output import Page, dumps, picked, present, shorten
+from provisioner.cli.plan import plan_summary
+from provisioner.cli.sites import DAY_S, site_columns, site_rows
+from provisioner.cli.troubles import Severity, Trouble, TroubleContext, check_line, trouble_columns, troubles
 from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, OverlayView, Plan, SiteView
-from provisioner.reasons import LimitReached
-from provisioner.store import Holder, Reader, Views
+from provisioner.reasons import LimitReached, Reason
+from provisioner.store import Event, Holder, Reader, Transition, Views
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-SCHEMA = "provisioner.status/1"
-LAST_EVENTS = 5
-UNKNOWN = 3
-"""Exit code of ``--check`` for what cannot be found out, as monitoring plugins give it."""
-MOST_CLASSES = 10
-_SITE_KEYS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "owner", "taken_back", "note")
-Row = TypeVar("Row")
-
-LIVE = tuple(s for s in DroneState if not s.ended)
+EVENTS_SCHEMA = "provisioner.events/1"
+EVENTS_PER_READ = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """The facts of the whole."""
+class Happening:
+    """Step of a drone, or event of the controller."""
+
+    at: float
+    step: Transition | None
+    event: Event | None
+
+    @property
+    def name(self) -> str:
+        return self.step.state.value if self.step else self.event.name if self.event else ""
+
+    @property
+    def text(self) -> str:
+        if self.step is not None:
+            return formatting.describe(self.step.reason)
+        fields = self.event.fields if self.event else {}
+        return ", ".join(f"{key} {value}" for key, value in fields.items())
+
+
+def event_columns() -> tuple[Column, ...]:
+    """Return the columns of steps and events."""
+    from provisioner.serialization import to_plain
+
+    return (
+        time_at("at", "When.", level=0),
+        text(
+            "kind",
+            "step of a drone, or event.",
+            lambda h: "step" if h.step else "event",
+            level=1,
+            choices=("step", "event"),
+        ),
+        text("name", "The state that was entered, or the event's name.", level=0),
+        text(
+            "drone",
+            "The drone; empty for events.",
+            lambda h: h.step.drone_id if h.step else "",
+            level=0,
+            least=16,
+            tail=True,
+        ),
+        words("text", "Why or what, in words.", head="WHY", least=24),
+        text("was", "State before.", "step.was.value", null=True),
+        data(
+            "reason",
+            "Why, as data; null for events.",
+            lambda h: to_plain(h.step.reason, Reason) if h.step else None,
+            null=True,
+        ),
+        data("fields", "Of an event.", lambda h: dict(h.event.fields) if h.event else None, null=True),
+        whole(
+            "tick",
+            "Number of the tick; null for events.",
+            "step.tick",
+            null=True,
+            level=1,
+        ),
+    )
+
+
+@shared
+def events(
+    where: Where,
+    show: Show,
+    pick: Pick,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; jsonl for programs.")] = False,
+    since: Annotated[
+        str, typer.Option("--since", metavar="AGE", help="Go back this far: 30m, 4h, 2d; all for everything.")
+    ] = "1h",
+    drone: Annotated[
+        str | None,
+        typer.Option("--drone", metavar="ID", help="Only of this drone, by any id.", autocompletion=complete_drones),
+    ] = None,
+) -> None:
+    """Tell what happened.
+
+    Every step of every drone with its reason, and the events of the controller.
+
+    \b
+    Examples:
+      provisioner events --since 4h
+      provisioner events --follow
+      provisioner events --follow -o jsonl | jq 'select(.name == "failed")'
+    """
+    reader = open_record(where)
+    start = 0.0 if since == "all" else time.time() - parse_age(since)
+    only = _drone_of(reader, drone)
+    if not follow:
+        present(show, lambda: picked(_event_listing(reader, start, since, only), pick))
+        return
+    if show.output not in (Format.TABLE, Format.WIDE, Format.JSONL, Format.JSON, Format.NAME):
+        raise VerbError(f"--follow gives table, wide, name or jsonl, not {show.output.value}", code=Exit.USAGE)
+    _follow_events(reader, show, start, only)
+
+
+def _drone_of(reader: Reader, any_id: str | None) -> str:
+
+    return find_drone(reader, any_id) if any_id else ""
+
+
+def _event_listing(reader: Reader, start: float, since: str, only: str) -> Listing:
+    found = [*(Happening(t.at, t, None) for _, t in _transitions(reader, start, 0))]
+    if only:
+        found = [h for h in found if h.step and h.step.drone_id == only]
+    else:
+        found += [Happening(e.at, None, e) for e in all_events(reader) if e.at >= start]
+    found.sort(key=lambda h: h.at)
+    back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
+    whose = f" of drone {only}" if only else ""
+    scope = f"{formatting.count(len(found), 'entry', 'entries')}{whose}, {back}"
+    return Listing(EVENTS_SCHEMA, event_columns(), found, lambda h: h.name, scope)
+
+
+def _transitions(reader: Reader, since: float, after: int) -> Iterator[tuple[int, Transition]]:
+    while True:
+        page = reader.transitions(since=since, after=after, limit=EVENTS_PER_READ)
+        yield from page
+        if len(page) < EVENTS_PER_READ:
+            return
+        after = page[-1][0]
+
+
+def all_events(reader: Reader, after: int = 0) -> list[Event]:
+    """Return every event on record from ``after`` on, oldest first."""
+    found: list[Event] = []
+    while True:
+        page = reader.events(after=found[-1].id if found else after, limit=EVENTS_PER_READ)
+        found += page
+        if len(page) < EVENTS_PER_READ:
+            return found
+
+
+def _follow_events(reader: Reader, show: Show, start: float, only: str) -> None:
+    page = Page.of(show)
+    step, event = 0, 0
+    while True:
+        found = []
+        for serial, t in _transitions(reader, start, step):
+            step = serial
+            found.append(Happening(t.at, t, None))
+        for e in all_events(reader, event):
+            event = e.id
+            if e.at >= start:
+                found.append(Happening(e.at, None, e))
+        found.sort(key=lambda h: h.at)
+        _write_stream([h for h in found if not only or (h.step and h.step.drone_id == only)], show, page)
+        time.sleep(show.interval)
+
+
+def _write_stream(found: list[Happening], show: Show, page: Page) -> None:
+    """Write one complete line per entry: a stream has no column widths."""
+    known = event_columns()
+    for happening in found:
+        match show.output:
+            case Format.TABLE | Format.WIDE:
+                drone = f"{happening.step.drone_id} " if happening.step else ""
+                line = formatting.sanitize(f"{formatting.iso(happening.at)}  {drone}{happening.name}: {happening.text}")
+                print(line if page.width is None else shorten(line, page.width))
+            case Format.NAME:
+                print(formatting.sanitize(happening.name))
+            case _:
+                print(dumps({c.key: c.cell(happening) for c in known}))
+    sys.stdout.flush()
+
+
+STATUS_SCHEMA = "provisioner.status/1"
+MAX_EVENTS_SHOWN = 5
+CHECK_UNKNOWN = 3
+"""Exit code of ``--check`` for what cannot be found out, as monitoring plugins give it."""
+MAX_CLASSES_SHOWN = 10
+_SITE_COLUMNS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "owner", "taken_back", "note")
+Row = TypeVar("Row")
+
+LIVE_STATES = tuple(s for s in DroneState if not s.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRow:
+    """Facts of the whole."""
 
     holder: Holder | None
     controller: str
@@ -54,8 +221,8 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One view: how old, and what is wrong with it."""
+class ViewRow:
+    """View with its age and its faults."""
 
     view: str
     taken_at: float
@@ -65,7 +232,7 @@ class Seen:
     notices: tuple[str, ...] = ()
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         return self.fault.message if self.fault else "; ".join(self.notices)
 
     @property
@@ -89,7 +256,6 @@ class SiteStates:
     counts: Mapping[DroneState, int]
 
 
-@app.command()
 @shared
 def status(
     where: Where,
@@ -112,23 +278,23 @@ def status(
       provisioner status -o json | jq '.views[] | select(.verdict != "fresh")'
     """
     if check:
-        raise typer.Exit(_check(where))
+        raise typer.Exit(_run_check(where))
     reader = open_record(where)
     present(show, lambda: status_document(reader, time.time()))
 
 
-def _check(where: Where) -> int:
+def _run_check(where: Where) -> int:
     """Print the line of ``--check`` and return its exit code. A record that cannot be read is UNKNOWN."""
     try:
         reader, now = open_record(where), time.time()
         views, plan, live = reader.views(), newest_plan(reader), reader.drones()
         facts = facts_of(reader, views, plan, list(reader.breakers().values()), live, now)
     except Exception as error:
-        failure = failure_of(error)
+        failure = verb_error(error)
         if failure is None:
             raise
         print(formatting.sanitize(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
-        return UNKNOWN
+        return CHECK_UNKNOWN
     idle = sum(c.waiting + c.fresh for c in facts.waiting)
     interval_s = formatting.ago(views.at, now) if views else "-"
     code, line = check_line(
@@ -140,37 +306,37 @@ def _check(where: Where) -> int:
 
 
 def status_document(reader: Reader, now: float) -> Document:
-    """The document of ``provisioner status``."""
+    """Return the document of ``provisioner status``."""
     views, plan, live, breakers = reader.views(), newest_plan(reader), reader.drones(), reader.breakers()
-    site_rows = sites.site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
-    waiting = _waiting(views)
+    shown_sites = site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
+    waiting = _waiting_classes(views)
     found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
-    recent = [events.Happening(e.at, None, e) for e in events.all_events(reader)[-LAST_EVENTS:]]
-    whole_ = Whole(
+    recent = [Happening(e.at, None, e) for e in all_events(reader)[-MAX_EVENTS_SHOWN:]]
+    row = StatusRow(
         reader.holder(),
-        controller(live[0].id) if live else "",
+        controller_of(live[0].id) if live else "",
         views,
         plan,
         live,
         views.policy.max_drones if views else None,
         views.policy.max_gpu_milli if views else None,
     )
-    parts: dict[str, Listing[Any]] = {
+    parts: dict[str, Listing] = {
         "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
-        "views": Listing("", _view_columns(), _seen(views, now), lambda v: v.view),
-        "sites": Listing("", _few(sites.columns(now), _SITE_KEYS), site_rows, lambda s: s.name),
+        "views": Listing("", _view_columns(), _view_rows(views, now), lambda v: v.view),
+        "sites": Listing("", _only(site_columns(now), _SITE_COLUMNS), shown_sites, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
         "demand": Listing(
             "",
-            _few(class_rows.columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
-            class_rows.class_rows(views, plan, live, waiting[:MOST_CLASSES]),
+            _only(class_columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
+            class_rows(views, plan, live, waiting[:MAX_CLASSES_SHOWN]),
             lambda c: c.job.id,
         ),
-        "limits": Listing("", _limit_columns(), _limits(plan), lambda r: r.limit),
-        "events": Listing("", _few(events.columns(), ("at", "name", "text")), recent, lambda h: h.name),
+        "limits": Listing("", _limit_columns(), _limits_reached(plan), lambda r: r.limit),
+        "events": Listing("", _only(event_columns(), ("at", "name", "text")), recent, lambda h: h.name),
     }
     idle = sum(c.waiting + c.fresh for c in waiting)
-    more = f", the largest {MOST_CLASSES} of {len(waiting)}" if len(waiting) > MOST_CLASSES else ""
+    more = f", the largest {MAX_CLASSES_SHOWN} of {len(waiting)}" if len(waiting) > MAX_CLASSES_SHOWN else ""
     titles = {
         "troubles": f"Troubles: {len(found)}" if found else "Troubles",
         "views": "Views",
@@ -182,11 +348,13 @@ def status_document(reader: Reader, now: float) -> Document:
         "limits": "Limits reached",
         "events": "Last events of the controller",
     }
-    return Document(SCHEMA, Listing("", _facts(now), [whole_], lambda _: ""), parts, titles, scope=_scope(found))
+    return Document(
+        STATUS_SCHEMA, Listing("", _status_facts(now), [row], lambda _: ""), parts, titles, scope=_status_scope(found)
+    )
 
 
-def _waiting(views: Views | None) -> list[JobClass]:
-    """The classes with idle jobs, most jobs first."""
+def _waiting_classes(views: Views | None) -> list[JobClass]:
+    """Return the classes with idle jobs, most jobs first."""
     classes = views.overlay.view.classes if views and views.overlay.view else ()
     return sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh))
 
@@ -198,16 +366,16 @@ def facts_of(
     breakers: Sequence[Breaker],
     live: Sequence[Drone],
     now: float,
-) -> Facts:
-    """Gather what troubles are judged by."""
-    return Facts(
+) -> TroubleContext:
+    """Return the facts that the rules of troubles need."""
+    return TroubleContext(
         now,
         reader.holder(),
         views,
         plan,
         breakers,
-        _waiting(views),
-        events.all_events(reader),
+        _waiting_classes(views),
+        all_events(reader),
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
         live,
         _free_bytes(reader),
@@ -225,7 +393,7 @@ def _free_bytes(reader: Reader) -> int | None:
     return disk.f_bavail * disk.f_frsize
 
 
-def _scope(found: Sequence[Trouble]) -> str:
+def _status_scope(found: Sequence[Trouble]) -> str:
     """Return the line that says whether a person is needed."""
     if not found:
         return "no trouble on record"
@@ -244,144 +412,111 @@ _SEVERITY_NOUNS = {
 # --------------------------------------------------------------------------------------------------------------- facts
 
 
-def _facts(now: float) -> tuple[Column[Whole], ...]:
+def _status_facts(now: float) -> tuple[Column, ...]:
     return (
-        text("controller", lambda x: x.controller, "Name; empty while no drone lives."),
-        Column[Whole](
+        text("controller", "Name; empty while no drone lives."),
+        flag(
             "running",
-            lambda x: x.holder is not None,
             "Does a controller hold the record?",
-            kind="boolean",
+            lambda x: x.holder is not None,
             level=0,
             head="controller",
-            show=lambda x: _holder(x, now),
+            show=lambda x: _holder_words(x, now),
         ),
-        Column[Whole](
-            "pid",
-            lambda x: x.holder.pid if x.holder else None,
-            "Its process; null: none runs.",
-            kind="integer",
-            null=True,
-        ),
-        Column[Whole]("host", lambda x: x.holder.host if x.holder else None, "Its host; null: none runs.", null=True),
-        time_at("running_since_at", lambda x: x.holder.since if x.holder else 0.0, "Since when it runs."),
-        Column[Whole](
+        whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
+        text("host", "Its host; null: none runs.", "holder.host", null=True),
+        time_at("running_since_at", "Since when it runs.", lambda x: x.holder.since if x.holder else 0.0),
+        whole(
             "tick",
-            lambda x: x.views.tick if x.views else None,
             "Number of the newest tick; null: none yet.",
-            kind="integer",
+            "views.tick",
             null=True,
             level=0,
             head="newest tick",
-            show=lambda x: _tick(x, now),
+            show=lambda x: _tick_words(x, now),
         ),
-        time_at("tick_at", lambda x: x.views.at if x.views else 0.0, "When it was."),
-        span_s("tick_age_s", lambda x: max(0.0, now - x.views.at) if x.views else None, "Its age, seconds."),
+        time_at("tick_at", "When it was.", lambda x: x.views.at if x.views else 0.0),
+        span_s("tick_age_s", "Its age, seconds.", lambda x: max(0.0, now - x.views.at) if x.views else None),
         whole(
             "live_drones",
-            lambda x: len(x.live),
             "Drones asked for and not confirmed gone.",
+            lambda x: len(x.live),
             level=0,
             head="drones",
-            show=str,
+            unit=str,
         ),
-        Column[Whole](
-            "max_drones",
-            lambda x: x.max_drones,
-            "Limit on them; null: not known.",
-            kind="integer",
-            null=True,
-            level=0,
-            head="of at most",
-        ),
+        whole("max_drones", "Limit on them; null: not known.", null=True, level=0, head="of at most"),
         whole(
             "gpu_milli",
-            lambda x: sum(d.gpu_milli for d in x.live),
             "Thousandths of GPUs in them.",
+            lambda x: sum(d.gpu_milli for d in x.live),
             level=0,
             head="gpus",
-            show=formatting.gpus,
+            unit=formatting.gpus,
         ),
-        Column[Whole](
-            "max_gpu_milli", lambda x: x.max_gpu_milli, "Limit on those; null: none.", kind="integer", null=True
-        ),
+        whole("max_gpu_milli", "Limit on those; null: none.", null=True),
     )
 
 
-def _holder(row: Whole, now: float) -> str:
+def _holder_words(row: StatusRow, now: float) -> str:
     name = f"{row.controller}: " if row.controller else ""
     if row.holder is None:
         return f"{name}not running; what follows is as last recorded"
     return f"{name}runs as process {row.holder.pid} on {row.holder.host} for {formatting.ago(row.holder.since, now)}"
 
 
-def _tick(row: Whole, now: float) -> str:
+def _tick_words(row: StatusRow, now: float) -> str:
     if row.views is None:
         return "none yet"
-    from provisioner.cli.plan_rows import in_brief
 
-    did = f"; last plan: {in_brief(row.plan)}" if row.plan else ""
+    did = f"; last plan: {plan_summary(row.plan)}" if row.plan else ""
     return f"{row.views.tick}, {formatting.ago(row.views.at, now)} ago{did}"
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
 
 
-def _seen(views: Views | None, now: float) -> list[Seen]:
+def _view_rows(views: Views | None, now: float) -> list[ViewRow]:
     if views is None:
         return []
     overlay = views.overlay
     taken = overlay.view.taken_at if overlay.view else 0.0
-    rows = [Seen("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, _oddities(overlay.view))]
+    rows = [ViewRow("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, _view_messages(overlay.view))]
     for name, policy in sorted(views.policy.sites.items()):
         reading = views.sites.get(name)
         view = reading.view if reading else None
         fault = reading.fault if reading else None
         taken = view.taken_at if view else 0.0
-        rows.append(Seen(f"site:{name}", taken, policy.view_max_age_s, fault, now, _oddities(view)))
+        rows.append(ViewRow(f"site:{name}", taken, policy.view_max_age_s, fault, now, _view_messages(view)))
     return rows
 
 
-def _oddities(view: OverlayView | SiteView | None) -> tuple[str, ...]:
+def _view_messages(view: OverlayView | SiteView | None) -> tuple[str, ...]:
     return (*view.notices, *view.remarks) if view else ()
 
 
-def _view_columns() -> tuple[Column[Seen], ...]:
+def _view_columns() -> tuple[Column, ...]:
     tints = {"failed": "red", "never": "red", "old": "yellow"}
     return (
-        text("view", lambda v: v.view, "overlay, or site:<name>.", level=0, least=12, tail=True),
-        Column[Seen](
+        text("view", "overlay, or site:<name>.", level=0, least=12, tail=True),
+        text(
             "verdict",
-            lambda v: v.verdict,
             "fresh; old: past its limit; failed: the newest look failed; never: none succeeded.",
             level=0,
             head="IS",
             choices=("fresh", "old", "failed", "never"),
             tint=lambda v: tints.get(v.verdict, ""),
         ),
-        span_s(
-            "age_s",
-            lambda v: v.age_s,
-            "Age of the newest good view, seconds; null: there is none.",
-            level=0,
-            head="AGE",
-        ),
-        span_s("limit_s", lambda v: v.limit_s, "Older than this it is not acted on, seconds.", level=0, head="LIMIT"),
-        time_at("taken_at", lambda v: v.taken_at, "When it was taken."),
-        Column[Seen](
+        span_s("age_s", "Age of the newest good view, seconds; null: there is none.", level=0, head="AGE"),
+        span_s("limit_s", "Older than this it is not acted on, seconds.", level=0, head="LIMIT"),
+        time_at("taken_at", "When it was taken."),
+        text(
             "fault",
-            lambda v: v.fault.kind.value if v.fault else None,
             "Kind of fault of the newest look; null: it succeeded.",
+            "fault.kind.value",
             null=True,
         ),
-        words(
-            "message",
-            lambda v: v.said,
-            "What went wrong; of a view that is good, what is odd in it.",
-            level=0,
-            head="NOTE",
-            least=20,
-        ),
+        words("message", "What went wrong; of a view that is good, what is odd in it.", head="NOTE", least=20),
     )
 
 
@@ -392,59 +527,41 @@ def _by_site(live: Sequence[Drone]) -> list[SiteStates]:
     return [SiteStates(site, counts[site]) for site in sorted(counts)]
 
 
-def _state_columns(live: Sequence[Drone]) -> tuple[Column[SiteStates], ...]:
+def _state_columns(live: Sequence[Drone]) -> tuple[Column, ...]:
     present_ = {d.state for d in live}
 
-    def column(state: DroneState) -> Column[SiteStates]:
+    def column(state: DroneState) -> Column:
         doc = f"Live drones in state {state.value}."
-        return Column(
+        return whole(
             state.value,
-            lambda s: s.counts.get(state, 0),
             doc,
-            kind="integer",
-            right=True,
+            lambda s: s.counts.get(state, 0),
             level=0 if state in present_ else 2,
             show=lambda s: str(s.counts.get(state) or "-"),
         )
 
     return (
-        text("site", lambda s: s.site, "Site.", level=0, least=12, tail=True),
-        *map(column, LIVE),
-        whole("total", lambda s: sum(s.counts.values()), "All live drones.", level=0),
+        text("site", "Site.", level=0, least=12, tail=True),
+        *map(column, LIVE_STATES),
+        whole("total", "All live drones.", lambda s: sum(s.counts.values()), level=0),
     )
 
 
-def _limits(plan: Plan | None) -> list[LimitReached]:
-    """Each limit that kept something from being done, once."""
+def _limits_reached(plan: Plan | None) -> list[LimitReached]:
+    """Return each limit that prevented a start, once."""
     found = [r.reason for r in plan.refusals if isinstance(r.reason, LimitReached)] if plan else []
     return list({(r.limit, r.scope): r for r in found}.values())
 
 
-def _limit_columns() -> tuple[Column[LimitReached], ...]:
+def _limit_columns() -> tuple[Column, ...]:
     return (
-        text("limit", lambda r: r.limit, "Name of the setting.", level=0, least=12),
-        text("scope", lambda r: r.scope, "What it limits.", level=0, least=12, tail=True),
-        Column[LimitReached](
-            "used",
-            lambda r: r.used,
-            "How much is used.",
-            kind="number",
-            level=0,
-            right=True,
-            show=lambda r: formatting.number(r.used),
-        ),
-        Column[LimitReached](
-            "allowed",
-            lambda r: r.allowed,
-            "How much may be.",
-            kind="number",
-            level=0,
-            right=True,
-            show=lambda r: formatting.number(r.allowed),
-        ),
+        text("limit", "Name of the setting.", level=0, least=12),
+        text("scope", "What it limits.", level=0, least=12, tail=True),
+        number("used", "How much is used.", level=0, show=lambda r: formatting.number(r.used)),
+        number("allowed", "How much may be.", level=0, show=lambda r: formatting.number(r.allowed)),
     )
 
 
-def _few(columns: Sequence[Column[Row]], keys: Sequence[str]) -> tuple[Column[Row], ...]:
-    """Of a list's columns those for one screen; the rest stays for machines."""
+def _only(columns: Sequence[Column], keys: Sequence[str]) -> tuple[Column, ...]:
+    """Return the columns with only ``keys`` shown to people."""
     return tuple(replace(c, level=0 if c.key in keys else 2) for c in columns)

@@ -2,7 +2,7 @@
 
 A rule takes :class:`Facts` and yields :class:`Trouble` rows. To have another trouble shown, add a rule to
 :data:`RULES`, or record an event: a name in :data:`LASTING` holds until one of the events that end it, and any other
-name that ends in ``-refused`` or ``-failed``, or is in :data:`RECENT`, is shown for an hour.
+name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or is in :data:`RECENT`, is shown for an hour.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from provisioner import formatting
-from provisioner.cli.cells import text, words
-from provisioner.cli.class_rows import reasons_by_class
-from provisioner.cli.listing import Column
+from provisioner.cli.columns import Column, text, words
+from provisioner.cli.jobs import reasons_by_class
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, JobClass, Plan
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 
 NEGOTIATION_TIMEOUT_S = 300.0
 """HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
-RECENT_S = 3600.0
+RECENT_TROUBLE_S = 3600.0
 """Time for which the failure of a drone, and an event that nothing ends, counts as a trouble."""
-FAILED_DRONES = 3
+MIN_FAILED_DRONES = 3
 """So many failed drones of one type within :data:`RECENT_S` are a trouble: one alone may be a bad node."""
-LEAST_FREE_BYTES = 32 << 20
+MIN_FREE_BYTES = 32 << 20
 """Below this much free space on the store's disk the next writes may fail."""
-MOST_NOTICES = 5
+MAX_NOTICES = 5
 
-LASTING: dict[str, frozenset[str]] = {
+LASTING_EVENTS: dict[str, frozenset[str]] = {
     "config.rejected": frozenset({"config.reloaded"}),
     "plan.rejected": frozenset({"plan.accepted"}),
     "clock.stepped": frozenset({"clock.caught_up"}),
@@ -37,8 +36,8 @@ LASTING: dict[str, frozenset[str]] = {
 }
 """Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
 
-RECENT = frozenset({"store.outdated", "drone.black_hole", "slots.not_removed"})
-OF_DRONES = frozenset({"drain.rejected", "drain.failed"})
+RECENT_EVENTS = frozenset({"store.outdated", "drone.black_hole", "slots.not_removed"})
+DRONE_EVENTS = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
 
 _EVENT_WORDS = {
@@ -52,7 +51,7 @@ _EVENT_WORDS = {
     "slots.not_removed": "the pool keeps the slots of drones that died and may match jobs to them",
     "store.outdated": "the record is older than what runs, as after a restored backup",
 }
-_NORMAL = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
+_EXPECTED_FAULTS = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
 """Faults of a drone type that need nobody: the site has no room."""
 
 
@@ -69,7 +68,7 @@ SEVERITY_TINTS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that a person should look at."""
+    """Problem that a person should look at."""
 
     severity: Severity
     kind: str
@@ -80,8 +79,8 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The part of the record that troubles are judged by."""
+class TroubleContext:
+    """Facts that the rules need."""
 
     now: float
     holder: Holder | None
@@ -98,44 +97,43 @@ class Facts:
     """On the store's disk; None: not known."""
 
 
-Rule = Callable[[Facts], Iterator[Trouble]]
+TroubleRule = Callable[[TroubleContext], Iterator[Trouble]]
 
 
-def troubles(facts: Facts) -> list[Trouble]:
+def troubles(facts: TroubleContext) -> list[Trouble]:
     """Return all troubles, the most severe first."""
     order = list(Severity)
-    found = [trouble for rule in RULES for trouble in rule(facts)]
+    found = [trouble for rule in TROUBLE_RULES for trouble in rule(facts)]
     return sorted(found, key=lambda t: order.index(t.severity))
 
 
-def trouble_columns() -> tuple[Column[Trouble], ...]:
+def trouble_columns() -> tuple[Column, ...]:
     """Severity of troubles."""
     return (
-        Column[Trouble](
+        text(
             "severity",
-            lambda t: t.severity.value,
             "critical: nothing is done; warning: something is not done; note: users or sites cause it.",
+            "severity.value",
             level=0,
             choices=tuple(Severity),
             tint=lambda t: SEVERITY_TINTS.get(t.severity, ""),
         ),
-        text("kind", lambda t: t.kind, "Stable name of the kind of trouble."),
+        text("kind", "Stable name of the kind of trouble."),
         text(
             "subject",
-            lambda t: t.subject,
             "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
             level=0,
             least=12,
             tail=True,
         ),
-        words("text", lambda t: t.text, "What is wrong, and what to do.", level=0, head="TROUBLE", least=30),
+        words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
     )
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
 
 
-def _controller_down(facts: Facts) -> Iterator[Trouble]:
+def _controller_down(facts: TroubleContext) -> Iterator[Trouble]:
     if facts.holder is None:
         last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
         yield _critical(
@@ -145,7 +143,7 @@ def _controller_down(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-def _no_tick(facts: Facts) -> Iterator[Trouble]:
+def _no_tick(facts: TroubleContext) -> Iterator[Trouble]:
     if facts.holder is None:
         return
     limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
@@ -160,8 +158,8 @@ def _no_tick(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-def _disk_full(facts: Facts) -> Iterator[Trouble]:
-    if facts.free_bytes is not None and facts.free_bytes < LEAST_FREE_BYTES:
+def _disk_full(facts: TroubleContext) -> Iterator[Trouble]:
+    if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
         yield _critical(
             "disk-full",
@@ -170,7 +168,7 @@ def _disk_full(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
+def _views_in_doubt(facts: TroubleContext) -> Iterator[Trouble]:
     if facts.views is None or any(_no_tick(facts)) or facts.holder is None:
         return  # then every view is old
     overlay = facts.views.overlay
@@ -190,7 +188,7 @@ def _views_in_doubt(facts: Facts) -> Iterator[Trouble]:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
 
 
-def _types_unfit(facts: Facts) -> Iterator[Trouble]:
+def _types_unfit(facts: TroubleContext) -> Iterator[Trouble]:
     for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in reading.view.unfit.items() if reading.view else ():
             advice = "Change the type in the site's file"
@@ -199,7 +197,7 @@ def _types_unfit(facts: Facts) -> Iterator[Trouble]:
             )
 
 
-def _notices(facts: Facts) -> Iterator[Trouble]:
+def _notices(facts: TroubleContext) -> Iterator[Trouble]:
     if facts.views is None:
         return
     seen = [("overlay", facts.views.overlay.view)]
@@ -209,14 +207,14 @@ def _notices(facts: Facts) -> Iterator[Trouble]:
             ("notice", Severity.WARNING, view.notices if view else ()),
             ("remark", Severity.NOTE, view.remarks if view else ()),
         ):
-            for line in lines[:MOST_NOTICES]:
+            for line in lines[:MAX_NOTICES]:
                 yield Trouble(severity, kind, subject, formatting.excerpt(line))
-            if len(lines) > MOST_NOTICES:
-                more = f"{len(lines) - MOST_NOTICES} more {kind}s: `provisioner status -o json`"
+            if len(lines) > MAX_NOTICES:
+                more = f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`"
                 yield Trouble(severity, kind, subject, more)
 
 
-def _negotiator_silent(facts: Facts) -> Iterator[Trouble]:
+def _negotiator_silent(facts: TroubleContext) -> Iterator[Trouble]:
     view = facts.views.overlay.view if facts.views else None
     jobs = [c for c in facts.waiting if not c.invalid]
     if view is None or not jobs or facts.views is None or facts.views.overlay.fault is not None:
@@ -234,7 +232,7 @@ def _negotiator_silent(facts: Facts) -> Iterator[Trouble]:
         yield _critical("no-negotiation", "overlay", f"no negotiation cycle known although {wait}. {advice}")
 
 
-def _breakers_open(facts: Facts) -> Iterator[Trouble]:
+def _breakers_open(facts: TroubleContext) -> Iterator[Trouble]:
     for breaker in facts.breakers:
         fault = breaker.fault
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
@@ -247,7 +245,7 @@ def _breakers_open(facts: Facts) -> Iterator[Trouble]:
             continue
         kind, _, _ = breaker.scope.partition("/")
         of_type = kind != breaker.scope
-        if of_type and fault is not None and fault.kind in _NORMAL:
+        if of_type and fault is not None and fault.kind in _EXPECTED_FAULTS:
             continue
         until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
         why = f" ({fault.kind.value}): {formatting.excerpt(fault.message)}" if fault else ""
@@ -282,28 +280,28 @@ def _reset(scope: str) -> str:
     )
 
 
-def _events_lasting(facts: Facts) -> Iterator[Trouble]:
+def _events_lasting(facts: TroubleContext) -> Iterator[Trouble]:
     began: dict[str, Event] = {}
     for event in facts.events:
-        if event.name in LASTING:
+        if event.name in LASTING_EVENTS:
             began[event.name] = event
-        for name, ends in LASTING.items():
+        for name, ends in LASTING_EVENTS.items():
             if event.name in ends:
                 began.pop(name, None)
     for event in began.values():
-        recent = facts.now - event.at <= RECENT_S  # the start of a controller counts only where clocks agree
+        recent = facts.now - event.at <= RECENT_TROUBLE_S  # the start of a controller counts only where clocks agree
         if facts.holder is None or event.at >= facts.holder.since or (recent and event.name == "clock.doubted"):
             yield _warning(event.name, "controller", _of_event(event, facts.now))
 
 
-def _events_recent(facts: Facts) -> Iterator[Trouble]:
+def _events_recent(facts: TroubleContext) -> Iterator[Trouble]:
     newest: dict[tuple[str, str], Event] = {}
     for event in facts.events:
-        shown = event.name.endswith((".rejected", ".failed", "_failed")) or event.name in RECENT
-        if shown and event.name not in LASTING and event.name not in OF_DRONES:
+        shown = event.name.endswith((".rejected", ".failed", "_failed")) or event.name in RECENT_EVENTS
+        if shown and event.name not in LASTING_EVENTS and event.name not in DRONE_EVENTS:
             newest[event.name, str(event.fields.get("drone", ""))] = event
     for (name, drone), event in newest.items():
-        if facts.now - event.at <= RECENT_S:
+        if facts.now - event.at <= RECENT_TROUBLE_S:
             yield _warning(name, f"drone:{drone}" if drone else "controller", _of_event(event, facts.now))
 
 
@@ -315,20 +313,23 @@ def _of_event(event: Event, now: float) -> str:
     )
 
 
-def _drains_refused(facts: Facts) -> Iterator[Trouble]:
+def _drains_refused(facts: TroubleContext) -> Iterator[Trouble]:
     for drone in facts.live:
         if drone.drain_refusal:
-            said = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
-            yield _warning("drain.rejected", f"drone:{drone.id}", said)
+            text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
+            yield _warning("drain.rejected", f"drone:{drone.id}", text_)
 
 
-def _drones_failed(facts: Facts) -> Iterator[Trouble]:
+def _drones_failed(facts: TroubleContext) -> Iterator[Trouble]:
     failed: dict[str, list[Drone]] = {}
     for drone in facts.ended:
-        if drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT) and facts.now - drone.ended_at <= RECENT_S:
+        if (
+            drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT)
+            and facts.now - drone.ended_at <= RECENT_TROUBLE_S
+        ):
             failed.setdefault(str(drone.type), []).append(drone)
     for kind, drones in sorted(failed.items()):
-        if len(drones) >= FAILED_DRONES:
+        if len(drones) >= MIN_FAILED_DRONES:
             last = max(drones, key=lambda d: d.ended_at)
             why = f", the last: {formatting.excerpt(last.site_reason)}" if last.site_reason else ""
             yield _warning(
@@ -338,16 +339,16 @@ def _drones_failed(facts: Facts) -> Iterator[Trouble]:
             )
 
 
-def _brakes(facts: Facts) -> Iterator[Trouble]:
+def _brakes(facts: TroubleContext) -> Iterator[Trouble]:
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
         yield _warning(reason.kind, "controller", formatting.describe(reason))
 
 
-def _hopeless_classes(facts: Facts) -> Iterator[Trouble]:
-    said = reasons_by_class(facts.plan)
+def _hopeless_classes(facts: TroubleContext) -> Iterator[Trouble]:
+    text_ = reasons_by_class(facts.plan)
     hopeless = (formatting.Category.CONFIGURATION, formatting.Category.NOTHING_FITS)
-    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in said.get(c.id, ()))]
+    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in text_.get(c.id, ()))]
     if never:
         more = f" and {len(never) - 5} more" if len(never) > 5 else ""
         yield Trouble(
@@ -359,15 +360,15 @@ def _hopeless_classes(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-def _critical(kind: str, subject: str, said: str) -> Trouble:
-    return Trouble(Severity.CRITICAL, kind, subject, said)
+def _critical(kind: str, subject: str, text_: str) -> Trouble:
+    return Trouble(Severity.CRITICAL, kind, subject, text_)
 
 
-def _warning(kind: str, subject: str, said: str) -> Trouble:
-    return Trouble(Severity.WARNING, kind, subject, said)
+def _warning(kind: str, subject: str, text_: str) -> Trouble:
+    return Trouble(Severity.WARNING, kind, subject, text_)
 
 
-RULES: tuple[Rule, ...] = (
+TROUBLE_RULES: tuple[TroubleRule, ...] = (
     _controller_down,
     _no_tick,
     _disk_full,
@@ -393,5 +394,5 @@ def check_line(found: Sequence[Trouble], now_facts: str) -> tuple[int, str]:
     alarms = [t for t in found if t.severity is not Severity.NOTE]
     code = 2 if any(t.severity is Severity.CRITICAL for t in alarms) else 1 if alarms else 0
     word = ("OK", "WARNING", "CRITICAL")[code]
-    said = "; ".join(f"{t.subject}: {t.text}" for t in alarms) or now_facts
-    return code, formatting.sanitize(f"PROVISIONER {word} - {said}").replace("|", "/")
+    text_ = "; ".join(f"{t.subject}: {t.text}" for t in alarms) or now_facts
+    return code, formatting.sanitize(f"PROVISIONER {word} - {text_}").replace("|", "/")

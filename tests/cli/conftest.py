@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.process import run_verb
+from provisioner.cli.__main__ import run_verb
 from provisioner.model import (
     Breaker,
     BreakerState,

@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.estimate_rows import SCHEMA
-from provisioner.cli.exits import Exit
-from provisioner.cli.schemas import output_schemas
+from provisioner.cli.estimates import ESTIMATES_SCHEMA
+from provisioner.cli.options import Exit
+from provisioner.cli.reference import output_schemas
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import Plan, Policy, PolledOverlay, Snapshot
 from provisioner.store.sql import SqlReader, SqlStore
@@ -50,7 +50,7 @@ def record(tmp_path: Path) -> Path:
 
 def test_machines_get_all_of_it_in_stable_keys(on: Cli) -> None:
     told = on("estimates", "-o", "json").json
-    jsonschema.validate(told, output_schemas()[SCHEMA])
+    jsonschema.validate(told, output_schemas()[ESTIMATES_SCHEMA])
     assert (told["kept_at"], told["to_forget"]) == (NOW - 95, [])
     everybody, anna, bob = told["run_times"]
     assert (everybody["user"], everybody["jobs"], everybody["gpu_milli"], everybody["used"]) == ("", 21, None, True)
@@ -93,7 +93,7 @@ def test_before_anything_was_kept_it_says_when_that_will_be(cli: Cli, tmp_path: 
     ran = cli("estimates", "--store", path)
     assert ran.code == 0 and "keeps it every ten minutes" in ran.out + ran.err
     told = cli("estimates", "--store", path, "-o", "json").json
-    jsonschema.validate(told, output_schemas()[SCHEMA])
+    jsonschema.validate(told, output_schemas()[ESTIMATES_SCHEMA])
     assert (told["kept_at"], told["run_times"], told["sites"]) == (None, [], [])
     ran = cli("estimates", "forget", "--user", "bob", "--reason", "x", "--store", path)
     assert ran.code == Exit.FAILED and "keeps it every ten minutes and at its end" in ran.err

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from provisioner.cli.explain_job import job_document, known_job
+from provisioner.cli.explain import job_document, known_job
 from provisioner.model import (
     CompletedJob,
     DroneId,

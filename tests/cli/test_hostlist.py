@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.cli.hostlist import folded
+from provisioner.formatting import fold_hostlist
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from provisioner.cli.hostlist import folded
     ],
 )
 def test_names_that_differ_in_a_number_become_one(names: list[str], told: str) -> None:
-    assert folded(names) == told
+    assert fold_hostlist(names) == told
 
 
 def unfolded(text: str) -> set[str]:
@@ -51,4 +51,4 @@ NAMES = st.from_regex(r"(a|b-)?[0-9]{0,3}(-x)?[0-9]{0,2}(\.k|\.[0-9]\.e)?", full
 
 @given(st.sets(NAMES, max_size=20))
 def test_nothing_is_lost_and_nothing_added(names: set[str]) -> None:
-    assert unfolded(folded(names)) == names
+    assert unfolded(fold_hostlist(names)) == names

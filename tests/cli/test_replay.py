@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.exits import Exit
-from provisioner.cli.files import read_snapshot, snapshot_text
+from provisioner.cli.options import Exit
+from provisioner.cli.plan import read_snapshot, snapshot_text
 from provisioner.model import CompletedJob, DroneId, Group, Plan, Snapshot
 from provisioner.planner import decide
 from provisioner.serialization import from_json, to_json

@@ -15,8 +15,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.schemas import output_schemas
-from provisioner.cli.simulate_progress import progress
+from provisioner.cli.reference import output_schemas
+from provisioner.cli.simulate import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.replay import Turn

@@ -9,8 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.exits import Exit
-from provisioner.cli.schemas import output_schemas
+from provisioner.cli.options import Exit
+from provisioner.cli.reference import output_schemas
 from tests.cli.conftest import Cli, process
 
 SITE = '''

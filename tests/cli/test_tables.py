@@ -13,14 +13,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner.cli import check, class_rows, drone_rows, events, site_show, sites, status, table
-from provisioner.cli.class_rows import ClassRow
-from provisioner.cli.listing import Column, Document, Listing
+from provisioner.cli.check import Probe, probe_columns
+from provisioner.cli.columns import Column, Document, Listing
+from provisioner.cli.drones import drone_columns
+from provisioner.cli.jobs import ClassRow, class_columns
 from provisioner.cli.options import Format, Show
-from provisioner.cli.output import Page, write
-from provisioner.cli.plan_rows import PlanRow
-from provisioner.cli.plan_rows import columns as plan_columns
-from provisioner.cli.sites import SiteRow
+from provisioner.cli.output import Page, shorten, table_lines, text_width, write
+from provisioner.cli.plan import PlanRow, plan_columns
+from provisioner.cli.sites import SiteRow, site_columns, site_document
+from provisioner.cli.status import Happening, _by_site, _state_columns, event_columns
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -153,39 +154,39 @@ PLANS = st.builds(
     drones=st.lists(NAME, max_size=3).map(tuple),
 )
 HAPPENINGS = st.builds(
-    events.Happening, at=AT, step=st.none(), event=st.builds(Event, COUNT, AT, TEXT, st.dictionaries(NAME, TEXT))
+    Happening, at=AT, step=st.none(), event=st.builds(Event, COUNT, AT, TEXT, st.dictionaries(NAME, TEXT))
 )
 
 
-def _fits(columns: tuple[Column[Any], ...], rows: list[Any]) -> None:
+def _fits(columns: tuple[Column, ...], rows: list[Any]) -> None:
     shown = [c for c in columns if c.level == 0]
-    for line in table.lines(shown, rows, width=WIDTH):
-        assert table.wide(line) <= WIDTH, line
+    for line in table_lines(shown, rows, width=WIDTH):
+        assert text_width(line) <= WIDTH, line
         assert line.isprintable()
 
 
 @settings(deadline=None)
 @given(st.lists(DRONES, max_size=5))
 def test_drones_fit_100_columns(rows: list[Drone]) -> None:
-    _fits(drone_rows.columns(NOW), rows)
+    _fits(drone_columns(NOW), rows)
 
 
 @settings(deadline=None)
 @given(st.lists(CLASSES, max_size=5))
 def test_classes_fit_100_columns(rows: list[ClassRow]) -> None:
-    _fits(class_rows.columns(NOW), rows)
+    _fits(class_columns(NOW), rows)
 
 
 @settings(deadline=None)
 @given(st.lists(SITES, max_size=5))
 def test_sites_fit_100_columns(rows: list[SiteRow]) -> None:
-    _fits(sites.columns(NOW), rows)
+    _fits(site_columns(NOW), rows)
 
 
 @settings(deadline=None)
 @given(SITES, st.lists(HAZARDS, max_size=3))
 def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) -> None:
-    document = site_show.site_document(row, None, (), hazards, 0.0, NOW)
+    document = site_document(row, None, (), hazards, 0.0, NOW)
     for part in document.parts.values():
         _fits(tuple(part.columns), list(part.rows))
 
@@ -194,7 +195,7 @@ def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) ->
 @given(
     st.lists(
         st.builds(
-            check.Look,
+            Probe,
             NAME,
             st.booleans(),
             TEXT,
@@ -204,8 +205,8 @@ def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) ->
         max_size=5,
     )
 )
-def test_looks_and_gaps_fit_100_columns(rows: list[check.Look]) -> None:
-    _fits(check.look_columns(), rows)
+def test_looks_and_gaps_fit_100_columns(rows: list[Probe]) -> None:
+    _fits(probe_columns(), rows)
 
 
 @settings(deadline=None)
@@ -216,30 +217,30 @@ def test_plans_fit_100_columns(rows: list[PlanRow]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(HAPPENINGS, max_size=5))
-def test_events_fit_100_columns(rows: list[events.Happening]) -> None:
-    _fits(events.columns(), rows)
+def test_events_fit_100_columns(rows: list[Happening]) -> None:
+    _fits(event_columns(), rows)
 
 
 @settings(deadline=None)
 @given(st.lists(DRONES, max_size=30))
 def test_the_states_of_status_fit_100_columns(live: list[Drone]) -> None:
-    _fits(status._state_columns(live), status._by_site(live))
+    _fits(_state_columns(live), _by_site(live))
 
 
 @given(st.text(max_size=60), st.integers(4, 60), st.booleans())
 def test_a_shortened_text_takes_no_more_than_its_room(text: str, width: int, tail: bool) -> None:
-    assert table.wide(table.shorten(text, width, tail=tail)) <= width
+    assert text_width(shorten(text, width, tail=tail)) <= width
 
 
 def test_a_column_that_may_be_spared_is_shown_where_there_is_room_and_something_in_it() -> None:
     columns = (
-        Column[str]("id", str, "", least=4),
-        Column[str]("node", lambda r: "topas-a100-1", "", spare=1),
-        Column[str]("slot", lambda r: "slot1_1@topas-a100-1", "", spare=2),
-        Column[str]("owner", lambda r: "", "", spare=3),
-        Column[str]("note", lambda r: "word " * 20, "", least=10, wrap=True),
+        Column("id", "", str, least=4),
+        Column("node", "", lambda r: "topas-a100-1", spare=1),
+        Column("slot", "", lambda r: "slot1_1@topas-a100-1", spare=2),
+        Column("owner", "", lambda r: "", spare=3),
+        Column("note", "", lambda r: "word " * 20, least=10, wrap=True),
     )
-    shown = {width: table.lines(columns, ["kit-1"], width=width)[0].split() for width in (None, 60, 55, 35, 20)}
+    shown = {width: table_lines(columns, ["kit-1"], width=width)[0].split() for width in (None, 60, 55, 35, 20)}
     assert shown[None] == ["ID", "NODE", "SLOT", "OWNER", "NOTE"], "a wide table has all"
     assert shown[60] == shown[55] == ["ID", "NODE", "SLOT", "NOTE"], "a sentence gives way by wrapping"
     assert shown[35] == ["ID", "NODE", "NOTE"]
@@ -248,19 +249,19 @@ def test_a_column_that_may_be_spared_is_shown_where_there_is_room_and_something_
 
 def test_ids_are_cut_last_and_in_the_middle() -> None:
     columns = (
-        Column[str]("id", str, "", least=10, tail=True),
-        Column[str]("note", lambda r: "n" * 60, "", least=12),
+        Column("id", "", str, least=10, tail=True),
+        Column("note", "", lambda r: "n" * 60, least=12),
     )
-    (line,) = table.lines(columns, ["controller-with-a-long-name-ab12-123456"], width=60, header=False)
+    (line,) = table_lines(columns, ["controller-with-a-long-name-ab12-123456"], width=60, header=False)
     assert line == "controller-with-a-long-name-ab12-123456  nnnnnnnnnnnnnnnn..."
-    (line,) = table.lines(columns, ["controller-with-a-long-name-ab12-123456"], width=40, header=False)
+    (line,) = table_lines(columns, ["controller-with-a-long-name-ab12-123456"], width=40, header=False)
     assert line.startswith("controller-w...ab12-123456  nnnnnnnnn...")
 
 
 def test_a_sentence_goes_on_in_further_lines_and_loses_no_word() -> None:
     sentence = "no drone type fits: vram must be 200000 MiB; nearest is horeka/h100"
-    columns = (Column[str]("id", str, ""), Column[str]("why", lambda r: sentence, "", least=12, wrap=True))
-    found = table.lines(columns, ["1"], width=30, header=False)
+    columns = (Column("id", "", str), Column("why", "", lambda r: sentence, least=12, wrap=True))
+    found = table_lines(columns, ["1"], width=30, header=False)
     assert all(len(line) <= 30 for line in found)
     assert " ".join(" ".join(found).split()) == f"1 {sentence}"
 
@@ -276,7 +277,7 @@ EVIL = replace(
 
 
 def _written(output: Format, rows: list[Drone], **more: Any) -> str:
-    listing = Listing("provisioner.drones/1", drone_rows.columns(NOW), rows, lambda d: d.id, "")
+    listing = Listing("provisioner.drones/1", drone_columns(NOW), rows, lambda d: d.id, "")
     out = io.StringIO()
     write(listing, Show(output=output, **more), Page(WIDTH, False), out)
     return out.getvalue()
@@ -314,16 +315,16 @@ def test_an_empty_list_is_valid_in_every_form() -> None:
 
 
 def test_colour_never_changes_the_text() -> None:
-    columns = [c for c in drone_rows.columns(NOW) if c.level == 0]
+    columns = [c for c in drone_columns(NOW) if c.level == 0]
     failed = replace(EVIL, state=DroneState.FAILED)
-    plain = table.lines(columns, [failed], width=100)
-    painted = table.lines(columns, [failed], width=100, color=True)
+    plain = table_lines(columns, [failed], width=100)
+    painted = table_lines(columns, [failed], width=100, color=True)
     assert "\x1b[31mfailed" in painted[1]
     stripped = [line.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in painted]
     assert stripped == plain
 
 
 def test_a_document_has_its_facts_and_its_parts() -> None:
-    one = Listing("", (Column[str]("name", str, "", level=0),), ["x"], str)
+    one = Listing("", (Column("name", "", str, level=0),), ["x"], str)
     document = Document("test/1", one, {"parts": one}, {"parts": "Parts"})
     assert document.plain() == {"schema": "test/1", "name": "x", "parts": [{"name": "x"}]}

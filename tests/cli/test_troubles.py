@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.troubles import Facts, Severity, check_line, troubles
+from provisioner.cli.troubles import Severity, TroubleContext, check_line, troubles
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -38,7 +38,7 @@ NOW = 1.7e9
 JOBS = JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
 OVERLAY = OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
 SITE = SiteView("here", NOW - 1)
-CALM = Facts(
+CALM = TroubleContext(
     NOW,
     Holder(1, "host", NOW - 5000),
     Views(

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from adapters.embedded.queue import remove
-from provisioner.cli.exits import Exit
-from provisioner.cli.schemas import output_schemas
+from provisioner.cli.options import Exit
+from provisioner.cli.reference import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.context import PlacementResult, PlanningContext
 from provisioner.planner.owner import OwnerReservations
@@ -561,7 +561,7 @@ def test_events_tell_steps_and_events_in_order(on: Cli) -> None:
 def test_an_interruption_ends_with_its_own_code_wherever_it_came_up(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text("""
 import sys
-from provisioner.cli import process
+from provisioner.cli import __main__ as process
 def verb(argv):
     print("said", end="")
     try:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.exits import Exit, Failure
-from provisioner.cli.forms import Where
-from provisioner.cli.where import store_path
+from provisioner.cli.locate import store_path
+from provisioner.cli.options import Exit, VerbError, Where
 from tests.cli.conftest import process
 
 
@@ -33,7 +32,7 @@ def test_the_path_is_found_where_yaml_puts_it(tmp_path: Path, text: str) -> None
 
 @pytest.mark.parametrize("text", ["", "[]", "store: 5", "store: {path: 5}", "store: {path: [a]}", "store: {<<: 5}"])
 def test_a_configuration_without_a_path_says_so(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Failure, match="no store"):
+    with pytest.raises(VerbError, match="no store"):
         _path(tmp_path, text)
 
 
@@ -43,7 +42,7 @@ MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 
 
 def test_merges_of_merges_are_not_multiplied(tmp_path: Path) -> None:
     assert _path(tmp_path, MERGES + "store: {<<: *a11, path: s.db}\n") == tmp_path / "s.db"
-    with pytest.raises(Failure, match="no store"):
+    with pytest.raises(VerbError, match="no store"):
         _path(tmp_path, MERGES + "store: {<<: *a11}\n")
 
 

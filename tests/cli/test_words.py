@@ -10,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import formatting, reasons
-from provisioner.cli.reason_examples import EXAMPLES
-from provisioner.cli.reference import kinds
+from provisioner.cli.reference import REASON_EXAMPLES, reason_kinds
 from provisioner.model import BreakerState, DrainMode, DroneState
 
 HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000
 
 
 def test_every_reason_has_an_example() -> None:
-    assert [type(e) for e in EXAMPLES] == list(get_args(reasons.Reason))
-    assert kinds() == [e.kind for e in EXAMPLES]
-    assert len(set(kinds())) == len(kinds())
+    assert [type(e) for e in REASON_EXAMPLES] == list(get_args(reasons.Reason))
+    assert reason_kinds() == [e.kind for e in REASON_EXAMPLES]
+    assert len(set(reason_kinds())) == len(reason_kinds())
 
 
-@pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
+@pytest.mark.parametrize("reason", REASON_EXAMPLES, ids=lambda r: r.kind)
 def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) -> None:
     line = formatting.describe(reason)
     assert line == formatting.sanitize(line) and "\n" not in line
@@ -37,7 +36,7 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
         assert told in line, f"{field.name} of {reason.kind} is not told"
 
 
-@pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
+@pytest.mark.parametrize("reason", REASON_EXAMPLES, ids=lambda r: r.kind)
 def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.Reason) -> None:
     texts = {f.name: HOSTILE for f in fields(reason) if f.type == "str"}
     line = formatting.describe(replace(reason, **texts))
@@ -45,7 +44,7 @@ def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.R
     assert len(line) < 200 * (len(texts) + 1) + 200
 
 
-@pytest.mark.parametrize("reason", EXAMPLES, ids=lambda r: r.kind)
+@pytest.mark.parametrize("reason", REASON_EXAMPLES, ids=lambda r: r.kind)
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e18, float("inf"), float("nan")])
 def test_absurd_numbers_are_told_and_not_a_crash(reason: reasons.Reason, value: float) -> None:
     numbers: dict[str, Any] = {f.name: value for f in fields(reason) if f.type == "float"}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from provisioner.cli.drone_rows import in_brief
+from provisioner.cli.drones import drone_note
 from provisioner.model import (
     DrainMode,
     DroneId,
@@ -75,7 +75,7 @@ def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_d
             await ticks(600)
             now = store.drones[drone.id]
             assert (now.state, now.drain_refusal, now.site_reason) == (DroneState.DRAINING, WORDS, "")
-            assert WORDS in in_brief(now, wall()) and "drain refused" in in_brief(now, wall())
+            assert WORDS in drone_note(now, wall()) and "drain refused" in drone_note(now, wall())
             (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
             assert event.fields == {"drone": drone.id, "why": WORDS}
             assert {mode for _, mode in pool.asked} == {DrainMode.GRACEFUL}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from provisioner.cli.drone_list import Which, drone_listing
+from provisioner.cli.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
 from provisioner.store.sql import SqlReader
 from tests.labs.htcondor import QUICK_DRONE, Pool, end, own, processes_with, until
@@ -209,13 +209,13 @@ class LabController:
         if words:
             found: list[dict[str, Any]] = self.json("drones", "--all", *words)["items"]
             return found
-        return self._listed(Which(all_=True))
+        return self._listed(ended=None)
 
     def states(self) -> Counter[str]:
         return Counter(d.state.value for d in self._record.drones(ended=None))
 
     def live(self) -> list[dict[str, Any]]:
-        return self._listed(Which())
+        return self._listed(ended=False)
 
     def one(self) -> dict[str, Any]:
         """The only drone on record, as `drones` tells it."""
@@ -248,8 +248,9 @@ class LabController:
     def _record(self) -> SqlReader:
         return SqlReader(self.directory / "provisioner.db")
 
-    def _listed(self, which: Which) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(json.dumps(drone_listing(self._record, which, time.time()).plain()))
+    def _listed(self, *, ended: bool | None) -> list[dict[str, Any]]:
+        listing = drone_listing(self._record, DroneFilter(), ended, time.time())
+        found: list[dict[str, Any]] = json.loads(json.dumps(listing.plain()))
         return found
 
     def processes(self) -> dict[int, str]:

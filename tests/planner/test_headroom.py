@@ -182,7 +182,7 @@ def test_the_checker_refuses_more_starts_than_headroom_is_wanted() -> None:
 
 
 def test_explain_has_what_a_plan_says_of_headroom() -> None:
-    from provisioner.cli.class_rows import reasons_by_class
+    from provisioner.cli.jobs import reasons_by_class
 
     plan = plan_of(snapshot(policy=WARM))
     assert reasons_by_class(plan) == {"headroom:day-shift": (HeadroomShort("day-shift", 2, 0, 2),)}

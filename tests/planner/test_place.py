@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.files import read_snapshot
+from provisioner.cli.plan import read_snapshot
 from provisioner.estimates import Estimates, run_keys
 from provisioner.model import (
     Breaker,
