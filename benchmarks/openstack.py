@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from adapters.openstack import OpenStackSite
-from adapters.openstack.names import metadata, tags
+from adapters.openstack.registry import metadata, tags
 from adapters.openstack.settings import OpenStackSiteConfig
 from benchmarks.cost import Figure, tell
 from provisioner.model import DroneId, DroneType

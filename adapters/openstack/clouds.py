@@ -58,7 +58,7 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedReference:
     """A user or a project, by id, or by name within a domain."""
 
     id: str = ""
@@ -73,7 +73,7 @@ class ApplicationCredential:
     secret: str = field(repr=False)
     id: str = ""
     name: str = ""
-    user: Named = Named()
+    user: NamedReference = NamedReference()
 
     def __str__(self) -> str:
         return f"application credential {printable(self.id or self.name, 64)}"
@@ -82,8 +82,8 @@ class ApplicationCredential:
 @dataclass(frozen=True, slots=True)
 class Password:
     password: str = field(repr=False)
-    user: Named
-    project: Named
+    user: NamedReference
+    project: NamedReference
 
     @property
     def secret(self) -> str:
@@ -208,7 +208,7 @@ def _entry(file: Path, name: str, *, beside_only: bool) -> tuple[str, Mapping[st
     return where, _merged(_plain(entry), _plain(over)) if isinstance(over, dict) else _plain(entry)
 
 
-class _Loader(yaml.SafeLoader):
+class _CloudsLoader(yaml.SafeLoader):
     """Every scalar is text: a secret of digits stays what it is. Merge keys are what else clouds.yamls are made of."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own name)
@@ -220,7 +220,7 @@ def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
     """What is under ``clouds`` in a file, and in which line each entry begins."""
     text = _text(file)
     try:
-        loader = _Loader(text)
+        loader = _CloudsLoader(text)
         node = loader.get_single_node()
         tree = loader.construct_document(node) if node is not None else None
     except yaml.MarkedYAMLError as error:
@@ -362,15 +362,17 @@ class _Entry:
         password = self._wanted("password", "the user's password")
         return Password(password, self._named("user", "username"), self._named("project", "project_name"))
 
-    def _named(self, what: str, name_key: str) -> Named:
+    def _named(self, what: str, name_key: str) -> NamedReference:
         if found := self._text(f"{what}_id"):
-            return Named(id=found)
+            return NamedReference(id=found)
         name = self._wanted(name_key, f"the {what}'s name; or `{what}_id`")
         for prefix in (f"{what}_domain", "domain", "default_domain"):
             domain = Domain(self._text(f"{prefix}_id"), self._text(f"{prefix}_name"))
             if domain != Domain():
-                return Named(name=name, domain=domain)
-        return Named(name=name, domain=Domain(name=self._wanted(f"{what}_domain_name", "its domain, often `Default`")))
+                return NamedReference(name=name, domain=domain)
+        return NamedReference(
+            name=name, domain=Domain(name=self._wanted(f"{what}_domain_name", "its domain, often `Default`"))
+        )
 
     def _wanted(self, key: str, what: str) -> str:
         if found := self._text(key):

@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from adapters.openstack.faults import of_server
-from adapters.openstack.hosts import Size, size_of
-from adapters.openstack.names import DRONE
+from adapters.openstack.capacity import FlavorSize, size_of
+from adapters.openstack.errors import of_server
 from adapters.openstack.records import Server
-from adapters.openstack.settings import OwnerSettings
+from adapters.openstack.registry import DRONE
+from adapters.openstack.settings import OpenStackOwnerConfig
 from adapters.openstack.states import GONE
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, FaultKind, Node, OwnerDemand, OwnerLoad
@@ -27,22 +27,22 @@ _MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OwnerRequests:
     """Claims, and what a person should know of servers that are none."""
 
     claims: tuple[OwnerDemand, ...] = ()
     notices: tuple[str, ...] = ()
 
 
-def owners(servers: Iterable[Server], owner: OwnerSettings) -> Sequence[Server]:
+def owners(servers: Iterable[Server], owner: OpenStackOwnerConfig) -> Sequence[Server]:
     """Of a project's servers those that come before us: no drones, whoever's they are, and only names that count."""
     pattern = re.compile(owner.names)
     return [each for each in servers if DRONE not in each.metadata and pattern.search(each.name)]
 
 
 def claims(
-    theirs: Sequence[Server], nodes: Sequence[Node], places: Mapping[str, str], owner: OwnerSettings, now: float
-) -> Wanted:
+    theirs: Sequence[Server], nodes: Sequence[Node], places: Mapping[str, str], owner: OpenStackOwnerConfig, now: float
+) -> OwnerRequests:
     """Servers of the owner (``owners``) that wait for room: a claim for each size that some node could hold.
 
     Those without a GPU claim nothing unless one like them stands on one of our nodes: elsewhere in the cloud there are
@@ -50,7 +50,7 @@ def claims(
     """
     without = any(each.host_id in places and not size_of(each).gpu_milli for each in theirs)
     anew = _newest_placed(theirs)
-    groups: dict[Size, list[Server]] = {}
+    groups: dict[FlavorSize, list[Server]] = {}
     for server in theirs:
         size = size_of(server)
         if (size.gpu_milli or without) and _waits(server, anew, owner.wait, now):
@@ -66,12 +66,12 @@ def claims(
     notices = tuple(_bounded(never))
     if more := found[_MOST_CLAIMS:]:
         notices += (f"owner: {len(more)} further sizes of waiting servers are not looked at",)
-    return Wanted(tuple(found[:_MOST_CLAIMS]), notices)
+    return OwnerRequests(tuple(found[:_MOST_CLAIMS]), notices)
 
 
 def running(theirs: Iterable[Server], places: Mapping[str, str]) -> OwnerLoad:
     """What the owner's servers hold of our nodes, those that are off included."""
-    total, count = Size(), 0
+    total, count = FlavorSize(), 0
     for server in theirs:
         if server.host_id in places and server.status not in GONE:
             total, count = total + size_of(server), count + 1
@@ -99,7 +99,7 @@ def _newest_placed(theirs: Iterable[Server]) -> Mapping[str, float]:
     return newest
 
 
-def _claim(size: Size, waiting: Sequence[Server], nodes: tuple[str, ...], now: float) -> OwnerDemand:
+def _claim(size: FlavorSize, waiting: Sequence[Server], nodes: tuple[str, ...], now: float) -> OwnerDemand:
     return OwnerDemand(
         count=len(waiting),
         gpu_milli=size.gpu_milli,
@@ -118,7 +118,7 @@ def _names(servers: Collection[Server]) -> str:
     return printable(", ".join(names[:_MOST_NAMES]) + more)
 
 
-def _hopeless(size: Size, waiting: Sequence[Server]) -> str:
+def _hopeless(size: FlavorSize, waiting: Sequence[Server]) -> str:
     return printable(
         f"owner: {len(waiting)} servers ({_names(waiting)}) find no host with {size.gpu_milli // WHOLE_GPU} GPUs,"
         f" {size.cpus} CPUs, {size.memory_mib} MiB and a disk of {size.disk_mib} MiB here even if all were empty: no"

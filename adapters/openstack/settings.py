@@ -137,7 +137,7 @@ class ServerOptions(BaseModel):
     )
 
 
-class TypeOptions(ServerOptions):
+class OpenStackTypeConfig(ServerOptions):
     """What is special about one drone type."""
 
     flavor: str = Field(
@@ -145,7 +145,7 @@ class TypeOptions(ServerOptions):
     )
 
 
-class Host(BaseModel):
+class HostConfig(BaseModel):
     """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -163,7 +163,7 @@ class Host(BaseModel):
     disk: Size = Field(description="Disk of one host.", examples=["6 TB"])
 
 
-class OwnerSettings(CloudAccess):
+class OpenStackOwnerConfig(CloudAccess):
     """The owner's project, whose servers come first: an access that may read it (role `reader` is enough)."""
 
     names: str = Field(
@@ -189,7 +189,7 @@ class OwnerSettings(CloudAccess):
 class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """Options of the ``openstack`` site."""
 
-    types: dict[str, TypeOptions] = Field(
+    types: dict[str, OpenStackTypeConfig] = Field(
         min_length=1, description="Flavour, and what else is special, of each drone type, by its name."
     )
     env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
@@ -208,12 +208,12 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         pattern=r"^/[A-Za-z0-9_./+-]*$",
         description="Directory in the server below which its drone works.",
     )
-    hosts: list[Host] = Field(
+    hosts: list[HostConfig] = Field(
         default_factory=list,
         description="The hosts with GPUs, where their operator tells them: only then is it known which servers stand in"
         " the owner's way, and where GPUs are free. Default: only quotas are looked at.",
     )
-    owner: OwnerSettings | None = Field(
+    owner: OpenStackOwnerConfig | None = Field(
         default=None, description="Whose servers come first here. Without it the site's owner is not looked at."
     )
     retain_finished: Duration = Field(
@@ -248,13 +248,13 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
             raise ValueError("`hosts` is wanted with `owner`: without it nobody knows who stands in his way")
         return self
 
-    def server(self, kind: str) -> TypeOptions:
+    def server(self, kind: str) -> OpenStackTypeConfig:
         """What servers of a drone type are made of: what is said for the type, else what is said for all."""
         special = self.types[kind]
         told: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
         told |= {name: getattr(special, name) for name in special.model_fields_set}
         told["metadata"] = {**self.metadata, **special.metadata}
-        return TypeOptions.model_validate(told)
+        return OpenStackTypeConfig.model_validate(told)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """What does not go with the site's drone types: path in the site file, and message."""

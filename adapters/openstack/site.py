@@ -8,20 +8,16 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Self
 
-from adapters.openstack.catalogue import Catalogue
-from adapters.openstack.cloud import Cloud
-from adapters.openstack.ends import Ends, is_deleted
-from adapters.openstack.hosts import nodes, places
-from adapters.openstack.listing import Listing, listing
-from adapters.openstack.owner import Wanted, claims, owners, running
-from adapters.openstack.quota import allowed
+from adapters.openstack.capacity import allowed, nodes, places
+from adapters.openstack.cleanup import ResourceCleanup
+from adapters.openstack.creation import NameResolver, ServerCreation, refused, servers_of, unsure
+from adapters.openstack.nova import Cloud
+from adapters.openstack.owner import OwnerRequests, claims, owners, running
 from adapters.openstack.records import Server, ServerAction
-from adapters.openstack.roll import Muster, Roll
+from adapters.openstack.registry import RegistryView, ServerListing, ServerRegistry, listing
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
-from adapters.openstack.starting import Starting, refused, servers_of, unsure
 from adapters.openstack.states import Way, meaning
-from adapters.openstack.sweep import Sweeper
-from adapters.openstack.verdict import tail, verdict
+from adapters.openstack.termination import EndedServers, is_deleted, tail, verdict
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import (
@@ -49,16 +45,18 @@ class OpenStackSite:
         self._stack = contextlib.AsyncExitStack()
         self._entered: Cloud | None = None
         self._owners: Cloud | None = None
-        self._roll = Roll(controller, name, full_s=config.full_refresh_interval, keep_s=config.retain_finished)
-        self._ends = Ends(config.retain_finished)
-        self._starting = Starting(config, controller, name)
+        self._roll = ServerRegistry(
+            controller, name, full_s=config.full_refresh_interval, keep_s=config.retain_finished
+        )
+        self._ends = EndedServers(config.retain_finished)
+        self._starting = ServerCreation(config, controller, name)
         self._said: dict[DroneId, str] = {}
         self._known: Sequence[Server] = ()
         """Our servers as last seen."""
         self._looks = 0
         self._errand: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._sweeper = Sweeper(config.cleanup_interval)
+        self._sweeper = ResourceCleanup(config.cleanup_interval)
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -67,7 +65,7 @@ class OpenStackSite:
             if config.owner is not None:
                 self._owners = await stack.enter_async_context(_cloud(config.owner, config))
             self._stack = stack.pop_all()
-        self._entered, self._catalogue = entered, Catalogue(entered, config)
+        self._entered, self._catalogue = entered, NameResolver(entered, config)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -102,7 +100,7 @@ class OpenStackSite:
         where = places(self._config.hosts, projects)
         found = listing(muster, self._ends.known, self._ends.asked, where, self._controller, self._name, taken_at)
         here = nodes(self._config, self._types, muster.servers, (*muster.others, *theirs), where)
-        wanted, runs = Wanted(), None
+        wanted, runs = OwnerRequests(), None
         if self._config.owner is not None:
             first = owners(theirs, self._config.owner)
             wanted, runs = claims(first, here.nodes, where, self._config.owner, taken_at), running(first, where)
@@ -127,7 +125,7 @@ class OpenStackSite:
 
     # --------------------------------------------------------------------------------------------------- housekeeping
 
-    def _keep_house(self, found: Listing, muster: Muster) -> None:
+    def _keep_house(self, found: ServerListing, muster: RegistryView) -> None:
         """Between looks, one errand at a time; who looks but once (``provisioner check``) keeps no house."""
         self._looks += 1
         self._ends.forget(found.drones.keys())
@@ -135,7 +133,7 @@ class OpenStackSite:
             work = self._errands(found, muster)
             self._errand = asyncio.create_task(work, name=f"housekeeping of site {self._name}")
 
-    async def _errands(self, found: Listing, muster: Muster) -> None:
+    async def _errands(self, found: ServerListing, muster: RegistryView) -> None:
         """What a look has left to do: each thing by itself, so that one that fails keeps nobody from the others."""
         width = asyncio.Semaphore(self._config.parallel)
         self._trouble = ""
@@ -253,7 +251,7 @@ class OpenStackSite:
 
 def _cloud(access: CloudAccess, config: OpenStackSiteConfig) -> Cloud:
     try:
-        from adapters.openstack.rest import OpenStackCloud
+        from adapters.openstack.nova import OpenStackCloud
     except ImportError as error:
         if error.name != "aiohttp":
             raise

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from adapters.openstack.faults import of_server
+from adapters.openstack.errors import of_server
 from adapters.openstack.records import Server
 from adapters.shared.printing import printable
 from provisioner.model import FaultKind, RemoteState
@@ -36,7 +36,7 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ServerPhase:
     """What one server is to us."""
 
     state: RemoteState
@@ -61,35 +61,35 @@ _PENDING, _RUNNING, _UNKNOWN, _OVER, _ENDED = (
     RemoteState.ENDED,
 )
 
-STATES: Mapping[str, Meaning] = {
-    "ACTIVE": Meaning(_RUNNING, way=Way.SHUT_DOWN),
-    "BUILD": Meaning(_PENDING, "is being built"),
+STATES: Mapping[str, ServerPhase] = {
+    "ACTIVE": ServerPhase(_RUNNING, way=Way.SHUT_DOWN),
+    "BUILD": ServerPhase(_PENDING, "is being built"),
     # The guest runs on while these go on.
-    "PASSWORD": Meaning(_RUNNING, "its password is being set"),
-    "MIGRATING": Meaning(_RUNNING, "is being moved to another host"),
+    "PASSWORD": ServerPhase(_RUNNING, "its password is being set"),
+    "MIGRATING": ServerPhase(_RUNNING, "is being moved to another host"),
     # Somebody does something with it, and what it was made of is still there: he may give it back. Its guest does not
     # run, or starts anew, and whether a drone is in it the pool says.
-    "PAUSED": Meaning(_UNKNOWN, "was paused at its cloud"),
-    "REBOOT": Meaning(_UNKNOWN, "is being rebooted"),
-    "HARD_REBOOT": Meaning(_UNKNOWN, "is being rebooted"),
-    "REBUILD": Meaning(_UNKNOWN, "is being rebuilt from its image"),
-    "RESCUE": Meaning(_UNKNOWN, "runs a rescue image, by which somebody looks into it"),
-    "RESIZE": Meaning(_UNKNOWN, "is being resized or moved, and off meanwhile"),
-    "VERIFY_RESIZE": Meaning(_UNKNOWN, "was resized or moved, and waits for a yes"),
-    "REVERT_RESIZE": Meaning(_UNKNOWN, "is moved back to where it was"),
+    "PAUSED": ServerPhase(_UNKNOWN, "was paused at its cloud"),
+    "REBOOT": ServerPhase(_UNKNOWN, "is being rebooted"),
+    "HARD_REBOOT": ServerPhase(_UNKNOWN, "is being rebooted"),
+    "REBUILD": ServerPhase(_UNKNOWN, "is being rebuilt from its image"),
+    "RESCUE": ServerPhase(_UNKNOWN, "runs a rescue image, by which somebody looks into it"),
+    "RESIZE": ServerPhase(_UNKNOWN, "is being resized or moved, and off meanwhile"),
+    "VERIFY_RESIZE": ServerPhase(_UNKNOWN, "was resized or moved, and waits for a yes"),
+    "REVERT_RESIZE": ServerPhase(_UNKNOWN, "is moved back to where it was"),
     # It is off, by itself or by somebody (``ends.py``), and what it held is held still: SHUTOFF and SHELVED servers
     # keep their place on the host, all of them count against the quota, until they are deleted.
-    "SHUTOFF": Meaning(_OVER, "has shut down"),
-    "SUSPENDED": Meaning(_OVER, "was suspended at its cloud", taken=True),
-    "SHELVED": Meaning(_OVER, "was shelved at its cloud", taken=True),
-    "SHELVED_OFFLOADED": Meaning(_OVER, "was shelved at its cloud", taken=True),
-    "ERROR": Meaning(_OVER, "is in error", fault=FaultKind.NODE),  # one that ran; see meaning() for the others
+    "SHUTOFF": ServerPhase(_OVER, "has shut down"),
+    "SUSPENDED": ServerPhase(_OVER, "was suspended at its cloud", taken=True),
+    "SHELVED": ServerPhase(_OVER, "was shelved at its cloud", taken=True),
+    "SHELVED_OFFLOADED": ServerPhase(_OVER, "was shelved at its cloud", taken=True),
+    "ERROR": ServerPhase(_OVER, "is in error", fault=FaultKind.NODE),  # one that ran; see meaning() for the others
     # Told by ``changes-since`` alone. A soft-deleted one is off, out of the quota and out of all listings; what it held
     # on its host comes back when the cloud gets round to it (reclaim_instance_interval), or an administrator does.
-    "DELETED": Meaning(_ENDED, "was deleted", way=Way.NONE),
-    "SOFT_DELETED": Meaning(_ENDED, "was deleted", way=Way.NONE),
+    "DELETED": ServerPhase(_ENDED, "was deleted", way=Way.NONE),
+    "SOFT_DELETED": ServerPhase(_ENDED, "was deleted", way=Way.NONE),
     # "Handling Down Cells" in the guide. The API says the same of a vm_state that it does not know.
-    "UNKNOWN": Meaning(_UNKNOWN, "its part of the cloud (a cell) does not answer"),
+    "UNKNOWN": ServerPhase(_UNKNOWN, "its part of the cloud (a cell) does not answer"),
 }
 """All states of the compute API guide."""
 
@@ -107,22 +107,22 @@ _LEAVING: Mapping[str, str] = {
 }
 """Tasks (``nova/compute/task_states.py``) that end the run of a server which has one."""
 
-_BY_POWER: Mapping[int, Meaning] = {
-    SHUT_DOWN_GUEST: Meaning(_OVER, "its guest has shut down"),
-    CRASHED_GUEST: Meaning(_OVER, "its guest has crashed", fault=FaultKind.NODE),
-    PAUSED_GUEST: Meaning(_UNKNOWN, "its guest was paused by its hypervisor"),
-    SUSPENDED_GUEST: Meaning(_UNKNOWN, "its guest was suspended by its hypervisor"),
+_BY_POWER: Mapping[int, ServerPhase] = {
+    SHUT_DOWN_GUEST: ServerPhase(_OVER, "its guest has shut down"),
+    CRASHED_GUEST: ServerPhase(_OVER, "its guest has crashed", fault=FaultKind.NODE),
+    PAUSED_GUEST: ServerPhase(_UNKNOWN, "its guest was paused by its hypervisor"),
+    SUSPENDED_GUEST: ServerPhase(_UNKNOWN, "its guest was suspended by its hypervisor"),
 }
 """Of an active server on which nothing is being done: Nova's look at its guests writes this down first, then stops
 those that are off, crashed or suspended, and lets paused ones be."""
 
 
-def meaning(server: Server) -> Meaning:
+def meaning(server: Server) -> ServerPhase:
     """What a server is to us."""
     found = STATES.get(server.status)
     if found is None:
         status = printable(server.status, 60) or "none"
-        return Meaning(_UNKNOWN, f"in a state that is not known here: {status}")
+        return ServerPhase(_UNKNOWN, f"in a state that is not known here: {status}")
     match server.status:
         case "ERROR":
             found = _in_error(server)
@@ -137,14 +137,14 @@ def meaning(server: Server) -> Meaning:
     return found
 
 
-def _in_error(server: Server) -> Meaning:
+def _in_error(server: Server) -> ServerPhase:
     """One that was never launched waits in vain; another is dead, unless the hypervisor says that its guest runs: an
     operator's move that failed leaves jobs at work in a server that is in error."""
     words = printable(server.fault.message.strip(), LONGEST) if server.fault is not None else ""
     words = words or "in error, and its cloud does not say why"
     if not server.launched_at:
         kind = of_server(server.fault) if server.fault is not None else FaultKind.UNKNOWN
-        return Meaning(_PENDING, words, fault=kind, final=True)
+        return ServerPhase(_PENDING, words, fault=kind, final=True)
     if server.power == _RUNNING_GUEST:
-        return Meaning(_UNKNOWN, printable(f"in error, and its guest runs: {words}", LONGEST))
+        return ServerPhase(_UNKNOWN, printable(f"in error, and its guest runs: {words}", LONGEST))
     return replace(STATES["ERROR"], why=words)

@@ -77,8 +77,8 @@ def test_the_entry_filled_in_is_one_that_the_site_logs_in_with(tmp_path: Path) -
     assert found.auth_url == "https://cloud.example.org:13000/v3"
     assert found.who == clouds.Password(
         "a-new-one",
-        clouds.Named(name="woohoo", domain=clouds.Domain(name="Default")),
-        clouds.Named(name="WooHoo", domain=clouds.Domain(name="12")),
+        clouds.NamedReference(name="woohoo", domain=clouds.Domain(name="Default")),
+        clouds.NamedReference(name="WooHoo", domain=clouds.Domain(name="12")),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from adapters.openstack import names
+from adapters.openstack import registry
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.openstack.clouded import Clouded
@@ -65,8 +65,8 @@ def order(serial: int, **more: Any) -> StartOrder:
 def has(clouded: Clouded, drone_id: DroneId, controller: str = CONTROLLER, **more: Any) -> str:
     """Give the cloud a server of a drone; its id."""
     told = {
-        "tags": names.tags(drone_id, controller, SITE),
-        "metadata": dict(names.metadata(drone_id, "a100", controller, SITE)),
+        "tags": registry.tags(drone_id, controller, SITE),
+        "metadata": dict(registry.metadata(drone_id, "a100", controller, SITE)),
         **more,
     }
     return clouded.add(drone_id, **told)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.catalogue import Catalogue
-from adapters.openstack.creation import Resolved
-from adapters.openstack.rest import OpenStackCloud
+from adapters.openstack.creation import NameResolver, ResolvedNames
+from adapters.openstack.nova import OpenStackCloud
 from provisioner.interfaces import RejectedError
 from provisioner.model import FaultKind
 from tests.openstack.clouded import Clouded, running
@@ -33,10 +32,10 @@ class Clock:
 
 
 @asynccontextmanager
-async def catalogue(clouded: Clouded, clock: Clock | None = None, **options: Any) -> AsyncIterator[Catalogue]:
+async def catalogue(clouded: Clouded, clock: Clock | None = None, **options: Any) -> AsyncIterator[NameResolver]:
     settings = config(clouded, **options)
     async with OpenStackCloud(settings, deadline_s=10, parallel=8) as cloud:
-        yield Catalogue(cloud, settings, clock or Clock())
+        yield NameResolver(cloud, settings, clock or Clock())
 
 
 async def refusal(clouded: Clouded, **options: Any) -> str:
@@ -55,7 +54,7 @@ async def test_names_are_looked_up() -> None:
     clouded.lists["os-keypairs"] = [{"keypair": {"name": "admin"}}]
     async with running(clouded), catalogue(clouded, security_groups=["drones"], key_pair="admin") as found:
         newest = f"{IMAGE[:-1]}2"
-        assert await found.resolved(A100) == Resolved(FLAVOR, newest, (NETWORK,), ("s2",))
+        assert await found.resolved(A100) == ResolvedNames(FLAVOR, newest, (NETWORK,), ("s2",))
         assert {name: each.vcpus for name, each in (await found.flavors()).items()} == {"a100": 8}
 
 
@@ -73,7 +72,7 @@ async def test_an_id_comes_before_a_name() -> None:
     clouded = stocked()
     clouded.lists["flavors"] = [flavor(FLAVOR), flavor()]
     async with running(clouded), catalogue(clouded, types={"a100": {"flavor": FLAVOR}}, image=IMAGE) as found:
-        assert await found.resolved(A100) == Resolved(FLAVOR, IMAGE, (NETWORK,))
+        assert await found.resolved(A100) == ResolvedNames(FLAVOR, IMAGE, (NETWORK,))
 
 
 async def test_it_is_asked_once_in_a_while_and_after_it_was_wrong() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.openstack import clouds
-from adapters.openstack.clouds import Access, ApplicationCredential, Domain, Named, NoAccess, Password
+from adapters.openstack.clouds import Access, ApplicationCredential, Domain, NamedReference, NoAccess, Password
 from adapters.openstack.settings import CloudAccess
 from provisioner.model import FaultKind
 
@@ -91,7 +91,10 @@ def test_an_application_credential(tmp_path: Path) -> None:
 
 def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
     found = read(tmp_path, PASSWORD)
-    drone, grid = Named(name="drone", domain=Domain(name="Default")), Named(name="grid", domain=Domain("default"))
+    drone, grid = (
+        NamedReference(name="drone", domain=Domain(name="Default")),
+        NamedReference(name="grid", domain=Domain("default")),
+    )
     assert found.who == Password("0123", drone, grid)
     assert (found.auth_url, found.region) == ("https://keystone.gridka.de/identity/v3", "")
     assert (found.interface, found.verify) == ("public", True)
@@ -102,7 +105,7 @@ def test_a_domain_for_both_and_names_of_old(tmp_path: Path) -> None:
     text = PASSWORD.replace("user_domain_name: Default", "domain_name: Default").replace("project-name", "tenant_name")
     found = read(tmp_path, text.replace("      project_domain_id: default\n", ""))
     assert isinstance(found.who, Password)
-    assert found.who.project == Named(name="grid", domain=Domain(name="Default"))
+    assert found.who.project == NamedReference(name="grid", domain=Domain(name="Default"))
     assert found.who.user.domain == Domain(name="Default")
 
 
@@ -110,7 +113,7 @@ def test_an_application_credential_by_name_is_within_its_user(tmp_path: Path) ->
     text = APPLICATION.replace(
         "application_credential_id: abc", "application_credential_name: drones\n      user_id: u7"
     )
-    assert read(tmp_path, text).who == ApplicationCredential("s3cret", name="drones", user=Named(id="u7"))
+    assert read(tmp_path, text).who == ApplicationCredential("s3cret", name="drones", user=NamedReference(id="u7"))
 
 
 def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.creation import Resolved, checked, request
-from adapters.openstack.names import named
+from adapters.openstack.creation import ResolvedNames, checked, request
 from adapters.openstack.records import Server
+from adapters.openstack.registry import named
 from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.shared.parcel import Unfit
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
@@ -20,7 +20,7 @@ H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, d
 DRONE = Bootstrap(b"#!/bin/sh\nexit 0\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret"})
 IMAGE, NETWORK = "70a599e0-31e7-49b7-b260-868f441e862b", "e4a2b1f0-9b57-4f0e-8f52-0d9c6f1d3b11"
 GROUP = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
-IDS = Resolved("17", IMAGE)
+IDS = ResolvedNames("17", IMAGE)
 
 
 def order(kind: DroneType = H100, bootstrap: Bootstrap | None = DRONE, number: str = "7") -> StartOrder:
@@ -28,7 +28,7 @@ def order(kind: DroneType = H100, bootstrap: Bootstrap | None = DRONE, number: s
 
 
 def asked(
-    ids: Resolved = IDS, special: Mapping[str, object] = {}, **more: object
+    ids: ResolvedNames = IDS, special: Mapping[str, object] = {}, **more: object
 ) -> tuple[dict[str, Any], dict[str, str]]:
     told = {"cloud": "x", "image": "drone", "types": {"h100": {"flavor": "gpu.1", **special}}, **more}
     return request(order(), OpenStackSiteConfig.model_validate(told), ids, b"#!/bin/sh\n")

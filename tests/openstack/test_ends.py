@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.openstack.ends import Ends, end_of, is_deleted
 from adapters.openstack.records import Server, ServerAction, ServerFault
-from adapters.openstack.verdict import Verdict
+from adapters.openstack.termination import EndedServers, GuestExitReport, end_of, is_deleted
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd
 
 NOW = 1_800_000_000.0
@@ -17,8 +16,8 @@ US, THEM = "3440e6de", "c0ffee"
 SEVEN = DroneId("kit-a1b2-7")
 OFF = Server("s1", SEVEN, "SHUTOFF", power=4, created_at=NOW - 900, updated_at=NOW - 20, launched_at=NOW - 600)
 DELETED = replace(OFF, status="DELETED", power=1, terminated_at=NOW - 10)
-IDLE = Verdict(0, "idle: no claim for 600 s")
-VACATED = Verdict(0, "vacated: SIGTERM")
+IDLE = GuestExitReport(0, "idle: no claim for 600 s")
+VACATED = GuestExitReport(0, "vacated: SIGTERM")
 
 
 def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
@@ -30,7 +29,7 @@ def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
 def ended(
     server: Server,
     actions: Sequence[ServerAction] | None,
-    verdict: Verdict | None = None,
+    verdict: GuestExitReport | None = None,
     *,
     asked: bool = False,
     output: str = "",
@@ -44,7 +43,7 @@ def ended(
 def test_a_drone_that_left_by_itself_is_stopped_by_nova() -> None:
     found = ended(OFF, did(("stop", "")), IDLE, output="boot\n")
     assert found == RemoteEnd(EndKind.EXITED, NOW - 99, 0, IDLE.words)
-    assert ended(OFF, did(("stop", "")), Verdict(73, "gpu-check")).exit_code == 73
+    assert ended(OFF, did(("stop", "")), GuestExitReport(73, "gpu-check")).exit_code == 73
 
 
 def test_a_drone_that_left_by_itself_is_then_deleted_by_us() -> None:
@@ -160,7 +159,7 @@ def test_when_it_ended() -> None:
 
 
 def test_what_is_told_is_one_printable_line() -> None:
-    found = ended(OFF, did(("stop", "\x1b[2J" * 100)), Verdict(1, "x\n" * 500))
+    found = ended(OFF, did(("stop", "\x1b[2J" * 100)), GuestExitReport(1, "x\n" * 500))
     assert found.message.isprintable() and len(found.message) <= 300
 
 
@@ -184,7 +183,7 @@ class Clock:
 
 
 def test_an_end_once_made_out_stands() -> None:
-    ends = Ends(600.0)
+    ends = EndedServers(600.0)
     first = ends.make_out(SEVEN, OFF, IDLE, did(("stop", "")), US, NOW)
     ends.ask([SEVEN])
     assert ends.make_out(SEVEN, DELETED, None, None, US, NOW + 60) is first
@@ -192,7 +191,7 @@ def test_an_end_once_made_out_stands() -> None:
 
 
 def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
-    ends = Ends(600.0)
+    ends = EndedServers(600.0)
     ends.ask([SEVEN])
     assert ends.make_out(SEVEN, DELETED, None, None, US, NOW).kind is EndKind.STOPPED
     other = DroneId("kit-a1b2-8")
@@ -203,7 +202,7 @@ def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
 
 def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> None:
     clock = Clock()
-    ends = Ends(600.0, clock)
+    ends = EndedServers(600.0, clock)
     ends.ask([SEVEN, DroneId("kit-a1b2-9")])
     ends.make_out(SEVEN, OFF, IDLE, did(), US, NOW)
     for _ in range(5):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openstack.faults import complaint, of_answer, of_question, of_server
+from adapters.openstack.errors import complaint, of_answer, of_question, of_server
 from adapters.openstack.records import ServerFault
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind

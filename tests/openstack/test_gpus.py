@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openstack.gpus import gpus_of
+from adapters.openstack.capacity import gpus_of
 
 
 @pytest.mark.parametrize(

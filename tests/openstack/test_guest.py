@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.openstack.creation import Guest, user_data
 from adapters.openstack.settings import OpenStackSiteConfig
-from adapters.openstack.user_data import Guest, user_data
-from adapters.openstack.verdict import Verdict, verdict
+from adapters.openstack.termination import GuestExitReport, verdict
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import own, processes_with, until
 
@@ -112,13 +112,13 @@ class Machine:
         self.running.append(process)
         return process
 
-    def end(self, process: subprocess.Popen[bytes]) -> tuple[str, Verdict | None]:
+    def end(self, process: subprocess.Popen[bytes]) -> tuple[str, GuestExitReport | None]:
         """What it has said, all of it, and its verdict."""
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         assert TOKEN not in said
         return said, verdict(said, self.drone_id)
 
-    def live(self, text: str, **order: float) -> tuple[str, Verdict | None]:
+    def live(self, text: str, **order: float) -> tuple[str, GuestExitReport | None]:
         self.render(text, "", {}, **order)
         return self.end(self.boot())
 
@@ -156,7 +156,7 @@ def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(
     poll += '; stat -c "%a" "$DRONE_DIR" "$DRONE_DIR/token" >modes'
     machine.render(poll, env={"ODD": odd, "DRONE_DIR": "/wrong", "CONDOR_PREFIX": "/pool/condor"})
     _, found = machine.end(machine.boot())
-    assert found == Verdict(0, "no outcome")
+    assert found == GuestExitReport(0, "no outcome")
     assert (seen / "token").read_text() == TOKEN
     assert (seen / "checks/a.sh").read_text() == ":\n"
     assert (seen / "odd").read_text() == odd
@@ -173,7 +173,7 @@ def test_a_drone_that_finished_shuts_its_machine_down(machine: Machine) -> None:
     machine.can_power_off()
     text = "echo 'drone=x exit=0 reason=idle why=no%20claim' >outcome"
     _, found = machine.live(text)
-    assert found == Verdict(0, "idle: no claim")
+    assert found == GuestExitReport(0, "idle: no claim")
     assert machine.called == ["poweroff "]
 
 
@@ -181,7 +181,7 @@ def test_where_nothing_can_power_off_the_end_of_the_script_is_the_end(machine: M
     machine.render("exit 74")
     process = machine.boot()
     _, found = machine.end(process)
-    assert found == Verdict(74, "no outcome")
+    assert found == GuestExitReport(74, "no outcome")
     assert process.returncode == 74
 
 
@@ -195,7 +195,7 @@ def test_a_bad_end_is_told_with_the_last_words_but_no_secret_and_nothing_forged(
         echo 'drone=x exit=74 reason=master-died why=token%20{TOKEN}' >outcome
         exit 74"""
     said, found = machine.live(text)
-    assert found == Verdict(74, "master-died: token (token)")
+    assert found == GuestExitReport(74, "master-died: token (token)")
     assert "| the master died?[2J\n| (token)\n" in said
     assert "root:" not in said
     assert f"\n{forged}" not in said
@@ -203,7 +203,7 @@ def test_a_bad_end_is_told_with_the_last_words_but_no_secret_and_nothing_forged(
 
 def test_an_outcome_that_is_a_link_is_not_read(machine: Machine) -> None:
     said, found = machine.live("ln -s /etc/passwd outcome")
-    assert found == Verdict(0, "no outcome")
+    assert found == GuestExitReport(0, "no outcome")
     assert "root:" not in said
 
 
@@ -213,7 +213,7 @@ def test_files_that_do_not_arrive_whole_start_no_drone(machine: Machine) -> None
     begin, end = lines.index(b"    base64 -d <<'END_OF_FILES'\n"), lines.index(b"END_OF_FILES\n")
     machine.user_data.write_bytes(b"".join(lines[: begin + 3] + lines[end:]))
     said, found = machine.end(machine.boot())
-    assert found == Verdict(70, "its files cannot be unpacked")
+    assert found == GuestExitReport(70, "its files cannot be unpacked")
     assert "it lives" not in said
 
 
@@ -225,7 +225,7 @@ def test_the_admins_setup_comes_first_and_may_make_the_place_to_work(machine: Ma
         "cat ../made", setup=f"#!/bin/sh\nmkdir -p {machine.scratch}; echo by the admin >{machine.scratch}/made"
     )
     said, found = machine.end(machine.boot())
-    assert found == Verdict(0, "no outcome")
+    assert found == GuestExitReport(0, "no outcome")
     assert "by the admin" in said
 
 
@@ -254,7 +254,7 @@ def test_told_to_leave_while_it_is_set_up_no_drone_begins(machine: Machine) -> N
     until((machine.root / "setting-up").exists, 20, what="the setup runs")
     process.send_signal(signal.SIGTERM)
     said, found = machine.end(process)
-    assert found == Verdict(143, "told to leave while it was set up")
+    assert found == GuestExitReport(143, "told to leave while it was set up")
     assert "it lives" not in said
 
 
@@ -284,14 +284,14 @@ def test_who_does_not_leave_within_the_grace_is_ended_with_all_it_started(machin
     process.send_signal(signal.SIGTERM)
     _, found = machine.end(process)
     assert time.monotonic() - asked >= 1.9  # not before its grace was over
-    assert found == Verdict(137, "no outcome")
+    assert found == GuestExitReport(137, "no outcome")
     assert machine.left() == {}
 
 
 def test_a_drone_that_outlives_its_walltime_is_ended_and_the_machine_goes_off(machine: Machine) -> None:
     machine.can_power_off()
     _, found = machine.live("trap '' TERM INT; while :; do sleep 1000; done", life_s=1, slack_s=1, grace_s=0.0)
-    assert found == Verdict(137, "no outcome")
+    assert found == GuestExitReport(137, "no outcome")
     assert machine.called == ["poweroff "]
     assert machine.left() == {}
 
@@ -317,7 +317,7 @@ def test_a_script_that_is_killed_does_not_keep_the_machine(machine: Machine) -> 
     os.waitid(os.P_PID, process.pid, os.WEXITED)
     until(lambda: "poweroff -f" in machine.called, 20, what="the machine is off")
     assert machine.called == ["poweroff ", "poweroff -f"]
-    lost = Verdict(137, "lost: what keeps it hung or was killed")
+    lost = GuestExitReport(137, "lost: what keeps it hung or was killed")
     assert verdict(console.read_text(), machine.drone_id) == lost
 
 
@@ -331,10 +331,10 @@ def test_a_poweroff_that_hangs_is_followed_by_one_that_does_not(machine: Machine
 
 
 def test_a_second_life_is_refused_and_tells_the_end_of_the_first(machine: Machine) -> None:
-    assert machine.live("exit 74")[1] == Verdict(74, "no outcome")
+    assert machine.live("exit 74")[1] == GuestExitReport(74, "no outcome")
     machine.can_power_off()
     said, found = machine.end(machine.boot())
-    assert found == Verdict(74, "no outcome")
+    assert found == GuestExitReport(74, "no outcome")
     assert "a drone lives once" in said
     assert machine.called == ["poweroff "]
 
@@ -354,7 +354,7 @@ def test_cut_off_and_started_again_it_does_not_go_on(machine: Machine) -> None:
     assert b"END_OF_FILES" not in script.read_bytes()
     machine.can_power_off()
     said, found = machine.end(machine.boot(script))
-    assert found == Verdict(143, "stopped: its server was restarted")
+    assert found == GuestExitReport(143, "stopped: its server was restarted")
     assert (machine.scratch / "lives").read_text() == "alive\n"
     assert machine.called == ["poweroff "]
 
@@ -424,7 +424,7 @@ def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, activ
         machine.file(f"dev/{name}")
     machine.file("sys/class/tty/console/active", f"{active}\n")
     _, found = machine.live("exit 71")
-    assert found == Verdict(71, "no outcome")
+    assert found == GuestExitReport(71, "no outcome")
     for name in ("console", "ttyS0"):
         console = (machine.root / "dev" / name).read_text()
         assert verdict(console, machine.drone_id) == (found if name in heard else None)
@@ -440,7 +440,7 @@ def test_a_reader_that_goes_does_not_end_it(machine: Machine) -> None:
     process.stdout.close()
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-    assert verdict(console.read_text(), machine.drone_id) == Verdict(5, "no outcome")
+    assert verdict(console.read_text(), machine.drone_id) == GuestExitReport(5, "no outcome")
     assert machine.called == ["poweroff "]
 
 
@@ -473,7 +473,7 @@ def test_under_systemd_it_is_a_service_that_cloud_init_does_not_wait_for(machine
     os.kill(int((machine.root / "pid").read_text()), signal.SIGTERM)
     until(lambda: "systemctl poweroff" in machine.called, 60, what="the machine goes off")
     journal = (machine.root / "journal").read_text()
-    assert verdict(journal, machine.drone_id) == Verdict(5, "no outcome")
+    assert verdict(journal, machine.drone_id) == GuestExitReport(5, "no outcome")
     assert (machine.root / "dev/console").read_text() == ""  # systemd puts there what it says
     assert machine.called[:2] == ["systemctl daemon-reload", "systemctl start --no-block gpu-drone.service"]
     assert machine.left() == {}
@@ -502,5 +502,5 @@ def test_where_systemd_does_not_take_it_it_goes_on_by_itself(machine: Machine) -
     with_systemd(machine, "exit 1")
     said, found = machine.live("exit 5")
     assert "goes on as a part of cloud-init" in said
-    assert found == Verdict(5, "no outcome")
+    assert found == GuestExitReport(5, "no outcome")
     assert machine.called[-1] == "systemctl poweroff"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.hosts import Occupancy, Size, host_id, nodes, places, size_of
-from adapters.openstack.names import metadata
+from adapters.openstack.capacity import FlavorSize, Occupancy, host_id, nodes, places, size_of
 from adapters.openstack.records import Server, ServerFlavor
+from adapters.openstack.registry import metadata
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType, Node
 
@@ -62,8 +62,8 @@ def first(ours: list[Server], others: list[Server] | None = None, **more: Any) -
     return found(ours, others, **more).nodes[0]
 
 
-def free(node: Node) -> Size:
-    return Size(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, node.free_disk_mib)
+def free(node: Node) -> FlavorSize:
+    return FlavorSize(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, node.free_disk_mib)
 
 
 def test_a_hosts_id_is_what_nova_makes_of_it() -> None:
@@ -84,17 +84,17 @@ def test_an_empty_host_is_free() -> None:
 
 
 def test_a_drone_holds_its_types_gpus_and_its_flavours_rest() -> None:
-    assert free(first([DRONE])) == Size(3000, 48, 196_608, 897_600)
+    assert free(first([DRONE])) == FlavorSize(3000, 48, 196_608, 897_600)
     shares = replace(DRONE, flavor=replace(FLAVOR, extra={}))  # whatever its flavour says of GPUs, or hides
     assert free(first([shares])).gpu_milli == 3000
-    assert free(first([replace(DRONE, flavor=None)])) == Size(3000, 50, 202_144, 910_000)
+    assert free(first([replace(DRONE, flavor=None)])) == FlavorSize(3000, 50, 202_144, 910_000)
     forgotten = replace(DRONE, metadata=metadata(DroneId("kit-a1b2-7"), "v100", "kit", "cloud"))
     assert free(first([forgotten])).gpu_milli == 3000
 
 
 def test_the_owners_server_holds_what_its_flavour_tells() -> None:
     two = replace(FLAVOR, extra={"resources:VGPU": "2"})
-    assert free(first([], [replace(THEIR, flavor=two)])) == Size(2000, 48, 196_608, 897_600)
+    assert free(first([], [replace(THEIR, flavor=two)])) == FlavorSize(2000, 48, 196_608, 897_600)
     assert free(first([DRONE], [THEIR])).gpu_milli == 2000
 
 
@@ -122,7 +122,7 @@ def test_a_server_that_is_listed_twice_holds_once() -> None:
 
 def test_nothing_is_less_than_free() -> None:
     many = [replace(DRONE, id=f"s{n}") for n in range(9)]
-    assert free(first(many)) == Size(0, 0, 0, 78_400)
+    assert free(first(many)) == FlavorSize(0, 0, 0, 78_400)
 
 
 def test_a_boot_volume_is_on_no_hosts_disk() -> None:

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from adapters.openstack.rest import OpenStackCloud
+from adapters.openstack.nova import OpenStackCloud
 from adapters.openstack.settings import CloudAccess
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import FaultKind

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from adapters.openstack import link
-from adapters.openstack.rest import OpenStackCloud
+from adapters.openstack import session
+from adapters.openstack.nova import OpenStackCloud
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.openstack.clouded import Clouded, access, fault, nobody, running
@@ -22,7 +22,7 @@ ORDER: dict[str, Any] = {"name": "kit-a-1", "flavorRef": "1", "imageRef": "2", "
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_SECRET", "s3cret")
-    monkeypatch.setattr(link, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(session, "_PAUSE_S", 0.001)
 
 
 def cloud(clouded: Clouded, deadline_s: float = 30.0) -> OpenStackCloud:
@@ -447,7 +447,7 @@ async def test_a_page_that_is_missing_makes_no_listing() -> None:
 
 
 async def test_more_pages_than_there_can_be_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_MOST_PAGES", 2)
+    monkeypatch.setattr(session, "_MOST_PAGES", 2)
     async with running(Clouded(page=1)) as clouded, cloud(clouded) as nova:
         for number in range(3):
             clouded.add(f"kit-a-{number}")

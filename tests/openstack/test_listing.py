@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.hosts import host_id
-from adapters.openstack.listing import Listing, listing
-from adapters.openstack.names import metadata, tags
+from adapters.openstack.capacity import host_id
 from adapters.openstack.records import Server, ServerFault
-from adapters.openstack.roll import Muster
+from adapters.openstack.registry import RegistryView, ServerListing, listing, metadata, tags
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 NOW = 1_800_000_000.0
@@ -45,8 +43,8 @@ def listed(
     others: Collection[Server] = (),
     ends: Mapping[DroneId, RemoteEnd] | None = None,
     asked: Collection[DroneId] = (),
-) -> Listing:
-    muster = Muster(servers, {server.id: server for server in gone}, tuple(others))
+) -> ServerListing:
+    muster = RegistryView(servers, {server.id: server for server in gone}, tuple(others))
     return listing(muster, ends or {}, asked, PLACES, "kit", "cloud", NOW)
 
 
@@ -60,7 +58,7 @@ def one(server: Server, **more: Any) -> RemoteDrone:
 
 def test_an_active_server_is_a_running_drone() -> None:
     found = listed(RUNS)
-    assert found == Listing(
+    assert found == ServerListing(
         {SEVEN: RemoteDrone(SEVEN, RemoteState.RUNNING, "s1", "a100", NOW - 600, node="gk-gpu-01", slot="s1@gk-gpu-01")}
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.hosts import host_id, nodes, places
-from adapters.openstack.owner import Wanted, claims, owners, running
+from adapters.openstack.capacity import host_id, nodes, places
+from adapters.openstack.owner import OwnerRequests, claims, owners, running
 from adapters.openstack.records import Server, ServerFault, ServerFlavor
-from adapters.openstack.settings import OwnerSettings
+from adapters.openstack.settings import OpenStackOwnerConfig
 from provisioner.model import OwnerDemand, OwnerLoad
 from tests.openstack.test_hosts import DRONE, OURS, THEIRS, TYPES, config
 
@@ -35,11 +35,11 @@ ONE = OwnerDemand(1, 2000, 32, 131_072, NOW - 90, disk_mib=102_400, who="etp-tra
 PLACES = places(config().hosts, [OURS, THEIRS])
 
 
-def owner(**more: Any) -> OwnerSettings:
-    return OwnerSettings.model_validate({"cloud": "etp", **more})
+def owner(**more: Any) -> OpenStackOwnerConfig:
+    return OpenStackOwnerConfig.model_validate({"cloud": "etp", **more})
 
 
-def wanted(*servers: Server, hosts: Sequence[dict[str, Any]] | None = None, **more: Any) -> Wanted:
+def wanted(*servers: Server, hosts: Sequence[dict[str, Any]] | None = None, **more: Any) -> OwnerRequests:
     told = config(**({"hosts": hosts} if hosts is not None else {}))
     here = nodes(told, TYPES, [], servers, PLACES).nodes
     settings = owner(**more)
@@ -50,14 +50,16 @@ def wanted(*servers: Server, hosts: Sequence[dict[str, Any]] | None = None, **mo
 
 
 def test_a_server_that_found_no_host_claims_room() -> None:
-    assert wanted(FAILED) == Wanted((ONE,))
+    assert wanted(FAILED) == OwnerRequests((ONE,))
 
 
 @pytest.mark.parametrize("task", ["", "scheduling"])
 def test_one_that_looks_for_a_host_claims_room(task: str) -> None:
     looks = replace(FAILED, status="BUILD", task=task, fault=None, updated_at=NOW)
     assert wanted(looks).claims == (ONE,)
-    assert wanted(replace(looks, created_at=NOW - 3601)) == Wanted()  # stuck: Nova shows the present as its last change
+    assert (
+        wanted(replace(looks, created_at=NOW - 3601)) == OwnerRequests()
+    )  # stuck: Nova shows the present as its last change
 
 
 @pytest.mark.parametrize(
@@ -75,19 +77,19 @@ def test_one_that_looks_for_a_host_claims_room(task: str) -> None:
     ],
 )
 def test_what_leaving_drones_do_not_mend_is_none(server: Server) -> None:
-    assert wanted(server) == Wanted()
+    assert wanted(server) == OwnerRequests()
 
 
 def test_a_failure_claims_for_a_while_only() -> None:
     assert wanted(replace(FAILED, updated_at=NOW - 3599)).claims == (ONE,)
-    assert wanted(replace(FAILED, updated_at=NOW - 3601)) == Wanted()
-    assert wanted(replace(FAILED, updated_at=NOW - 121), wait="2min") == Wanted()
+    assert wanted(replace(FAILED, updated_at=NOW - 3601)) == OwnerRequests()
+    assert wanted(replace(FAILED, updated_at=NOW - 121), wait="2min") == OwnerRequests()
     assert wanted(replace(FAILED, updated_at=NOW + 900)).claims == (ONE,)  # its clock is ahead
 
 
 def test_one_that_was_made_anew_claims_nothing() -> None:
     again = replace(RUNS, name=FAILED.name, created_at=NOW - 30)
-    assert wanted(FAILED, again) == Wanted()
+    assert wanted(FAILED, again) == OwnerRequests()
     looks = replace(again, status="BUILD", host_id="", launched_at=0.0)
     assert [claim.count for claim in wanted(FAILED, looks).claims] == [1]
     assert wanted(FAILED, replace(again, created_at=NOW - 500)).claims == (ONE,)  # that one was there before
@@ -96,9 +98,9 @@ def test_one_that_was_made_anew_claims_nothing() -> None:
 
 def test_drones_and_servers_of_other_names_are_none() -> None:
     drone = replace(DRONE, status="ERROR", host_id="", launched_at=0.0, fault=NO_HOST, updated_at=NOW, created_at=NOW)
-    assert wanted(drone) == Wanted()
-    assert wanted(FAILED, names="^etp-") == Wanted((ONE,))
-    assert wanted(FAILED, names="^web-") == Wanted()
+    assert wanted(drone) == OwnerRequests()
+    assert wanted(FAILED, names="^etp-") == OwnerRequests((ONE,))
+    assert wanted(FAILED, names="^web-") == OwnerRequests()
 
 
 def test_servers_alike_are_one_claim_since_the_first_of_them() -> None:
@@ -114,7 +116,7 @@ def test_only_hosts_that_could_hold_it_are_claimed() -> None:
     small = {"names": ["gk-gpu-01"], "gpus": 1, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}
     large = {"names": ["gk-gpu-02"], "gpus": 4, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}
     assert wanted(FAILED, hosts=[small, large]).claims == (replace(ONE, nodes=("gk-gpu-02",)),)
-    assert wanted(FAILED, hosts=[small]) == Wanted(
+    assert wanted(FAILED, hosts=[small]) == OwnerRequests(
         (),
         (
             "owner: 1 servers (etp-train-1) find no host with 2 GPUs, 32 CPUs, 131072 MiB and a disk of 102400 MiB here"
@@ -125,9 +127,9 @@ def test_only_hosts_that_could_hold_it_are_claimed() -> None:
 
 def test_servers_without_a_gpu_claim_only_where_such_are_seen() -> None:
     plain = replace(FAILED, flavor=PLAIN)
-    assert wanted(plain) == Wanted()
+    assert wanted(plain) == OwnerRequests()
     elsewhere = replace(RUNS, flavor=PLAIN, host_id=host_id(THEIRS, "web-7"))
-    assert wanted(plain, elsewhere) == Wanted()
+    assert wanted(plain, elsewhere) == OwnerRequests()
     assert wanted(plain, replace(RUNS, flavor=PLAIN)).claims == (replace(ONE, gpu_milli=0),)
 
 

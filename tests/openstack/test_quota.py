@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from adapters.openstack.quota import allowed
+from adapters.openstack.capacity import allowed
 from adapters.openstack.records import Flavor, Limits
 
 LIMITS = Limits(instances=10, instances_used=4, cpus=100, cpus_used=60, memory_mib=400_000, memory_used_mib=100_000)

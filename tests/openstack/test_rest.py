@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.openstack import parsing
-from adapters.openstack.cloud import Cloud
+from adapters.openstack.nova import Cloud, OpenStackCloud
 from adapters.openstack.records import (
     Flavor,
     Image,
@@ -22,7 +22,6 @@ from adapters.openstack.records import (
     ServerFlavor,
     Volume,
 )
-from adapters.openstack.rest import OpenStackCloud
 from provisioner.interfaces import AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.openstack.clouded import PROJECT, USER, Clouded, access, fault, running

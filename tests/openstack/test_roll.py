@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.names import metadata, tags
 from adapters.openstack.records import Server
-from adapters.openstack.roll import MARGIN_S, Muster, Roll
+from adapters.openstack.registry import MARGIN_S, RegistryView, ServerRegistry, metadata, tags
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId
 
@@ -92,8 +91,8 @@ class Looks:
         self.nova, self.watch = nova, Watch(skew=skew)
         self.roll = self.fresh()
 
-    def fresh(self) -> Roll:
-        return Roll(
+    def fresh(self) -> ServerRegistry:
+        return ServerRegistry(
             "kit",
             "cloud",
             full_s=FULL_S,
@@ -106,7 +105,7 @@ class Looks:
         self.watch.steady += seconds
         self.nova.now += seconds
 
-    async def after(self, seconds: float = 15.0) -> Muster:
+    async def after(self, seconds: float = 15.0) -> RegistryView:
         self.passes(seconds)
         self.nova.asked.clear()
         return await self.roll.poll(self.nova)  # type: ignore[arg-type]  # it lists, and is asked for nothing else
@@ -122,7 +121,7 @@ def looks(nova: Nova) -> Looks:
     return Looks(nova)
 
 
-def statuses(muster: Muster) -> dict[str, str]:
+def statuses(muster: RegistryView) -> dict[str, str]:
     return {server.id: server.status for server in muster.servers}
 
 
@@ -143,7 +142,7 @@ async def test_all_are_listed_at_first_and_then_what_has_changed(nova: Nova, loo
 
 
 async def test_an_empty_project_tells_no_time_to_ask_by(nova: Nova, looks: Looks) -> None:
-    assert await looks.after() == Muster()
+    assert await looks.after() == RegistryView()
     assert nova.asked == ["all"]
     nova.boot("s1")
     assert statuses(await looks.after()) == {"s1": "ACTIVE"}

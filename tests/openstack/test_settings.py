@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from adapters.openstack.creation import Resolved, request
-from adapters.openstack.hosts import nodes
+from adapters.openstack.capacity import nodes
+from adapters.openstack.creation import ResolvedNames, request
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.config import ConfigError, SiteConfig, check, load
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
@@ -69,7 +69,9 @@ def test_what_is_set_is_what_nova_is_asked_for() -> None:
         types={"h100": {"flavor": "f", "boot_volume": {"size": "60.5 GiB", "type": "ssd"}, "availability_zone": "ka"}},
     )
     order = StartOrder(DroneId("kit-a1b2-7"), H100, 600.0, 40.0)
-    server, hints = request(order, settings, Resolved("flavor-id", "image-id", ("net-id",), ("sg-id",)), b"#!/bin/sh\n")
+    server, hints = request(
+        order, settings, ResolvedNames("flavor-id", "image-id", ("net-id",), ("sg-id",)), b"#!/bin/sh\n"
+    )
     [volume] = server["block_device_mapping_v2"]
     assert (volume["uuid"], volume["volume_size"], volume["volume_type"]) == ("image-id", 61, "ssd")
     assert volume["delete_on_termination"] is True and "imageRef" not in server

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from adapters.openstack.catalogue import Catalogue
+from adapters.openstack.creation import NameResolver, ServerCreation
+from adapters.openstack.nova import OpenStackCloud
 from adapters.openstack.records import Server
-from adapters.openstack.rest import OpenStackCloud
-from adapters.openstack.starting import Starting
 from provisioner.interfaces import RejectedError
 from provisioner.model import FaultKind, OrderOutcome, OrderResult, StartOrder
 from tests.openstack.clouded import Clouded, running
@@ -32,7 +31,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 class Starter:
     """One site's starts."""
 
-    def __init__(self, cloud: OpenStackCloud, starting: Starting, catalogue: Catalogue) -> None:
+    def __init__(self, cloud: OpenStackCloud, starting: ServerCreation, catalogue: NameResolver) -> None:
         self.cloud, self.starting, self.catalogue = cloud, starting, catalogue
         self.known: Collection[Server] = ()
 
@@ -44,8 +43,8 @@ class Starter:
 async def starter(clouded: Clouded, **options: Any) -> AsyncIterator[Starter]:
     settings = config(clouded, **options)
     async with OpenStackCloud(settings, deadline_s=10, parallel=settings.parallel) as cloud:
-        starting = Starting(settings, CONTROLLER, SITE)
-        yield Starter(cloud, starting, Catalogue(cloud, settings))
+        starting = ServerCreation(settings, CONTROLLER, SITE)
+        yield Starter(cloud, starting, NameResolver(cloud, settings))
         await starting.close()
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from adapters.openstack.cleanup import Leavings, ResourceCleanup, leavings
+from adapters.openstack.nova import OpenStackCloud
 from adapters.openstack.records import Port, Server, Volume
-from adapters.openstack.rest import OpenStackCloud
-from adapters.openstack.sweep import Leavings, Sweeper, leavings
 from provisioner.interfaces import UnavailableError
 from tests.openstack.clouded import Clouded, access, fault, running
 from tests.openstack.stocked import stocked
@@ -55,16 +55,16 @@ def test_only_what_was_a_drones_and_is_free_is_left_behind() -> None:
 
 
 def test_without_a_deleted_server_nobody_is_asked() -> None:
-    sweeper = Sweeper(600.0, Clock())
+    sweeper = ResourceCleanup(600.0, Clock())
     assert not sweeper.due({})
     assert not sweeper.due({"s1": gone(status="ACTIVE")}), "merely not listed"
     assert sweeper.due({"s1": gone()})
-    assert not Sweeper(0.0, Clock()).due({"s1": gone()}), "0: never"
+    assert not ResourceCleanup(0.0, Clock()).due({"s1": gone()}), "0: never"
 
 
 async def test_it_sweeps_now_and_again_until_it_is_late_enough() -> None:
     clock = Clock()
-    sweeper = Sweeper(600.0, clock)
+    sweeper = ResourceCleanup(600.0, clock)
     seen = {"s1": gone("s1", "DELETED", "v1")}
     async with running(stocked()) as clouded, cloud(clouded) as nova:
         clouded.lists["ports"] = [port("p1"), port("p9", "s9")]
@@ -86,7 +86,7 @@ async def test_it_sweeps_now_and_again_until_it_is_late_enough() -> None:
 
 async def test_one_that_failed_is_tried_again_soon() -> None:
     clock = Clock()
-    sweeper = Sweeper(600.0, clock)
+    sweeper = ResourceCleanup(600.0, clock)
     async with running(stocked()) as clouded, cloud(clouded, deadline_s=0.2) as nova:
         clouded.lists["ports"] = [port("p1")]
 

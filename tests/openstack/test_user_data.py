@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from adapters.openstack.creation import LARGEST, user_data
 from adapters.openstack.settings import OpenStackSiteConfig
-from adapters.openstack.user_data import LARGEST, user_data
 from adapters.shared.parcel import Unfit
 from provisioner import drone
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openstack.verdict import LARGEST_TAIL, Verdict, tail, verdict
+from adapters.openstack.termination import LARGEST_TAIL, GuestExitReport, tail, verdict
 from provisioner.model import DroneId
 
 ID = DroneId("kit-ab12-7")
 OUTCOME = "drone=kit-ab12-7 exit=0 reason=idle jobs_started=3 seconds=1423 why=no%20claim%20for%20600%20s"
 LINE = f"=== drone {ID} exit=0 {OUTCOME} ==="
-IDLE = Verdict(0, "idle: no claim for 600 s")
+IDLE = GuestExitReport(0, "idle: no claim for 600 s")
 TOKEN = "eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpYXQiOjE3MDAwMDAwMDAsInN1YiI6ImRyb25lIn0.c2lnbmF0dXJlLW9mLWl0"
 
 
@@ -48,18 +48,18 @@ def test_it_is_not_made_up(console: str) -> None:
 
 def test_the_last_one_counts() -> None:
     other = f"=== drone {ID} exit=74 reason=master-died why=it%20%1b[31mdied ==="
-    assert verdict(f"{LINE}\n{other}\n", ID) == Verdict(74, "master-died: it ?[31mdied")
+    assert verdict(f"{LINE}\n{other}\n", ID) == GuestExitReport(74, "master-died: it ?[31mdied")
     assert verdict(f"{other}\n{LINE}\n", ID) == IDLE
 
 
 def test_words_of_the_guest_itself_are_as_they_are() -> None:
     line = f"=== drone {ID} exit=69 the setup script failed (exit status 3) ==="
-    assert verdict(line, ID) == Verdict(69, "the setup script failed (exit status 3)")
+    assert verdict(line, ID) == GuestExitReport(69, "the setup script failed (exit status 3)")
 
 
 def test_no_words_are_too_long_or_hold_a_token() -> None:
     found = verdict(f"=== drone {ID} exit=73 reason=not-joined why=token%20{TOKEN} {'x' * 5000} ===", ID)
-    assert found == Verdict(73, "not-joined: token (token)")
+    assert found == GuestExitReport(73, "not-joined: token (token)")
     long = verdict(f"=== drone {ID} exit=1 {'x' * 5000} ===", ID)
     assert long is not None
     assert len(long.words) <= 300

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from adapters.openstack.cloud import Cloud
+from adapters.openstack.nova import Cloud
 from adapters.openstack.records import Port, Server, Volume
 from adapters.openstack.states import GONE
 
@@ -44,7 +44,7 @@ _LATE_S = 300.0
 _MOST = 20_000
 
 
-class Sweeper:
+class ResourceCleanup:
     """Remembers deleted servers until a sweep has looked at what they left, late enough to find it. ``every_s``: how
     often; 0: never."""
 
