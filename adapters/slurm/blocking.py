@@ -303,7 +303,7 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
 
 # --------------------------------------------------------------------------------------------------------------- audit
 
-_SECONDS = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
+_SECONDS_SETTING = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
 
 
 def audit_cluster(
@@ -591,5 +591,5 @@ def _job_age_gaps(
 
 def parse_seconds(text: str) -> int | None:
     """Return ``30 sec``, as ``scontrol show config`` prints it, in seconds; None for anything else."""
-    found = _SECONDS.fullmatch(text.strip())
+    found = _SECONDS_SETTING.fullmatch(text.strip())
     return int(found[1]) if found else None

@@ -21,8 +21,8 @@ from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEn
 # --------------------------------------------------------------------------------------------------------------- names
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_ID = re.compile(rf"(?P<prefix>(?P<controller>{_LABEL})-[a-z0-9]{{1,32}})-(?P<serial>0|[1-9][0-9]{{0,17}})")
-_NAME = re.compile(rf"{_ID.pattern}(?P<array>\+?)\.(?P<type>{_LABEL})\.(?P<site>{_LABEL})")
+_SLURM_DRONE_ID = re.compile(rf"(?P<prefix>(?P<controller>{_LABEL})-[a-z0-9]{{1,32}})-(?P<serial>0|[1-9][0-9]{{0,17}})")
+_DRONE_JOB_NAME = re.compile(rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<type>{_LABEL})\.(?P<site>{_LABEL})")
 _MAX_ID_LENGTH = 63
 
 
@@ -42,7 +42,7 @@ def job_name(drone_ids: Sequence[DroneId], type_name: str, site: str) -> str:
 
 def split_drone_id(drone_id: DroneId, controller: str) -> tuple[str, int] | None:
     """Return prefix and serial of a drone id of this controller; None for any other text."""
-    found = _ID.fullmatch(drone_id)
+    found = _SLURM_DRONE_ID.fullmatch(drone_id)
     if found is None or found["controller"] != controller or len(drone_id) > _MAX_ID_LENGTH:
         return None
     return found["prefix"], int(found["serial"])
@@ -50,7 +50,7 @@ def split_drone_id(drone_id: DroneId, controller: str) -> tuple[str, int] | None
 
 def drone_of(job: SlurmJob, controller: str, site: str) -> SlurmDroneName | None:
     """Return which drone of ``controller`` at ``site`` a job is; None if it is none of them."""
-    name, remote = _NAME.fullmatch(job.name[:256]), split_job_id(job.remote_id)
+    name, remote = _DRONE_JOB_NAME.fullmatch(job.name[:256]), split_job_id(job.remote_id)
     if name is None or remote is None or (name["controller"], name["site"]) != (controller, site):
         return None
     if bool(name["array"]) != (remote[1] is not None):
@@ -61,7 +61,7 @@ def drone_of(job: SlurmJob, controller: str, site: str) -> SlurmDroneName | None
 
 def is_drone(job: SlurmJob) -> bool:
     """Return whether a job is a drone of any controller."""
-    return _NAME.fullmatch(job.name[:256]) is not None
+    return _DRONE_JOB_NAME.fullmatch(job.name[:256]) is not None
 
 
 # ------------------------------------------------------------------------------------------------------------- listing

@@ -36,11 +36,11 @@ from adapters.slurm.states import UNFINISHED_STATES, classify_refusal, refusal_e
 from provisioner.interfaces import AdapterError, AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
-_JOB_ENVIRONMENT = {"SLURM_EXPORT_ENV": "NIL"}
+_PYSLURM_JOB_ENVIRONMENT = {"SLURM_EXPORT_ENV": "NIL"}
 """The environment of jobs: that of ``sbatch --export=NIL``. (pyslurm passes everything on if this is empty.)"""
 _SIGKILL, _STEPS_ONLY = 9, 1 << 2
-_NOTHING_TO_CANCEL = ("Invalid job id specified", "Job/step already completing or completed")
-_ACTIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
+_PYSLURM_NOTHING_TO_CANCEL = ("Invalid job id specified", "Job/step already completing or completed")
+_PYSLURM_ACTIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class NativeWorker:
         return [job for each in self._jobs() if each.user_id == uid for job in convert_jobs(each)]
 
     def active_jobs(self, partitions: Collection[str]) -> list[SlurmJob]:
-        found = (each for each in self._jobs() if each.state in _ACTIVE_STATES)
+        found = (each for each in self._jobs() if each.state in _PYSLURM_ACTIVE_STATES)
         wanted = (each for each in found if not set((each.partition or "").split(",")).isdisjoint(partitions))
         return [job for each in wanted for job in convert_jobs(each)]
 
@@ -88,7 +88,7 @@ class NativeWorker:
         # Slurm reports a node's allocated GPUs to pyslurm only where they are accounted for.
         placed = [job for each in self._jobs() if each.allocated_nodes for job in convert_jobs(each)]
         gpus = {each.name: count_gpus(each.configured_gres) for each in found}
-        used = used_gpus_by_node([job for job in placed if job.state in _ACTIVE_STATES], gpus)
+        used = used_gpus_by_node([job for job in placed if job.state in _PYSLURM_ACTIVE_STATES], gpus)
         return [convert_node(each, used.get(each.name, {})) for each in found]
 
     def partitions(self) -> list[Partition]:
@@ -138,7 +138,9 @@ class NativeWorker:
                 ctypes.set_errno(0)
                 if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, flags, None) != 0:
                     message = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
-                    if message not in _NOTHING_TO_CANCEL and not flags:  # a failed one does not spare the others
+                    if (
+                        message not in _PYSLURM_NOTHING_TO_CANCEL and not flags
+                    ):  # a failed one does not spare the others
                         failure = failure or refusal_error(f"{remote_id}: {message}")
         if failure is not None:
             raise failure
@@ -262,7 +264,7 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
         "ntasks": 1,
         "cpus_per_task": submission.cpus,
         "is_requeueable": False,
-        "environment": dict(_JOB_ENVIRONMENT),
+        "environment": dict(_PYSLURM_JOB_ENVIRONMENT),
         "working_directory": "/",
         "standard_output": submission.output,
     }
@@ -270,7 +272,7 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
 
 # ------------------------------------------------------------------------------------------------------------- records
 
-_BASE_STATE_OF_FLAG = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
+_PYSLURM_BASE_STATES = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
 """Flags that pyslurm reports in place of the base state, and an equivalent base state."""
 _GRES = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z0-9_.-]+))?")
 
@@ -301,14 +303,14 @@ def convert_accounted_job(record: Any) -> SlurmJob:
 
 def _job(record: Any, remote_id: str, user: str, nodes: str | None) -> SlurmJob:
     state = (record.state or "").upper()
-    base = _BASE_STATE_OF_FLAG.get(state, state)
+    base = _PYSLURM_BASE_STATES.get(state, state)
     ended = base not in UNFINISHED_STATES
     reason = record.state_reason
     return SlurmJob(
         remote_id=remote_id,
         name=record.name or "",
         state=base,
-        flags=frozenset({state}) if state == "COMPLETING" or state in _BASE_STATE_OF_FLAG else frozenset(),
+        flags=frozenset({state}) if state == "COMPLETING" or state in _PYSLURM_BASE_STATES else frozenset(),
         reason="" if reason in (None, "None") else str(reason),
         user=user,
         account=record.account or "",
@@ -424,14 +426,14 @@ def convert_reservation(record: Any) -> Reservation:
     )
 
 
-_SECONDS = {
+_PYSLURM_SECONDS = {
     "KillWait": "kill_wait_time",
     "MinJobAge": "min_job_age",
     "SlurmdTimeout": "slurmd_timeout",
     "MessageTimeout": "message_timeout",
     "PreemptExemptTime": "preempt_exempt_time",
 }
-_SETTINGS = {
+_PYSLURM_SETTINGS = {
     "ClusterName": "cluster_name",
     "SLURM_VERSION": "version",
     "MaxArraySize": "max_array_size",
@@ -453,8 +455,8 @@ _SETTINGS = {
 
 def convert_configuration(record: Any) -> Mapping[str, str]:
     """Return the settings of slurm.conf that pyslurm reports, as ``scontrol show config`` prints them."""
-    found = {name: f"{_number(getattr(record, attribute)):g} sec" for name, attribute in _SECONDS.items()}
-    for name, attribute in _SETTINGS.items():
+    found = {name: f"{_number(getattr(record, attribute)):g} sec" for name, attribute in _PYSLURM_SECONDS.items()}
+    for name, attribute in _PYSLURM_SETTINGS.items():
         value = getattr(record, attribute, None)
         if isinstance(value, dict):
             value = [key if item is None or item is True else f"{key}={item}" for key, item in value.items()]

@@ -234,7 +234,7 @@ class SlurmClient(Protocol):
 
 # ------------------------------------------------------------------------------------------------------------- job ids
 
-_JOB_ID = re.compile(r"(?P<job>[1-9][0-9]{0,17})(?:_(?P<task>[0-9]{1,9}))?")
+_SLURM_JOB_ID = re.compile(r"(?P<job>[1-9][0-9]{0,17})(?:_(?P<task>[0-9]{1,9}))?")
 _TASK_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_ARRAY_TASKS = 4_000_001
 """Slurm's largest MaxArraySize."""
@@ -242,7 +242,7 @@ _MAX_ARRAY_TASKS = 4_000_001
 
 def split_job_id(remote_id: str) -> tuple[int, int | None] | None:
     """Return ``123_4`` as (123, 4), and ``123`` as (123, None); None if it is not a job id."""
-    found = _JOB_ID.fullmatch(remote_id)
+    found = _SLURM_JOB_ID.fullmatch(remote_id)
     if found is None:
         return None
     return int(found["job"]), int(found["task"]) if found["task"] is not None else None
@@ -259,7 +259,7 @@ def job_id_key(remote_id: str) -> tuple[int, int]:
 def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
     """Return the ids if they may be passed to Slurm. ValueError if one of them is not a job or task."""
     for remote_id in remote_ids:
-        if not _JOB_ID.fullmatch(remote_id):
+        if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
     return list(remote_ids)
 
@@ -381,8 +381,8 @@ _DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,6})-)?(?:(?P<hours>[0-9]{1,6}):)?(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,2})"
 )
 _MEMORY = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
-_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
-_GPU = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consume)?(?P<count>[:=][0-9]{1,9})?")
+_MEMORY_UNITS_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_GPU_TERM = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consume)?(?P<count>[:=][0-9]{1,9})?")
 
 
 def parse_time(text: str) -> float:
@@ -411,7 +411,7 @@ def parse_memory_mib(text: str) -> int:
         return 0
     if (found := _MEMORY.fullmatch(text)) is None:
         raise ValueError(f"`{text[:40]}` is not a size")
-    return -int(-float(found["count"]) * _MIB[found["unit"]] // 1)
+    return -int(-float(found["count"]) * _MEMORY_UNITS_MIB[found["unit"]] // 1)
 
 
 def parse_count(text: str) -> int:
@@ -433,7 +433,7 @@ def parse_gpus(text: str) -> Mapping[str, int]:
     """
     found: dict[str, int] = {}
     for term in re.sub(r"\([^)]*\)", "", text).split(","):
-        if each := _GPU.fullmatch(term):
+        if each := _GPU_TERM.fullmatch(term):
             kind, count = each["type"] or "", int(each["count"][1:]) if each["count"] else 1
             found[kind] = found.get(kind, 0) + count
     if "gpu=" in text and "" in found:

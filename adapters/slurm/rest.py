@@ -41,7 +41,7 @@ from provisioner.model import FaultKind
 
 _CONFIGURATION_PATH = "slurm/v0.0.45/conf"
 """The first version that reports slurm.conf; 26.05 offers it."""
-_JOB_ENVIRONMENT = ("PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",)
+_REST_JOB_ENVIRONMENT = ("PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",)
 """Slurm accepts no job without an environment. The job sets its own."""
 _JOBS_PER_QUERY = 200
 """Ids in one question, which goes into a URL."""
@@ -187,7 +187,7 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
     job: dict[str, Any] = {
         **convert_options(submission.options, "rest"),
         "name": submission.name,
-        "environment": list(_JOB_ENVIRONMENT),
+        "environment": list(_REST_JOB_ENVIRONMENT),
         "current_working_directory": "/",
         "standard_output": submission.output,
         "requeue": False,
@@ -232,8 +232,8 @@ MAX_ARRAY_TASKS = 5000
 to somebody else."""
 _FRESH_S = 1.0
 """Age of a listing at which it still shows what others do."""
-_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
-_COMPLETE_STATES = (*_ACTIVE_STATES, "CANCELLED")
+_REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
+_COMPLETE_STATES = (*_REST_ACTIVE_STATES, "CANCELLED")
 """States that can do without an exit status and a reason for a while."""
 _CHANGES_PER_POLL = 500
 """Requests for jobs whose state changed: half a second of our time."""
@@ -280,7 +280,7 @@ class RestJobRegistry:
         """Return everyone's jobs that wait or run in these partitions. UnavailableError as in :meth:`own_jobs`."""
         requested = self._partitions = frozenset(partitions)
         jobs = await self._update(deadline_s, max_age_s=_FRESH_S)
-        return [job for job in jobs if job.state in _ACTIVE_STATES and _is_in(job, requested)]
+        return [job for job in jobs if job.state in _REST_ACTIVE_STATES and _is_in(job, requested)]
 
     def submitted(self, number: int) -> None:
         """Remember a job that is certainly ours."""
@@ -334,7 +334,7 @@ class RestJobRegistry:
     def _tasks(self, every: RestJobState) -> Sequence[RestJobState]:
         """Return the tasks of ``1_*`` from the last listing; if there are none, they have ended before they began."""
         last = [each for each in self._listing.get(every.number, ()) if each.task is not None]
-        if not last and every.state in _ACTIVE_STATES:
+        if not last and every.state in _REST_ACTIVE_STATES:
             return [every]
         return [replace(each, state=every.state, flags=every.flags) for each in last]
 

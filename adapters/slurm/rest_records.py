@@ -24,7 +24,7 @@ from provisioner.interfaces import UnavailableError
 
 JsonObject = Mapping[str, Any]
 
-_JOB_ID = re.compile(r"(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d{1,10})?")
+_REST_JOB_ID = re.compile(r"(\d{1,10})(?:_(\d{1,10}|\*))?(?:\+\d{1,10})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _nodes(value: object) -> tuple[str, ...]:
 
 def parse_job_state(record: JsonObject) -> RestJobState:
     """Return a line of ``jobs/state/``. UnavailableError if it is invalid: the listing would not be complete."""
-    found = _JOB_ID.fullmatch(str(record.get("job_id")))
+    found = _REST_JOB_ID.fullmatch(str(record.get("job_id")))
     state, flags = _split_state(record.get("state"), JOB_STATES)
     if not found or not state:
         raise UnavailableError("slurmrestd reports the state of a job in an unknown format")

@@ -266,7 +266,7 @@ class _SingleResponse(ResponseHandler):
     _left: int | None = None
 
     def data_received(self, data: bytes) -> None:
-        if self._left is None and (head := _CLOSING_HEAD.match(data)) and (length := _LENGTH.search(head[0])):
+        if self._left is None and (head := _CLOSING_HEAD.match(data)) and (length := _CONTENT_LENGTH.search(head[0])):
             self._left = head.end() + int(length[1])
         if self._left is not None:
             data = data[: self._left]
@@ -276,7 +276,7 @@ class _SingleResponse(ResponseHandler):
 
 
 _CLOSING_HEAD = re.compile(rb"HTTP/1\.[01] (?:(?!\r\n\r\n).)*?\r\nconnection: *close\r\n.*?\r\n\r\n", re.I | re.S)
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,12})\r\n", re.I)
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,12})\r\n", re.I)
 
 
 Connect = Callable[[Callable[[], _SingleResponse]], Awaitable[_SingleResponse]]

@@ -16,9 +16,9 @@ from provisioner.config.models import mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
-_WORD = r"[A-Za-z0-9_.@+:-]{1,127}"
-_WORDS = rf"^{_WORD}(,{_WORD})*$"
-_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
+_SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
+_SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
+_SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
@@ -31,7 +31,7 @@ _SET_BY_DRONE = "it belongs to the drone"
 _SINGLE_USE = "it keeps drones single-use"
 _OWN_KEY = "write it beside `submit`, not below it"
 _OWN_KEY_OF_TYPE = "write it under `types`, for each drone type, without a number"
-REFUSED_OPTIONS = {
+REFUSED_SBATCH_OPTIONS = {
     **dict.fromkeys(("cpus-per-task", "ntasks", "nodes", "mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _FROM_DRONE_TYPE),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu"), _FROM_DRONE_TYPE),
     **dict.fromkeys(("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _FROM_DRONE_TYPE),
@@ -54,13 +54,13 @@ REFUSED_OPTIONS = {
 
 def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
     for name, value in options.items():
-        if not _OPTION.fullmatch(name):
+        if not _SBATCH_OPTION.fullmatch(name):
             raise mistake_at(name, f"`{name[:40]}` is not an option of sbatch: write its long name without dashes")
-        if (instead := REFUSED_OPTIONS.get(name, "")) in (_OWN_KEY, _OWN_KEY_OF_TYPE):
+        if (instead := REFUSED_SBATCH_OPTIONS.get(name, "")) in (_OWN_KEY, _OWN_KEY_OF_TYPE):
             raise mistake_at(name, f"`{name}` has a key of its own: {instead}")
         if instead:
             raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({instead})")
-        if full := next((each for each in REFUSED_OPTIONS if each.startswith(name)), ""):
+        if full := next((each for each in REFUSED_SBATCH_OPTIONS if each.startswith(name)), ""):
             raise mistake_at(name, f"`{name}` is an abbreviation of `{full}`, which the provisioner sets: remove it")
         if value is False:
             raise mistake_at(name, f"`{name}: false` has no effect: remove it")
@@ -91,13 +91,13 @@ class SlurmJobOptions(BaseModel):
 
     partition: str = Field(
         default="",
-        pattern=rf"^$|{_WORDS}",
+        pattern=rf"^$|{_SLURM_NAMES}",
         description="Partition, or several with commas. Default: the cluster's.",
         examples=["accelerated"],
     )
-    account: str = Field(default="", pattern=rf"^({_WORD})?$", description="Account that is charged.")
-    qos: str = Field(default="", pattern=rf"^({_WORD})?$", description="Quality of service.")
-    reservation: str = Field(default="", pattern=rf"^$|{_WORDS}", description="Reservation that drones run in.")
+    account: str = Field(default="", pattern=rf"^({_SLURM_NAME})?$", description="Account that is charged.")
+    qos: str = Field(default="", pattern=rf"^({_SLURM_NAME})?$", description="Quality of service.")
+    reservation: str = Field(default="", pattern=rf"^$|{_SLURM_NAMES}", description="Reservation that drones run in.")
     constraint: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$",

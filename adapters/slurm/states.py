@@ -37,7 +37,7 @@ _PENDING, _RUNNING, _UNKNOWN, _ENDED = (
     RemoteState.ENDED,
 )
 
-STATES: Mapping[str, SlurmStateMapping] = {
+SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     # Base states.
     "PENDING": SlurmStateMapping(_PENDING),
     "RUNNING": SlurmStateMapping(_RUNNING),
@@ -76,7 +76,7 @@ STATES: Mapping[str, SlurmStateMapping] = {
 }
 """All states and flags of 22.05 to 26.05."""
 
-UNFINISHED_STATES = frozenset(word for word, each in STATES.items() if each.state is not _ENDED)
+UNFINISHED_STATES = frozenset(word for word, each in SLURM_STATES.items() if each.state is not _ENDED)
 """States of jobs without an exit status."""
 
 _DECISIVE_FLAGS = (
@@ -100,8 +100,8 @@ def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapp
     """Return the meaning of a job's state and flags."""
     for flag in _DECISIVE_FLAGS:
         if flag in flags:
-            return STATES[flag]
-    found = STATES.get(state)
+            return SLURM_STATES[flag]
+    found = SLURM_STATES.get(state)
     return found or SlurmStateMapping(_UNKNOWN, printable(f"unknown state: {state or 'none'}", _MESSAGE_LENGTH))
 
 
@@ -110,7 +110,7 @@ def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapp
 _NO_FAULT: FaultKind | None = None
 """The job just waits for its turn."""
 
-REASONS: Mapping[str, FaultKind | None] = {
+SLURM_REASONS: Mapping[str, FaultKind | None] = {
     **dict.fromkeys(
         ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "SchedDefer", "Dependency", "Prolog"),
         _NO_FAULT,
@@ -151,7 +151,7 @@ def _normalize_reason(reason: str) -> str:
     return re.sub(r"[^a-z0-9]", "", head.lower())
 
 
-_FAULT_BY_REASON = {_normalize_reason(name): kind for name, kind in REASONS.items()}
+_FAULT_BY_REASON = {_normalize_reason(name): kind for name, kind in SLURM_REASONS.items()}
 
 
 @lru_cache(maxsize=256)  # thousands of jobs wait for the same few reasons
@@ -173,7 +173,7 @@ _OUTCOME_UNKNOWN = re.compile(
 )
 """The order may have been carried out: only the answer failed."""
 
-_REFUSALS = (
+_SLURM_REFUSALS = (
     (
         r"unable to contact slurm controller|communication connection failure|in standby mode|unable to connect"
         r"|i/o error writing script|slurm_persist_conn_open|controller is (not|un)\w+|no address",
@@ -210,7 +210,7 @@ def classify_refusal(text: str) -> FaultKind:
     for name in _LIMIT_NAMES.findall(text):
         if kind := classify_reason(name):
             return kind
-    for pattern, kind in _REFUSALS:
+    for pattern, kind in _SLURM_REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return kind
     return FaultKind.UNKNOWN

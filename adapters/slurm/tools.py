@@ -68,7 +68,7 @@ _EXACT_TIMES = ("SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0")
 _RESTRICTED_CORES_TTL_S = 600.0
 _JOBS_PER_CALL = 500
 _PARTITION = re.compile(r"[A-Za-z0-9_.@+:-]{1,127}")
-_SUBMITTED = re.compile(rb"^(\d{1,10})(?:;[\w.-]{1,255})?[ \t\r]*$", re.MULTILINE)
+_SBATCH_OUTPUT = re.compile(rb"^(\d{1,10})(?:;[\w.-]{1,255})?[ \t\r]*$", re.MULTILINE)
 _ERROR_LINE = re.compile(
     r"^\S{0,200}?(?:sbatch|squeue|sinfo|sacct|scontrol|scancel): (?:error|fatal): .*$", re.MULTILINE
 )
@@ -202,7 +202,7 @@ class SlurmToolsClient:
         if done.code:
             errors = self._new_errors(done)
             raise refusal_error(errors) if errors else OutcomeUnknownError(f"submit: sbatch: {done.said}")
-        submitted = _SUBMITTED.findall(done.out)
+        submitted = _SBATCH_OUTPUT.findall(done.out)
         if len(submitted) != 1:
             raise OutcomeUnknownError(f"submit: sbatch prints no job id: {printable(repr(done.out[:100]), 100)}")
         return int(submitted[0])
@@ -383,7 +383,7 @@ ACTIVE_JOB_COLUMNS = {
 _COMMON, _STATE = len(_JOB_COLUMNS), list(_JOB_COLUMNS).index("State")
 _SQUEUE_ID = re.compile(r"[0-9]{1,10}([_+][0-9]{1,10})?")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-_BASE_STATE_OF_FLAG = {
+_SQUEUE_BASE_STATES = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), "RUNNING"),
     **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "PENDING"),
     **dict.fromkeys(("COMPLETING", "STAGE_OUT", "REVOKED"), ""),
@@ -410,8 +410,8 @@ def _job(row: Sequence[str]) -> SlurmJob:
     return SlurmJob(
         remote_id,
         name,
-        _BASE_STATE_OF_FLAG.get(state) or state,
-        frozenset({state}) if state in _BASE_STATE_OF_FLAG else frozenset(),
+        _SQUEUE_BASE_STATES.get(state) or state,
+        frozenset({state}) if state in _SQUEUE_BASE_STATES else frozenset(),
         parse_word(reason),
         user,
         parse_word(account),

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from adapters.htcondor.site import settings
-from adapters.slurm.settings import REFUSED_OPTIONS as REFUSED_BY_SLURM_SITE
+from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_SITE
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.htcondor import OUR_VARIABLES, OURS

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adapters.slurm.settings import REFUSED_OPTIONS, SlurmSiteConfig
+from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS, SlurmSiteConfig
 from provisioner.config import load
 from provisioner.model import DroneType
 
@@ -56,11 +56,11 @@ def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> 
     assert (settings.gres_of("a100"), settings.gres_of("h100")) == ("gpu", "gpu:h100")
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
+@pytest.mark.parametrize("name", sorted(REFUSED_SBATCH_OPTIONS))
 def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
     message = refused(submit={name: "1"})
     assert f"`{name}`" in message
-    assert REFUSED_OPTIONS[name] in message
+    assert REFUSED_SBATCH_OPTIONS[name] in message
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.slurm.states import STATES, classify_reason, classify_refusal, map_state, refusal_error
+from adapters.slurm.states import SLURM_STATES, classify_reason, classify_refusal, map_state, refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import EndKind, FaultKind, RemoteState
 
@@ -44,7 +44,7 @@ FLAGS = (
 
 
 def test_every_state_of_the_versions_that_we_know_is_in_the_table() -> None:
-    assert {*BASES, *FLAGS} == set(STATES)
+    assert {*BASES, *FLAGS} == set(SLURM_STATES)
 
 
 @pytest.mark.parametrize("state", ["QUANTUM", "", "running", "x" * 5000, "\x1b[2J"])
@@ -62,8 +62,8 @@ def test_an_ended_job_that_is_still_being_ended_is_not_gone(state: str) -> None:
 
 
 def test_only_ends_have_a_kind() -> None:
-    assert all((means.kind is not None) == (means.state is RemoteState.ENDED) for means in STATES.values())
-    assert all(means.fault is None or means.kind is EndKind.FAULT for means in STATES.values())
+    assert all((means.kind is not None) == (means.state is RemoteState.ENDED) for means in SLURM_STATES.values())
+    assert all(means.fault is None or means.kind is EndKind.FAULT for means in SLURM_STATES.values())
 
 
 def test_flags_that_say_more_than_the_state_win() -> None:
