@@ -12,7 +12,7 @@ import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions: c
 
 from adapters.shared.printing import LONGEST, printable
 
-LARGEST = 10**12
+LARGEST_NUMBER = 10**12
 """Beyond this a number from an ad is nonsense."""
 
 Ad: TypeAlias = classad2.ClassAd
@@ -47,13 +47,13 @@ def as_number(found: object) -> float | None:
 def moment(ad: Ad, name: str) -> float:
     """Return a time, in seconds since the epoch; 0.0 where the ad has none that a calendar knows."""
     found = number(ad, name)
-    return found if found is not None and 0 < found <= LARGEST else 0.0
+    return found if found is not None and 0 < found <= LARGEST_NUMBER else 0.0
 
 
 def whole(ad: Ad, name: str) -> int:
     """Return a count, rounded up; 0 where the ad has no sensible one."""
     found = number(ad, name)
-    return math.ceil(found) if found is not None and 0 < found <= LARGEST else 0
+    return math.ceil(found) if found is not None and 0 < found <= LARGEST_NUMBER else 0
 
 
 def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
@@ -98,7 +98,9 @@ def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
 
 
 _LONGEST_SPLIT = 20_000
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL)
+_CLAUSE_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL
+)
 
 
 def clauses(source_text: str) -> Iterator[str]:
@@ -108,7 +110,7 @@ def clauses(source_text: str) -> Iterator[str]:
         return
     parts: list[str] = [""]
     depth, loose = 0, False
-    for token in _TOKEN.findall(source_text):
+    for token in _CLAUSE_TOKEN.findall(source_text):
         if token in "([{":
             depth += 1
         elif token in ")]}":
@@ -134,7 +136,7 @@ def _unwrapped(part: str) -> str:
     """Return ``((a || b))`` without the parentheses that hold all of it."""
     bare = part.strip()
     while bare.startswith("(") and bare.endswith(")"):
-        depth, tokens = 0, _TOKEN.findall(bare)
+        depth, tokens = 0, _CLAUSE_TOKEN.findall(bare)
         for at, token in enumerate(tokens):
             depth += (token in "([{") - (token in ")]}")
             if depth == 0 and at < len(tokens) - 1:

@@ -56,8 +56,8 @@ class Collectors:
                     raise
 
 
-_DENIED = ("authenticat", "denied", "not authorized", "no token")
-_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
+_LOG_DENIALS = ("authenticat", "denied", "not authorized", "no token")
+_LOG_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
 
 
 class BindingsErrors:
@@ -75,7 +75,7 @@ class BindingsErrors:
             yield
         except (htcondor2.HTCondorException, OSError) as error:
             words = printable(f"{error}: {self._since(begun)}", 400)
-            if any(sign in words.lower() for sign in _DENIED):
+            if any(sign in words.lower() for sign in _LOG_DENIALS):
                 raise AuthError(f"{whom}: {words}") from None
             raise UnavailableError(f"{whom}: {words}") from None
 
@@ -88,13 +88,13 @@ class BindingsErrors:
             return "no reason given"
         with self._log.open(errors="replace") as log:
             log.seek(begun)
-            lines = [_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
+            lines = [_LOG_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
         return "; ".join(dict.fromkeys(lines[-4:]))
 
 
 SAME_CLOCK_S = 2
 """Clocks closer than this count as one: times in ads are whole seconds."""
-_FURTHEST_S = 20 * 366 * 86400
+_MAX_SKEW_S = 20 * 366 * 86400
 
 
 def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: int = 0) -> int:
@@ -110,7 +110,7 @@ def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: in
 
     if ask(f"time() >= {int(now()) + guess_s - SAME_CLOCK_S} && time() <= {int(now()) + guess_s + SAME_CLOCK_S}"):
         return guess_s
-    low, high = -_FURTHEST_S, _FURTHEST_S
+    low, high = -_MAX_SKEW_S, _MAX_SKEW_S
     if not ahead_by(low) or ahead_by(high):
         return 0
     while high - low > 1:

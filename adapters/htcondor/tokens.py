@@ -26,7 +26,7 @@ from provisioner.model import DroneId
 _SCOPE = "condor:/"
 EXPIRY_WARNING_S = 7 * 86400.0
 """A token that expires within this time is worth a warning."""
-_LONGEST = 20_000
+_MAX_TOKEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class InvalidTokenError(ValueError):
 def read_token(text: str) -> IdToken:
     """Return the content of a token. Raise InvalidTokenError for any other text."""
     parts = text.strip().split(".")
-    if len(parts) != 3 or len(text) > _LONGEST:
+    if len(parts) != 3 or len(text) > _MAX_TOKEN:
         raise InvalidTokenError("not three parts joined by dots")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))

@@ -254,7 +254,7 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     first = make("a", "b", memory=tmp_path)
     first.jobs = {"a": 2, "b": 5}
     assert first.waiting() == 7
-    first._schedds.asking("schedd", "b")  # and was ended
+    first._schedds.files.note_asked("schedd", "b")  # and was ended
     assert schedds.asked(tmp_path) == ("schedd", "b")
     second = make("a", "b", memory=tmp_path)
     second.jobs = {"a": 2}

@@ -7,7 +7,7 @@ import time
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.nodes import SlotResources
-from adapters.htcondor.site.owner_queue import OwnerQueue
+from adapters.htcondor.site.owner_queue import OwnerJobQueue
 
 
 class SlowSide:
@@ -21,7 +21,7 @@ class SlowSide:
         time.sleep(3600)
         return 1
 
-    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> OwnerQueue:
+    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> OwnerJobQueue:
         if schedd == "silent":
             time.sleep(3600)
-        return OwnerQueue(running=((schedd, SlotResources()),))
+        return OwnerJobQueue(running=((schedd, SlotResources()),))

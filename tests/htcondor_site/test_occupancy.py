@@ -8,7 +8,7 @@ import pytest
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.listing import list_drones
 from adapters.htcondor.site.nodes import (
-    Machine,
+    PoolMachine,
     SlotResources,
     carved,
     corrections,
@@ -25,7 +25,7 @@ A100 = DroneType("topas", "a100", 1000, 8, 20480, 0)
 SHAPES = {"a100": SlotResources(1, 8, 20480, 0)}
 
 
-def children(*slots: tuple[int, str, str, str], gpus: int = 8, entered_s_ago: int = 60) -> tuple[Machine, ...]:
+def children(*slots: tuple[int, str, str, str], gpus: int = 8, entered_s_ago: int = 60) -> tuple[PoolMachine, ...]:
     """The node with slots carved from it: number, state, activity, user; one GPU, 8 CPUs, 20 GiB each."""
     names = ",".join(f'"slot1_{n}@{NODE}"' for n, *_ in slots)
     more = f"NumDynamicSlots = {len(slots)}\nChildName = {{ {names} }}\n"
@@ -45,7 +45,7 @@ def drone(number: int, state: RemoteState = RemoteState.RUNNING, ended_at: float
 
 
 def free_gpus(
-    site: tuple[Machine, ...], *drones: RemoteDrone, owners: tuple[tuple[str, SlotResources], ...] = ()
+    site: tuple[PoolMachine, ...], *drones: RemoteDrone, owners: tuple[tuple[str, SlotResources], ...] = ()
 ) -> int:
     [node] = nodes(site, [A100], {}, corrections(site, drones, SHAPES, owners, {"grid@site"}, NOW))
     return node.free_gpu_milli // 1000
@@ -132,7 +132,7 @@ def test_of_a_queue_that_is_silent_those_jobs_are_left_out_that_have_begun_since
     assert waiting(now, job(1), job(2), job(3)) == [1, 2, 3], "a queue that answers knows it itself"
 
 
-def waiting(site: tuple[Machine, ...], *jobs: Ad, before: frozenset[tuple[str, float]] | None = None) -> list[int]:
+def waiting(site: tuple[PoolMachine, ...], *jobs: Ad, before: frozenset[tuple[str, float]] | None = None) -> list[int]:
     """Numbers of the jobs that still claim room."""
     left = without_matched(group_jobs(jobs, now=NOW).groups, site, before)
     return sorted(int(at) - NOW + 100 for group in left for at in group.submitted)

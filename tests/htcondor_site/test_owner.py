@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.htcondor.classads import Ad, expression, holds
-from adapters.htcondor.site.nodes import Machine, machines_of
+from adapters.htcondor.site.nodes import PoolMachine, machines_of
 from adapters.htcondor.site.owner import (
     OwnerClaims,
     job_constraint,
@@ -27,7 +27,7 @@ A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
 SITE = machines_of([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
 
 
-def claims(waiting: Sequence[Ad], site: tuple[Machine, ...]) -> OwnerClaims:
+def claims(waiting: Sequence[Ad], site: tuple[PoolMachine, ...]) -> OwnerClaims:
     return claims_of(group_jobs(waiting, now=NOW).groups, site)
 
 

@@ -12,9 +12,9 @@ import pytest
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import owner
 from adapters.htcondor.site.client import HTCondorClient
-from adapters.htcondor.site.nodes import Machine, machines_of
+from adapters.htcondor.site.nodes import PoolMachine, machines_of
 from adapters.htcondor.site.owner import HTCondorOwnerConfig, OwnerQueuePoller, claims
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, group_jobs
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OwnerDemand
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
@@ -33,7 +33,7 @@ class Schedds:
         self.asked: list[str] = []
         self.now = 0.0
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         self.asked.append(schedd)
         if schedd in self.silent:
             await asyncio.sleep(3600)
@@ -44,7 +44,7 @@ class Schedds:
         for ad in ads:
             for name in [name for name in ad if name.lower() not in asked]:
                 del ad[name]
-        return cast(OwnerQueue, pickle.loads(pickle.dumps(group_jobs(ads, names, NOW))))
+        return cast(OwnerJobQueue, pickle.loads(pickle.dumps(group_jobs(ads, names, NOW))))
 
     def as_owners(self) -> OwnerQueuePoller:
         return OwnerQueuePoller(
@@ -52,7 +52,7 @@ class Schedds:
         )
 
 
-async def seen(queues: OwnerQueuePoller, site: tuple[Machine, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
+async def seen(queues: OwnerQueuePoller, site: tuple[PoolMachine, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
     told, notices = await queues.query(site)
     return [claim for one in told for claim in claims(one.queue.groups, site).claims], list(notices)
 

@@ -15,7 +15,7 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite
 from adapters.htcondor.site import site as site_module
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
-from adapters.htcondor.site.owner_queue import OwnerQueue
+from adapters.htcondor.site.owner_queue import OwnerJobQueue
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests.waiting import eventually
 from provisioner.interfaces import UnavailableError
@@ -47,8 +47,8 @@ class FakeCluster:
     async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
         return self.nodes if constraint == MACHINE_SLOTS else []
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
-        return OwnerQueue()
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        return OwnerJobQueue()
 
     async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
         return []

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.site.settings import OURS, HTCondorSiteConfig
+from adapters.htcondor.site.settings import RESERVED_COMMANDS, HTCondorSiteConfig
 from tests.htcondor_site.orders import A100, CPU, config
 
 
@@ -149,4 +149,4 @@ def test_what_is_too_short_to_work_is_refused(name: str, value: str) -> None:
 
 
 def test_every_name_that_is_ours_is_in_small_letters() -> None:
-    assert [name for name in OURS if name != name.lower()] == []
+    assert [name for name in RESERVED_COMMANDS if name != name.lower()] == []

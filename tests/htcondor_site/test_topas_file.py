@@ -8,7 +8,7 @@ import pytest
 
 from adapters.htcondor.classads import Ad, expression, holds
 from adapters.htcondor.site.blocking import gaps, render
-from adapters.htcondor.site.nodes import Machine, machines_of, nodes
+from adapters.htcondor.site.nodes import PoolMachine, machines_of, nodes
 from provisioner.config import SiteConfig, load
 from tests.htcondor_site.slot_ads import A100, V100S, job, pslot
 from tests.htcondor_site.test_blocking import loaded
@@ -29,7 +29,7 @@ def topas(tmp_path: Path) -> SiteConfig:
     return site
 
 
-def hardware(topas: SiteConfig) -> tuple[Machine, ...]:
+def hardware(topas: SiteConfig) -> tuple[PoolMachine, ...]:
     """The real nodes, running what is printed for them."""
     ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
     ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]

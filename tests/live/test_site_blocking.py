@@ -22,13 +22,13 @@ from adapters.htcondor.site.nodes import (
     MACHINE_SLOTS,
     NOTICE_CONSTRAINT,
     NOTICE_PROJECTION,
-    Machine,
+    PoolMachine,
     machines_of,
     nodes,
     notices,
 )
 from adapters.htcondor.site.owner import HTCondorOwnerConfig
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, further, group_jobs, wanted_by
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, further, group_jobs, wanted_by
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
 from tests.labs.htcondor import Condor, Pool, lab_directory, until
 
@@ -108,7 +108,7 @@ def clear(pool: Pool) -> None:
     until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
 
 
-def machines(pool: Pool) -> tuple[Machine, ...]:
+def machines(pool: Pool) -> tuple[PoolMachine, ...]:
     return machines_of(parsed(pool.run("condor_status", "-long", "-constraint", MACHINE_SLOTS)), 0)
 
 
@@ -320,7 +320,7 @@ def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) ->
     assert load == OwnerLoad(jobs=4, gpu_milli=9000, cpus=162, memory_mib=204800 + 3 * 1024)
 
 
-def queue(pool: Pool, settings: HTCondorOwnerConfig, known: tuple[Machine, ...]) -> OwnerQueue:
+def queue(pool: Pool, settings: HTCondorOwnerConfig, known: tuple[PoolMachine, ...]) -> OwnerJobQueue:
     """Asked until all is known that the jobs' expressions look at."""
     names = wanted_by(known)
     while True:

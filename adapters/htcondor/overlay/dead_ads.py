@@ -20,10 +20,10 @@ from provisioner.interfaces import AuthError
 
 INVALIDATE_TIMEOUT_S = 5.0
 """Longest wait until the collector no longer lists the ads."""
-_SLACK_S = 1.0
+_ROUNDING_S = 1.0
 """The collector keeps whole seconds."""
 _ADVICE = "allow the identity of the drones' tokens ADVERTISE_STARTD and ADVERTISE_MASTER at the collector"
-_KINDS = (
+_AD_KINDS = (
     ("Machine", "INVALIDATE_STARTD_ADS", htcondor2.AdType.Startd),
     ("DaemonMaster", "INVALIDATE_MASTER_ADS", htcondor2.AdType.Master),
 )
@@ -34,7 +34,7 @@ def silent(drone_id: str, for_s: float) -> str:
 
     The collector evaluates it by its own clock.
     """
-    return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _SLACK_S))})"
+    return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _ROUNDING_S))})"
 
 
 class DeadAdRemover:
@@ -52,7 +52,7 @@ class DeadAdRemover:
         """
         try:
             with self._errors.translated(f"collector {self._address}"):
-                for of, command, _ in _KINDS:
+                for of, command, _ in _AD_KINDS:
                     query = classad2.ClassAd({"MyType": "Query", "TargetType": of})
                     query["Requirements"] = classad2.ExprTree(_silent_since(ended_at))
                     self._collector.advertise([query], command, True)
@@ -67,7 +67,7 @@ class DeadAdRemover:
     def _listed(self, ended_at: Mapping[str, float]) -> str:
         """Return the name of one of the ads that should be gone; empty if there is none."""
         with self._errors.translated(f"collector {self._address}"):
-            for _, _, kind in _KINDS:
+            for _, _, kind in _AD_KINDS:
                 for ad in self._collector.query(kind, constraint=_silent_since(ended_at), projection=["Name"]):
                     return text(ad, "Name", 200) or "an ad without a name"
         return ""

@@ -30,19 +30,19 @@ TOOL_TIMEOUT_S = 5.0
 """Longest time for the tool where an order ad can take its place."""
 TOOL_RETRY_S = 600.0
 """After the tool could not reach a drone that reads order ads, such drones get order ads alone for this long."""
-_FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
+_DRAIN_FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
     DrainMode.PEACEFUL: ("-graceful", "-exit-on-completion"),
     DrainMode.GRACEFUL: ("-quick", "-exit-on-completion"),
     DrainMode.FAST: ("-fast", "-exit-on-completion"),
     DrainMode.RESUME: ("-cancel",),
 }
 _HARDER = (DrainMode.GRACEFUL, DrainMode.FAST)
-_GONE = ("can't find address", "unknown host", "failed to locate", "couldn't locate", "no such startd")
-_ALREADY = ("already draining", "draining already in progress")
+_UNKNOWN_STARTD = ("can't find address", "unknown host", "failed to locate", "couldn't locate", "no such startd")
+_ALREADY_DRAINING = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
-_DENIED = ("authenticat", "denied", "not authorized", "no auth method")
+_TOOL_DENIALS = ("authenticat", "denied", "not authorized", "no auth method")
 """The last: the collector gave the tool no secret of the startd, and a drone has no other way to trust anybody."""
-_WHY = ("-debug",)
+_DEBUG_FLAG = ("-debug",)
 """Without it the tool says the same of a startd that refuses us as of one that is not there."""
 
 
@@ -117,11 +117,11 @@ class Drainer:
             if may_fail and time.monotonic() < self._unreachable_until:
                 return None
             try:
-                code, said = await self._run([tool, *_FLAGS[mode], *_WHY, *because, name], deadline_s)
-                if mode in _HARDER and _says(said, _ALREADY):
+                code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
+                if mode in _HARDER and _says(said, _ALREADY_DRAINING):
                     # a drain cannot be hurried: it is taken back and asked for anew
-                    await self._run([tool, *_FLAGS[DrainMode.RESUME], name], deadline_s)
-                    code, said = await self._run([tool, *_FLAGS[mode], *_WHY, *because, name], deadline_s)
+                    await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
+                    code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
                 receipt = _judged(drone_id, mode, code, said)
             except TimeoutError:
                 message = f"condor_drain: no answer within {deadline_s:g} s"
@@ -157,10 +157,10 @@ class Drainer:
 
 
 def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> OrderResult:
-    settled = _GONE + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY)
+    settled = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
     if code == 0 or _says(said, settled):
         return OrderResult(drone_id, OrderOutcome.OK)
-    kind = FaultKind.DENIED if _says(said, _DENIED) else FaultKind.DOWN
+    kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
     return _receipt(drone_id, OrderOutcome.REJECTED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
 
 

@@ -30,7 +30,7 @@ HISTORY_LIMIT = 5000
 _LATE_S = 300.0
 """A job may enter the history so long after its end."""
 
-PROJECTION = attribute_names(
+HISTORY_PROJECTION = attribute_names(
     """
     ClusterId ProcId CompletionDate QDate JobCurrentStartDate JobCurrentStartExecutingDate LastRemoteHost Owner
     RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
@@ -126,7 +126,7 @@ class HistoryReader:
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(self._constraint, long_ago, gpus_only)
-        projection = sorted({*PROJECTION, self._owner_attribute})
+        projection = sorted({*HISTORY_PROJECTION, self._owner_attribute})
         with self._errors.translated(f"schedd {printable(queue.name, 80)}"):
             left = queue.schedd.history(
                 wanted, projection, HISTORY_LIMIT, stop(known.newest, max(known.read_at, long_ago))

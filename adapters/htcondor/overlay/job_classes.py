@@ -23,7 +23,18 @@ from typing import ClassVar, NamedTuple
 
 import classad2
 
-from adapters.htcondor.classads import LARGEST, Ad, attribute_names, clauses, moment, number, source, text, value, whole
+from adapters.htcondor.classads import (
+    LARGEST_NUMBER,
+    Ad,
+    attribute_names,
+    clauses,
+    moment,
+    number,
+    source,
+    text,
+    value,
+    whole,
+)
 from adapters.htcondor.overlay.matching import bound
 from adapters.htcondor.overlay.settings import SlotWeight
 from adapters.shared.printing import printable
@@ -229,7 +240,7 @@ def gpus_asked(ad: Ad) -> tuple[int, str]:
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
-    if asked is None or asked > LARGEST:
+    if asked is None or asked > LARGEST_NUMBER:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
     if asked < 0:
         return 0, f"request_gpus = {written} is negative: write request_gpus = 1"
@@ -313,7 +324,7 @@ def bounds(ad: Ad) -> dict[str, float]:
     for name in ("RequireGPUs", "Requirements"):
         for clause in clauses(source(ad, name)):
             found = bound(clause, ad) if " >= " in clause else None
-            if found and 0 <= found[1] <= LARGEST:
+            if found and 0 <= found[1] <= LARGEST_NUMBER:
                 attribute = found[0].lower()
                 least[attribute] = max(least.get(attribute, 0), found[1])
     return least

@@ -46,7 +46,7 @@ from adapters.htcondor.overlay.schedds import (
     slack,
 )
 from adapters.htcondor.overlay.settings import SlotWeight
-from adapters.htcondor.overlay.slots import PROJECTION, SlotsView, forged, ours, slots_view
+from adapters.htcondor.overlay.slots import SLOT_PROJECTION, SlotsView, forged, ours, slots_view
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
@@ -152,7 +152,7 @@ class PoolPoller:
             self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
             slots_of_drones = ours(self._drone_identities)
             ads = self._collector.query(
-                htcondor2.AdType.Startd, constraint=slots_of_drones, projection=list(PROJECTION)
+                htcondor2.AdType.Startd, constraint=slots_of_drones, projection=list(SLOT_PROJECTION)
             )
             seen = slots_view(ads, self._controller, self._to_our_clock, self._drone_identities)
             self._users = seen.users

@@ -32,7 +32,7 @@ SCHEDD_ANSWER_TIMEOUT_S = 3.0
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
 """A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
 second."""
-_MOST_NOTICES = 10
+_MAX_SILENCE_NOTICES = 10
 _POLL_S = 0.01
 
 
@@ -84,43 +84,89 @@ class ScheddSilence:
     """Questions in a row that it accepted and did not answer in time."""
 
 
-@dataclass(slots=True)
-class ScheddRegistry:
-    """Knowledge of schedds, kept beyond the end of the worker in ``directory`` (private; None: nothing is kept)."""
+class AnswerFiles:
+    """Files with what must outlive the worker: the state and the last answers of schedds, and who is being asked.
 
-    memory_s: float
-    directory: Path | None = None
-    answered: set[str] = field(default_factory=set)
-    """Schedds that have ever answered."""
-    silent: dict[str, ScheddSilence] = field(default_factory=dict)
-    last: dict[str, ScheddAnswer] = field(default_factory=dict)
-    errors: dict[str, AdapterError] = field(default_factory=dict)
-    """Newest errors of silent ones, of this process."""
-    _written: dict[str, bytes] = field(default_factory=dict)
+    ``directory`` is private. With None nothing is kept.
+    """
 
-    def __post_init__(self) -> None:
-        """Go on where the process before this one was ended, which may have been while it asked a schedd."""
-        if self.directory is None:
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._written: dict[str, bytes] = {}
+        if directory is not None:
+            with suppress(OSError):
+                directory.mkdir(mode=0o700, exist_ok=True)
+
+    def note_asked(self, whom: str, name: str = "") -> None:
+        """Note who is asked now, by which this process may be kept waiting until it is ended."""
+        if self._directory is not None:
+            with suppress(OSError):
+                (self._directory / "asking").write_text(f"{whom} {name}" if whom else "", encoding="utf-8")
+
+    def read_asked(self) -> tuple[str, str]:
+        """Return who was being asked when the process before this one was ended."""
+        return asked(self._directory) if self._directory is not None else ("", "")
+
+    def write(self, file: str, value: object) -> None:
+        """Write a value, unless the file has it already."""
+        body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        if self._directory is None or self._written.get(file) == (digest := blake2s(body).digest()):
             return
         with suppress(OSError):
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-        self.answered, self.silent = self._read("known") or (set(), {})
-        for name in self.answered:
-            if (kept := self._read(_file(name))) is not None:
-                self.last[name] = replace(kept, taken_at=self._taken_at(name, kept.taken_at))
-        whom, name = asked(self.directory)
+            fresh = self._directory / f"{file}.new"
+            fresh.write_bytes(body)
+            fresh.replace(self._directory / file)
+            self._written[file] = digest
+
+    def read(self, file: str) -> Any:
+        """Return the value of a file; None if there is none."""
+        if self._directory is None:
+            return None
+        try:
+            return pickle.loads((self._directory / file).read_bytes())
+        except (OSError, EOFError, pickle.UnpicklingError):  # none was written
+            return None
+
+    def write_answer(self, name: str, answer: ScheddAnswer) -> None:
+        """Write the last answer of a schedd. Its time is that of the file, so that an equal answer is not rewritten."""
+        self.write(_file(name), replace(answer, taken_at=0.0))
+        if self._directory is not None:
+            with suppress(OSError):
+                os.utime(self._directory / _file(name), (answer.taken_at, answer.taken_at))
+
+    def read_answer(self, name: str) -> ScheddAnswer | None:
+        """Return the last answer of a schedd; None if there is none."""
+        kept: ScheddAnswer | None = self.read(_file(name))
+        if kept is not None and self._directory is not None:
+            with suppress(OSError):
+                kept = replace(kept, taken_at=(self._directory / _file(name)).stat().st_mtime)
+        return kept
+
+    def remove_answer(self, name: str) -> None:
+        """Remove the answer of a schedd."""
+        self._written.pop(_file(name), None)
+        if self._directory is not None:
+            (self._directory / _file(name)).unlink(missing_ok=True)
+
+
+class ScheddRegistry:
+    """The schedds that answer, those that do not, and the last answer of each, beyond the end of the worker."""
+
+    def __init__(self, memory_s: float, directory: Path | None = None) -> None:
+        """Go on where the process before this one was ended, which may have been while it asked a schedd."""
+        self.memory_s, self.files = memory_s, AnswerFiles(directory)
+        self.answered: set[str]
+        """Schedds that have ever answered."""
+        self.silent: dict[str, ScheddSilence]
+        self.answered, self.silent = self.files.read("known") or (set(), {})
+        self.last = {name: kept for name in self.answered if (kept := self.files.read_answer(name)) is not None}
+        self.errors: dict[str, AdapterError] = {}
+        """Newest errors of silent ones, of this process."""
+        whom, name = self.files.read_asked()
         if whom == "schedd":
             self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
             self.save()
-        self.asking("")
-
-    # ---------------------------------------------------------------------------------------------------- asking
-
-    def asking(self, whom: str, name: str = "") -> None:
-        """Note who is asked now, by which this process may be kept waiting until it is ended."""
-        if self.directory is not None:
-            with suppress(OSError):
-                (self.directory / "asking").write_text(f"{whom} {name}" if whom else "", encoding="utf-8")
+        self.files.note_asked("")
 
     def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
@@ -149,8 +195,6 @@ class ScheddRegistry:
                 except AdapterError as error:
                     self.failed(queue.name, error, now)
 
-    # --------------------------------------------------------------------------------------------------- answers
-
     def failed(self, name: str, error: AdapterError, now: float, *, hung: bool = False, unlisted: bool = False) -> None:
         """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
         known, last = self.silent.get(name), self.last.get(name)
@@ -173,14 +217,14 @@ class ScheddRegistry:
         for known in (self.silent, self.last, self.errors):
             known.pop(name, None)
         self.answered.discard(name)
-        self._remove(name)
+        self.files.remove_answer(name)
 
     def kept(self, now: float) -> Mapping[str, ScheddAnswer]:
         """Return the last answers of silent schedds, for as long as they count."""
         for name in self.silent.keys() & self.last.keys():
             if now - self.last[name].taken_at > self.memory_s:
                 del self.last[name]
-                self._remove(name)
+                self.files.remove_answer(name)
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
@@ -194,7 +238,7 @@ class ScheddRegistry:
     def notices(self, named: Sequence[str], now: float) -> list[str]:
         """Return a line for each silent schedd. ``named``: those of the configuration."""
         found = [self._notice(name, each, name in named, now) for name, each in sorted(self.silent.items())]
-        return found[:_MOST_NOTICES]
+        return found[:_MAX_SILENCE_NOTICES]
 
     def _notice(self, name: str, silence: ScheddSilence, named: bool, now: float) -> str:
         shown, why, age = printable(name, 80), printable(silence.why, 160), _age(now - silence.since)
@@ -211,47 +255,11 @@ class ScheddRegistry:
         """Return the silent schedds whose jobs should count."""
         return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
 
-    # ------------------------------------------------------------------------------------------ over our own end
-
     def save(self) -> None:
         """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
-        if self.directory is None:
-            return
-        self._write("known", (self.answered, self.silent))
+        self.files.write("known", (self.answered, self.silent))
         for name, answer in self.last.items() if len(self.last) > 1 or self.silent else ():
-            self._write(_file(name), replace(answer, taken_at=0.0))
-            with suppress(OSError):
-                os.utime(self.directory / _file(name), (answer.taken_at, answer.taken_at))
-
-    def _remove(self, name: str) -> None:
-        self._written.pop(_file(name), None)
-        if self.directory is not None:
-            (self.directory / _file(name)).unlink(missing_ok=True)
-
-    def _write(self, file: str, value: object) -> None:
-        assert self.directory is not None
-        body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if self._written.get(file) == (digest := blake2s(body).digest()):
-            return
-        with suppress(OSError):
-            fresh = self.directory / f"{file}.new"
-            fresh.write_bytes(body)
-            fresh.replace(self.directory / file)
-            self._written[file] = digest
-
-    def _read(self, file: str) -> Any:
-        assert self.directory is not None
-        try:
-            return pickle.loads((self.directory / file).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):  # none was written
-            return None
-
-    def _taken_at(self, name: str, otherwise: float) -> float:
-        assert self.directory is not None
-        try:
-            return (self.directory / _file(name)).stat().st_mtime
-        except OSError:
-            return otherwise
+            self.files.write_answer(name, answer)
 
 
 def asked(directory: Path) -> tuple[str, str]:
@@ -316,11 +324,11 @@ def _age(age_s: float) -> str:
 @contextmanager
 def noted(schedds: ScheddRegistry, whom: str, name: str) -> Iterator[None]:
     """Note for the time of the context who is asked."""
-    schedds.asking(whom, name)
+    schedds.files.note_asked(whom, name)
     try:
         yield
     finally:
-        schedds.asking("")
+        schedds.files.note_asked("")
 
 
 def slack(ad: Ad) -> int | None:

@@ -19,7 +19,7 @@ _TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs
 _MAX_TEXT = 1000
 """Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""
 
-PROJECTION = attribute_names(
+SLOT_PROJECTION = attribute_names(
     """
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy

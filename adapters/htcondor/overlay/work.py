@@ -37,9 +37,9 @@ IDLE = 1
 RUNS = frozenset({2, 6, 7})
 """JobStatus of a job in a slot: running, transferring output, suspended."""
 
-_HOST = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
+_DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
 """``slot1_1@<drone id>@<host>``."""
-_LONGEST = 300
+_MAX_SLOT_NAME = 300
 _MAX_JOB_IDS = 100
 _MAX_DEVICES_PER_JOB = 4096
 """GPUs or CPUs of one job: no node has more, and sums stay sensible."""
@@ -164,7 +164,7 @@ def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
     """Return the drone of this controller whose slot an attribute of a job names; None for other slots."""
     found = value(ad, name)
-    parts = _HOST.fullmatch(found[:_LONGEST]) if isinstance(found, str) else None
+    parts = _DRONE_SLOT.fullmatch(found[:_MAX_SLOT_NAME]) if isinstance(found, str) else None
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
         return DroneId(parts[1])
     return None

@@ -11,14 +11,14 @@ import htcondor2
 
 from adapters.htcondor.classads import Ad, text
 from adapters.htcondor.daemons import BindingsErrors, Collectors
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, group_jobs
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.submission import of_drones
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 _REFUSAL = re.compile(r"errmsg=|SCHEDD:\d+:|Submit:-?\d+:|Schedd says -\d+")
-_KINDS = (
+_REFUSAL_KINDS = (
     (re.compile("Failed to connect"), FaultKind.DOWN),
     (
         re.compile(r"SCHEDD:13:|Schedd says -[56]\b"),
@@ -43,7 +43,7 @@ class BindingsWorker:
         """Return jobs of a schedd; ``schedd`` "" is ours."""
         return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
 
-    def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+    def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         return group_jobs(self.jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names)), names)
 
     def slots(self, constraint: str, projection: Sequence[str]) -> list[Ad]:
@@ -124,7 +124,7 @@ class BindingsWorker:
             return OutcomeUnknownError(str(error))
         if there:
             return OutcomeUnknownError(str(error))
-        kinds = (kind for sign, kind in _KINDS if sign.search(str(error)))
+        kinds = (kind for sign, kind in _REFUSAL_KINDS if sign.search(str(error)))
         return RejectedError(str(error), next(kinds, FaultKind.CONFIG))
 
     def _withdraw(self, cluster: int, error: AdapterError) -> AdapterError:

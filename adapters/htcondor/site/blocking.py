@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 import classad2
 
 from adapters.htcondor.classads import Ad, as_number, evaluated, expression, holds, source
-from adapters.htcondor.site.nodes import Machine, MachineSlot, SlotResources, could_host, request, shape, start_of
+from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, could_host, request, shape, start_of
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
@@ -257,7 +257,7 @@ def _foot(policy: SitePolicy, types: Sequence[DroneType]) -> str:
     return "\n".join([*uncovered, "# ---- end"]) + "\n"
 
 
-_DRONE: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
+_DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
 _MAX_IDENTITY_TRIES = 200
 """Values tried for attributes of jobs that START looks at, per probe."""
@@ -298,7 +298,7 @@ _DIMENSIONS = (
 
 
 def gaps(
-    machines: Sequence[Machine],
+    machines: Sequence[PoolMachine],
     policy: SitePolicy,
     types: Iterable[DroneType] = (),
     requirements: Mapping[str, str] = {},
@@ -309,7 +309,7 @@ def gaps(
     ``requirements``: by type name, the site admin's requirements on a slot. ``drone``: attributes that the drones' jobs
     have beside the usual ones.
     """
-    probe = {**_DRONE, **drone}
+    probe = {**_DRONE_ATTRIBUTES, **drone}
     kinds = tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
@@ -320,7 +320,7 @@ def gaps(
 
 
 def _of_place(
-    machine: Machine,
+    machine: PoolMachine,
     slot: MachineSlot,
     policy: SitePolicy,
     types: Sequence[DroneType],
@@ -351,7 +351,7 @@ def _repair(site: str) -> str:
 
 
 def _reserve_gap(
-    machine: Machine, slot: MachineSlot, reserve: Reserve, dimension: _AuditedResource, site: str
+    machine: PoolMachine, slot: MachineSlot, reserve: Reserve, dimension: _AuditedResource, site: str
 ) -> Iterator[AuditFinding]:
     gpus = slot.all.gpus
     there, wanted = dimension.of(slot.all), dimension.kept_per_gpu(reserve) * gpus
@@ -464,7 +464,7 @@ def _job(kind: DroneType, drone: Mapping[str, object]) -> Ad:
 
 
 def _drone_gaps(
-    machine: Machine, slot: MachineSlot, hosted: Sequence[DroneType], drone: Mapping[str, object]
+    machine: PoolMachine, slot: MachineSlot, hosted: Sequence[DroneType], drone: Mapping[str, object]
 ) -> Iterator[AuditFinding]:
     """Yield drone types that START refuses.
 
@@ -482,7 +482,7 @@ def _drone_gaps(
 
 
 def _preemption_gaps(
-    machine: Machine, slot: MachineSlot, policy: SitePolicy, drone: Mapping[str, object]
+    machine: PoolMachine, slot: MachineSlot, policy: SitePolicy, drone: Mapping[str, object]
 ) -> Iterator[AuditFinding]:
     ad, ours, theirs = slot.ad, request(SlotResources(1, 1, 128, 1), drone), request(SlotResources(1, 1, 128, 1))
 
@@ -516,7 +516,7 @@ def _preemption_gaps(
         )
 
 
-def _idle_patterns(machines: Sequence[Machine], policy: SitePolicy) -> Iterator[AuditFinding]:
+def _idle_patterns(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[AuditFinding]:
     """Yield node patterns of the policy that match no node of the site."""
     for each in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
         if not any(fnmatchcase(machine.name, each) for machine in machines):

@@ -17,7 +17,7 @@ import classad2
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.site.job_files import JobFiles
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerQueue, group_jobs
+from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import SubmitDescription, of_drones
 from adapters.shared.commands.choice import runner_for
@@ -33,15 +33,17 @@ _COLLECT_TIMEOUT_S = 8.0
 _REMOVED_AT_ONCE = 500
 _CONDOR_VARIABLES = ("CONDOR", "_CONDOR")
 """Variables that would have the tools obey the pool of the controller's own host."""
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@._-]{0,254}")
-_JOB_ID = re.compile(r"\d{1,10}\.\d{1,10}")
-_ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_SUBMITTED = re.compile(rb"(\d{1,10})\.\d+ - \d+\.\d+\s*")
+_SCHEDD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@._-]{0,254}")
+_CONDOR_JOB_ID = re.compile(r"\d{1,10}\.\d{1,10}")
+_ATTRIBUTE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_TERSE_SUBMIT = re.compile(rb"(\d{1,10})\.\d+ - \d+\.\d+\s*")
 _NOTHING_TO_DO = re.compile(r"Job \d+\.\d+ (not found|already|not in `X' state|marked for removal)")
-_DENIED = re.compile(r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE)
-_NOT_FOUND = re.compile(r"contact the condor_collector|can't find address|\(null\)|no record of schedd", re.IGNORECASE)
-_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find address", re.IGNORECASE)
-_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
+_TOOL_DENIED = re.compile(r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE)
+_DAEMON_NOT_FOUND = re.compile(
+    r"contact the condor_collector|can't find address|\(null\)|no record of schedd", re.IGNORECASE
+)
+_SUBMIT_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find address", re.IGNORECASE)
+_JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
 
 
 class HTCondorClient(Protocol):
@@ -63,7 +65,7 @@ class HTCondorClient(Protocol):
         """Return startd ads of the site's collector; an empty projection is all attributes."""
         ...
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         """Return the jobs in the queue of another schedd, with the attributes ``names`` beside the usual ones.
 
         They are grouped aside of the event loop. A silent schedd delays no other call.
@@ -161,10 +163,10 @@ class BindingsClient(_SiteClient):
     async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
         return await self._query("slots", constraint, tuple(projection))
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         worker = self._worker(f"owner {schedd}")
         queue = await worker.call("owner_queue", schedd, constraint, tuple(names), deadline_s=self._config.deadline)
-        assert isinstance(queue, OwnerQueue)
+        assert isinstance(queue, OwnerJobQueue)
         return queue
 
     async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
@@ -239,7 +241,7 @@ class CondorToolsClient(_SiteClient):
     async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
         return await self._jobs(await self._schedd(), constraint, projection)
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerQueue:
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         ads = await self._jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names))
         return await asyncio.to_thread(group_jobs, ads, names)
 
@@ -287,7 +289,7 @@ class CondorToolsClient(_SiteClient):
 
     async def _why(self, done: Finished) -> AdapterError:
         """Return a tool's failure as an error. Only ``condor_status`` tells that the collector refuses us."""
-        if _NOT_FOUND.search(_words(done)) and not _DENIED.search(_words(done)):
+        if _DAEMON_NOT_FOUND.search(_words(done)) and not _TOOL_DENIED.search(_words(done)):
             try:
                 await self._schedds()
             except AdapterError as error:
@@ -306,7 +308,7 @@ class CondorToolsClient(_SiteClient):
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
             raise await self._not_submitted(done, batch)
-        if (submitted := _SUBMITTED.fullmatch(done.out)) is None:
+        if (submitted := _TERSE_SUBMIT.fullmatch(done.out)) is None:
             raise OutcomeUnknownError(
                 f"submit: condor_submit does not say what it submitted: {printable(repr(done.out), 100)}"
             )
@@ -315,7 +317,7 @@ class CondorToolsClient(_SiteClient):
     async def _not_submitted(self, done: Finished, batch: SubmitDescription) -> AdapterError:
         """Return the error of a failed submit. Unless it never reached the schedd, ask whether its jobs are there."""
         error = await self._why(done)
-        if isinstance(error, AuthError) or _NOT_BEGUN.search(_words(done)):
+        if isinstance(error, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
             return error
         try:
             there = await self.jobs(of_drones(batch.drone_ids), ["ClusterId"])
@@ -323,12 +325,12 @@ class CondorToolsClient(_SiteClient):
             return OutcomeUnknownError(str(error))
         if there:
             return OutcomeUnknownError(str(error))
-        return RejectedError(str(error), FaultKind.QUOTA if _LIMIT.search(str(error)) else FaultKind.CONFIG)
+        return RejectedError(str(error), FaultKind.QUOTA if _JOB_LIMIT.search(str(error)) else FaultKind.CONFIG)
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
         if not job_ids:
             return
-        if strange := [job for job in job_ids if not _JOB_ID.fullmatch(job)]:
+        if strange := [job for job in job_ids if not _CONDOR_JOB_ID.fullmatch(job)]:
             raise ValueError(f"`{printable(strange[0], 40)}` is no job id")
         how = ["-forcex"] if force else ["-reason", printable(why)]
         argv = [*self._addressed("condor_rm", await self._schedd()), *how]
@@ -365,7 +367,7 @@ class CondorToolsClient(_SiteClient):
         return [*configured, f"{tools.path}/{name}" if tools.path else name, "-pool", self._config.collector]
 
     def _addressed(self, tool: str, schedd: str) -> list[str]:
-        if not _NAME.fullmatch(schedd):
+        if not _SCHEDD_NAME.fullmatch(schedd):
             raise RejectedError(f"`{printable(schedd, 60)}` is no name of a schedd", FaultKind.CONFIG)
         return [*self._tool(tool), "-name", schedd]
 
@@ -376,7 +378,7 @@ class CondorToolsClient(_SiteClient):
 def _attributes(projection: Sequence[str], *always: str) -> list[str]:
     """Return the option that selects attributes; none for all of them, as an empty projection is."""
     names = dict.fromkeys((*always, *projection))
-    assert all(_ATTRIBUTE.fullmatch(name) for name in names)
+    assert all(_ATTRIBUTE_NAME.fullmatch(name) for name in names)
     return ["-attributes", ",".join(names)] if projection else []
 
 
@@ -398,7 +400,7 @@ def _words(done: Finished) -> str:
 
 def _error(done: Finished) -> AdapterError:
     words = printable("; ".join(_lines(_words(done))), 400) or "no reason given"
-    if _DENIED.search(words):
+    if _TOOL_DENIED.search(words):
         return AuthError(words)
     return UnavailableError(words)
 

@@ -27,9 +27,9 @@ DRONE_JOB_PROJECTION = attribute_names(
     """
 )
 _SAME_CLOCK_S = 2.0
-_SLACK_S = 5.0
+_GRACE_SLACK_S = 5.0
 _LONGEST_GRACE_S = 7 * 86400
-_REASON = 200
+_MAX_REASON = 200
 _NODE_FAULTS = frozenset({1006, 1007, 1008, 1012})
 """VacateReasonCode: claim not activated, starter error, no contact for a lease, startd exception."""
 
@@ -125,7 +125,7 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
     if whole(ad, "JobStatus") != REMOVED or not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
         return 0.0
     grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
-    until = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _SLACK_S
+    until = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _GRACE_SLACK_S
     return until if until > now else 0.0
 
 
@@ -171,7 +171,7 @@ def _state(
         case 1 if has_started(ad):
             return RemoteState.ENDED, "", _evicted(ad, clock)
         case 1:
-            rejected = text(ad, "LastRejMatchReason", _REASON).strip()
+            rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
         case 2:
             return RemoteState.RUNNING, "", None
@@ -205,7 +205,7 @@ def _evicted(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     """Return the end of a job that is idle again: to run again would be its second life."""
     vacated = moment(ad, "LastVacateTime")
     at = clock.ours(vacated or moment(ad, "EnteredCurrentStatus"))
-    why, code = text(ad, "VacateReason", _REASON), whole(ad, "VacateReasonCode")
+    why, code = text(ad, "VacateReason", _MAX_REASON), whole(ad, "VacateReasonCode")
     if code in _NODE_FAULTS or (not vacated and whole(ad, "NumShadowExceptions") > 0):
         return RemoteEnd(EndKind.FAULT, at, None, why or "its node was lost", FaultKind.NODE)
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "evicted from its slot")
@@ -223,14 +223,14 @@ def _completed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
 def _held(ad: Ad, last: str, clock: _ScheddClock) -> RemoteEnd:
     """Return the end of a held job. ``last``: "Last" for a hold that is over."""
     code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
-    why = printable(text(ad, f"{last}HoldReason", _REASON) or "without a reason", _REASON)
+    why = printable(text(ad, f"{last}HoldReason", _MAX_REASON) or "without a reason", _MAX_REASON)
     at = clock.ours(moment(ad, "EnteredCurrentStatus"))
     return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", hold_kind(code, subcode))
 
 
 def _removed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     """Return the end of a job that we, its own policy or somebody else took out of the queue."""
-    why = text(ad, "RemoveReason", _REASON)
+    why = text(ad, "RemoveReason", _MAX_REASON)
     at = clock.ours(moment(ad, "EnteredCurrentStatus"))
     before = whole(ad, "LastJobStatus")
     if before == IDLE and has_started(ad):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import classad2
 
 from adapters.htcondor.classads import (
-    LARGEST,
+    LARGEST_NUMBER,
     Ad,
     as_number,
     attribute_names,
@@ -47,7 +47,7 @@ _MAX_SLOT_GPUS = 256
 _BUSY_STATES = frozenset({"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"})
 _CHILD = ("Name", "State", "Activity", "RemoteUser", "EnteredCurrentState", "GPUs", "Cpus", "Memory", "Disk")
 _MAX_DYNAMIC_SLOTS = 4096
-_RESOURCES = ("Cpus", "Memory", "Disk", "GPUs")
+_RESOURCE_ATTRIBUTES = ("Cpus", "Memory", "Disk", "GPUs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class MachineSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class PoolMachine:
     """One machine of the site with its slots.
 
     Several slots of a machine are one node to the planner, but a job has to fit into one of them.
@@ -138,7 +138,7 @@ class Machine:
         return None if None in found else tuple(slot for slots in found for slot in slots or ())
 
 
-def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[Machine, ...]:
+def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMachine, ...]:
     """Return the machines behind slot ads (of ``MACHINE_SLOTS``), by name.
 
     Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it may list them for a
@@ -155,7 +155,7 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[Machine
     for slot in sorted(alive):
         if machine := text(alive[slot], "Machine"):
             machines.setdefault(machine, []).append(_machine_slot(alive[slot]))
-    return tuple(Machine(name, tuple(slots)) for name, slots in sorted(machines.items()))
+    return tuple(PoolMachine(name, tuple(slots)) for name, slots in sorted(machines.items()))
 
 
 def _machine_slot(ad: Ad) -> MachineSlot:
@@ -178,7 +178,7 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
         return lists[name][at] if name in lists else None
 
     def amount(name: str, at: int) -> int:
-        return math.ceil(min(max(as_number(of(name, at)) or 0.0, 0.0), LARGEST))
+        return math.ceil(min(max(as_number(of(name, at)) or 0.0, 0.0), LARGEST_NUMBER))
 
     return tuple(
         DynamicSlot(
@@ -217,7 +217,7 @@ def _emptied(ad: Ad) -> Ad:
     """Return a copy with all of the slot's resources back, unclaimed."""
     empty = classad2.ClassAd()
     empty.update(ad)
-    for name in _RESOURCES:
+    for name in _RESOURCE_ATTRIBUTES:
         there = whole(ad, f"TotalSlot{name}") or whole(ad, name)
         if there or name != "GPUs":
             empty[name] = there
@@ -302,7 +302,7 @@ _VRAM_TOLERANCE = 0.9
 
 
 def nodes(
-    machines: Sequence[Machine],
+    machines: Sequence[PoolMachine],
     types: Iterable[DroneType],
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
@@ -412,7 +412,7 @@ _STALE_SLOT_S = 60.0
 """The slot of an ended drone may still be listed for this long, by our clock; one that is listed later exists."""
 
 
-def carved(machines: Iterable[Machine]) -> Mapping[str, frozenset[str]]:
+def carved(machines: Iterable[PoolMachine]) -> Mapping[str, frozenset[str]]:
     """Return the names of each machine's dynamic slots; machines whose ads do not list them are left out."""
     return {
         machine.name: frozenset(slot.name for slot in slots)
@@ -422,7 +422,7 @@ def carved(machines: Iterable[Machine]) -> Mapping[str, frozenset[str]]:
 
 
 def corrections(
-    machines: Iterable[Machine],
+    machines: Iterable[PoolMachine],
     drones: Iterable[RemoteDrone],
     shapes: Mapping[str, SlotResources],
     owners: Iterable[tuple[str, SlotResources]] = (),

@@ -10,15 +10,23 @@ from fnmatch import fnmatchcase
 
 from adapters.htcondor.classads import Ad, source, text, whole
 from adapters.htcondor.site.client import HTCondorClient
-from adapters.htcondor.site.nodes import Machine, MachineSlot, SlotResources, devices_with, refused, start_of
-from adapters.htcondor.site.owner_queue import ELSEWHERE, IDLE, RUNNING, OwnerJobGroup, OwnerQueue, further, wanted_by
+from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
+from adapters.htcondor.site.owner_queue import (
+    ELSEWHERE,
+    IDLE,
+    RUNNING,
+    OwnerJobGroup,
+    OwnerJobQueue,
+    further,
+    wanted_by,
+)
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
 
-_MOST_NOTICES = 10
-_MOST_CLAIMS = 500
+_MAX_OWNER_NOTICES = 10
+_MAX_CLAIMS = 500
 """Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
 
 SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
@@ -52,7 +60,7 @@ def job_constraint(settings: HTCondorOwnerConfig) -> str:
 # ------------------------------------------------------------------------------------------------------------ waiting
 
 
-def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[Machine], left_out: int = 0) -> OwnerClaims:
+def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> OwnerClaims:
     """Return a claim for each group of waiting jobs that some node could host.
 
     A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
@@ -74,11 +82,11 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[Machine], left_ou
     notices = _bounded(never)
     notices += tuple(
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
-        for name, count in sorted(limited.items())[:_MOST_NOTICES]
+        for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
     )
-    if (more := len(found[_MOST_CLAIMS:]) + left_out) > 0:
+    if (more := len(found[_MAX_CLAIMS:]) + left_out) > 0:
         notices += (f"owner: {more} further shapes of waiting jobs are not looked at",)
-    return OwnerClaims(tuple(found[:_MOST_CLAIMS]), notices)
+    return OwnerClaims(tuple(found[:_MAX_CLAIMS]), notices)
 
 
 def _claim(group: OwnerJobGroup, nodes: tuple[str, ...]) -> OwnerDemand:
@@ -94,7 +102,7 @@ def _claim(group: OwnerJobGroup, nodes: tuple[str, ...]) -> OwnerDemand:
     )
 
 
-def _could_host(group: OwnerJobGroup, machines: Sequence[Machine]) -> tuple[str, ...] | None:
+def _could_host(group: OwnerJobGroup, machines: Sequence[PoolMachine]) -> tuple[str, ...] | None:
     """Return the nodes that could host one such job if they were empty; () for all of them, None for none of them."""
     names = tuple(machine.name for machine in machines if any(_could_host_one(slot, group) for slot in machine.slots))
     if machines and not names:
@@ -130,9 +138,12 @@ def _hopeless_notice(group: OwnerJobGroup) -> str:
 
 
 def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
-    if len(lines) <= _MOST_NOTICES:
+    if len(lines) <= _MAX_OWNER_NOTICES:
         return tuple(lines)
-    return (*lines[: _MOST_NOTICES - 1], f"owner: {len(lines) - _MOST_NOTICES + 1} further shapes fit no node")
+    return (
+        *lines[: _MAX_OWNER_NOTICES - 1],
+        f"owner: {len(lines) - _MAX_OWNER_NOTICES + 1} further shapes fit no node",
+    )
 
 
 def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
@@ -162,7 +173,7 @@ def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig,
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[Machine]) -> OwnerLoad:
+def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]) -> OwnerLoad:
     """Return the sum of what the owner's jobs hold on these machines. ``held``: slot and resources of each job."""
     names = {machine.name.lower() for machine in machines}
     here = [amount for slot, amount in held if slot.rpartition("@")[2].lower() in names]
@@ -189,7 +200,7 @@ class HTCondorOwnerView:
 class OwnerQueueView:
     """The newest answer of one queue."""
 
-    queue: OwnerQueue
+    queue: OwnerJobQueue
     fresh: bool
     slots: frozenset[tuple[str, float]]
     """The dynamic slots of the site at that time: one that is not among them has begun since."""
@@ -234,7 +245,7 @@ class OwnerQueuePoller:
         self._constraint = job_constraint(settings) if settings else "false"
         self._known = {schedd: _QueueMemory() for schedd in (settings.schedds if settings else ())}
 
-    async def poll(self, machines: Sequence[Machine]) -> HTCondorOwnerView:
+    async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
         """Return what the owner's jobs claim and hold."""
         if self._settings is None:
             return HTCondorOwnerView()
@@ -247,7 +258,7 @@ class OwnerQueuePoller:
         runs = running(held, machines) if any(one.fresh for one in answers) else None
         return HTCondorOwnerView(claims, runs, tuple(notices), remarks, held)
 
-    async def query(self, machines: Sequence[Machine]) -> tuple[Sequence[OwnerQueueView], Sequence[str]]:
+    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueView], Sequence[str]]:
         """Return the answer of each queue, and a notice for each that is silent.
 
         Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
@@ -279,7 +290,7 @@ class OwnerQueuePoller:
             known.answer, known.heard_at = OwnerQueueView(queue, True, slots), self._clock()
             known.failures, known.error, known.ask_at = 0, "", 0.0
 
-    async def _queue(self, schedd: str, known: _QueueMemory, wanted: frozenset[str]) -> OwnerQueue:
+    async def _queue(self, schedd: str, known: _QueueMemory, wanted: frozenset[str]) -> OwnerJobQueue:
         """Return a queue with all that its jobs' expressions look at; it is asked again, which is rare, until then."""
         for _ in range(_MAX_QUERIES):
             names = wanted | known.names
@@ -292,7 +303,7 @@ class OwnerQueuePoller:
 
 
 def _claims_of(
-    answers: Sequence[OwnerQueueView], machines: Sequence[Machine]
+    answers: Sequence[OwnerQueueView], machines: Sequence[PoolMachine]
 ) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
     found = []
     for one in answers:
@@ -301,13 +312,15 @@ def _claims_of(
     return tuple(c for each in found for c in each.claims), tuple(n for each in found for n in each.notices)
 
 
-def dynamic_slots(machines: Iterable[Machine]) -> frozenset[tuple[str, float]]:
+def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
     """Return name and start of each dynamic slot."""
     return frozenset((slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ())
 
 
 def without_matched(
-    groups: Sequence[OwnerJobGroup], machines: Iterable[Machine], before: Collection[tuple[str, float]] | None = None
+    groups: Sequence[OwnerJobGroup],
+    machines: Iterable[PoolMachine],
+    before: Collection[tuple[str, float]] | None = None,
 ) -> list[OwnerJobGroup]:
     """Return the owner's waiting jobs without those that have a slot already.
 

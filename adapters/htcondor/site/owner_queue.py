@@ -28,7 +28,7 @@ from adapters.htcondor.classads import (
     value,
     whole,
 )
-from adapters.htcondor.site.nodes import Machine, SlotResources, start_of
+from adapters.htcondor.site.nodes import PoolMachine, SlotResources, start_of
 
 IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
@@ -66,7 +66,7 @@ _OF_ONE_JOB = frozenset(
     )
 )
 """Attributes, in small letters, that the sample has and that distinguish no groups."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_REFERENCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SCOPES = ("target", "my", "other", "self", "parent", "")
 
 
@@ -90,7 +90,7 @@ class OwnerJobGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnerQueue:
+class OwnerJobQueue:
     """Jobs of one queue of the owner's."""
 
     groups: tuple[OwnerJobGroup, ...] = ()
@@ -103,7 +103,7 @@ class OwnerQueue:
     """Groups beyond ``MOST_GROUPS``."""
 
 
-def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerQueue:
+def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerJobQueue:
     """Return the jobs of a queue in groups.
 
     ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression looks at them.
@@ -129,7 +129,7 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
     groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
     references = frozenset(name for group in groups for name in _references(group.sample, apart))
-    return OwnerQueue(groups, tuple(running), references, len(oldest) - len(groups))
+    return OwnerJobQueue(groups, tuple(running), references, len(oldest) - len(groups))
 
 
 def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
@@ -183,7 +183,7 @@ def _held(ad: Ad) -> SlotResources:
 # --------------------------------------------------------------------------------------------- what expressions look at
 
 
-def wanted_by(machines: Iterable[Machine]) -> frozenset[str]:
+def wanted_by(machines: Iterable[PoolMachine]) -> frozenset[str]:
     """Return the attributes of jobs, in small letters, that the START of any slot looks at."""
     found: set[str] = set()
     for machine in machines:
@@ -193,7 +193,7 @@ def wanted_by(machines: Iterable[Machine]) -> frozenset[str]:
     return _some(found)
 
 
-def further(queue: OwnerQueue, names: Collection[str]) -> frozenset[str]:
+def further(queue: OwnerJobQueue, names: Collection[str]) -> frozenset[str]:
     """Return the attributes that the queue's jobs look at and that were not asked for."""
     return queue.references - frozenset(map(str.lower, (*OWNER_JOB_PROJECTION, *names)))
 
@@ -213,4 +213,4 @@ def _bare(references: Iterable[object]) -> Iterator[str]:
 
 
 def _some(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(sorted(name for name in names if _NAME.fullmatch(name))[:_MAX_REFERENCES])
+    return frozenset(sorted(name for name in names if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])

@@ -15,18 +15,18 @@ from provisioner.config.models import mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
-_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
+_SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
 """What `provisioner import` leaves where it does not know the value."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OUR_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
 
 _THE_SHAPE = "it follows from the drone type: change `types`"
 _THE_DRONE = "it is the drone's own"
 _ONE_LIFE = "it keeps drones single-use"
 _THE_STATEMENT = "it is no submit command"
 _LISTED = "drones are listed by it"
-OURS = {
+RESERVED_COMMANDS = {
     **dict.fromkeys(("request_cpus", "request_memory", "request_disk", "request_gpus"), _THE_SHAPE),
     **dict.fromkeys(("requestcpus", "requestmemory", "requestdisk", "requestgpus"), _THE_SHAPE),
     **dict.fromkeys(("gpus_minimum_memory", "gpusminmemory"), _THE_SHAPE),
@@ -95,10 +95,10 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
     seen: dict[str, str] = {}
     for name, value in commands.items():
         bare = re.sub(r"^(\+|my\.)", "", name.strip().lower())
-        if not _COMMAND.fullmatch(name):
+        if not _SUBMIT_COMMAND.fullmatch(name):
             raise mistake_at(name, f"`{name[:40]}` is not a submit command: write `rank`, or `+Attribute`")
-        if bare in OURS:
-            raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({OURS[bare]})")
+        if bare in RESERVED_COMMANDS:
+            raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({RESERVED_COMMANDS[bare]})")
         if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
             raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
         # What holds a macro of submit files is known only when it is filled in.
@@ -113,9 +113,9 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable() or "$$" in value:
+        if not _VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _OUR_VARIABLES.fullmatch(name):
+        if _RESERVED_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
     return env
 
@@ -125,8 +125,8 @@ SlotExpression = Annotated[str, AfterValidator(_of_a_slot)]
 Commands = Annotated[dict[str, FilledIn], AfterValidator(_submit_commands)]
 
 
-_HOST = r"^[A-Za-z0-9@._-]{1,255}$"
-_SUBMITTER = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
+_SCHEDD_PATTERN = r"^[A-Za-z0-9@._-]{1,255}$"
+_SUBMITTER_PATTERN = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 
 
 class OwnerJobShape(BaseModel):
@@ -149,13 +149,13 @@ class HTCondorOwnerConfig(BaseModel):
         description="A job for which this ClassAd expression is true is the owner's. Our own drones never are.",
         examples=['AcctGroup == "etp"'],
     )
-    schedds: tuple[Annotated[str, Field(pattern=_HOST)], ...] = Field(
+    schedds: tuple[Annotated[str, Field(pattern=_SCHEDD_PATTERN)], ...] = Field(
         default=(),
         description="Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is"
         " needed there.",
         examples=[["submit.etp.example.org"]],
     )
-    submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER)], ...] = Field(
+    submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER_PATTERN)], ...] = Field(
         default=(),
         description="Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be"
         " read: the site's collector tells how many of their jobs are idle, and `shape` is what one needs.",

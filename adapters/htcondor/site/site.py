@@ -31,7 +31,7 @@ from adapters.htcondor.site.nodes import (
     MACHINE_SLOTS,
     NOTICE_CONSTRAINT,
     NOTICE_PROJECTION,
-    Machine,
+    PoolMachine,
     SlotResources,
     carved,
     corrections,
@@ -81,7 +81,7 @@ _SAME_CLOCK_S = 2.0
 class MachinesView:
     """The site's machines, and since when slots (by name) are being taken back."""
 
-    machines: tuple[Machine, ...]
+    machines: tuple[PoolMachine, ...]
     noticed: Mapping[str, float]
 
 

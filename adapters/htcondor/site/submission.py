@@ -44,9 +44,9 @@ _WALLTIME_SLACK_S = 60
 _JOINED = ("requirements", "require_gpus")
 """Submit commands of the admin that are joined to ours."""
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ID = re.compile(r"[a-z0-9-]{1,63}")
+_INPUT_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
+_VARIABLE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DRONE_ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class UnsubmittableError(ValueError):
 
 def check_order(order: StartOrder, controller: str) -> None:
     """Raise UnsubmittableError if this order can never be submitted."""
-    if not _ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
+    if not _DRONE_ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
         raise UnsubmittableError("not a drone id of this controller")
     if order.bootstrap is None:
         raise UnsubmittableError("the order has no bootstrap: nothing to run")
@@ -94,10 +94,10 @@ def check_order(order: StartOrder, controller: str) -> None:
     if why := share_error(order.type):
         raise UnsubmittableError(why)
     for name in order.bootstrap.files:
-        if not _NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
+        if not _INPUT_NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
             raise UnsubmittableError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in order.bootstrap.env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable() or "$$" in value:
+        if not _VARIABLE_WORD.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
 
 
