@@ -44,7 +44,7 @@ def options(tmp_path: Path, **more: Any) -> HTCondorConfig:
         ({"schedd": ["x"]}, "extra"),
         ({"constraint": "Owner =="}, "not a ClassAd expression"),
         ({"deadline": 20}, "needs a unit"),
-        ({"token": "eyJhbGci"}, "never written into the configuration"),
+        ({"token": "eyJhbGci"}, "must not be in the configuration"),
         ({"token": None}, "`token` or `token_directory` is wanted"),
     ],
 )

@@ -20,8 +20,10 @@ from adapters.htcondor.classads import text, value
 from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import BindingsErrors, Collectors
 from adapters.htcondor.overlay.slots import OUR_SLOTS
+from adapters.shared.commands.local import LocalRunner
+from adapters.shared.commands.runner import NoAnswer
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError
+from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.worker_process import WorkerProcess
 
@@ -56,6 +58,7 @@ class Drainer:
 
     def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: DrainOrders | None = None) -> None:
         self._tool, self._env, self._deadline_s, self._orders = tool, dict(env), deadline_s, orders
+        self._runner = LocalRunner(env)
         self._room = asyncio.Semaphore(DRAINS_AT_ONCE)
         self._unreachable_until = 0.0
         self._by_tool: set[DroneId] = set()
@@ -123,11 +126,10 @@ class Drainer:
                     await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
                     code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
                 receipt = _judged(drone_id, mode, code, said)
-            except TimeoutError:
-                message = f"condor_drain: no answer within {deadline_s:g} s"
-                receipt = _receipt(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, message)
-            except OSError as error:
-                receipt = _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, f"{tool}: {error.strerror}")
+            except NoAnswer as error:
+                receipt = _receipt(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
+            except UnavailableError as error:
+                receipt = _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
         if receipt.answer is not OrderOutcome.OK and reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
         elif receipt.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
@@ -137,23 +139,8 @@ class Drainer:
         return receipt
 
     async def _run(self, command: Sequence[str], deadline_s: float) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env=self._env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(deadline_s):
-                said, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        return process.returncode or 0, said[-2000:].decode(errors="replace").strip()
+        done = await self._runner.run(command, deadline_s=deadline_s)
+        return done.code, (done.out + done.err)[-2000:].decode(errors="replace").strip()
 
 
 def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> OrderResult:

@@ -6,7 +6,6 @@ The probes of `provisioner check --live` are here too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import time
@@ -22,6 +21,7 @@ from adapters.htcondor.overlay.schedds import SCHEDD_ANSWER_TIMEOUT_S, asked
 from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses
 from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token, user_of
+from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from provisioner import drone
 from provisioner.config.units import SecretUnreadableError
@@ -330,25 +330,11 @@ def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
 
 
 async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=dict(env),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-    )
     try:
-        async with asyncio.timeout(PING_TIMEOUT_S):
-            said, _ = await process.communicate()
-    except TimeoutError:
-        return 1, f"no answer within {PING_TIMEOUT_S:g} s"
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return process.returncode or 0, printable(" ".join(said[-600:].decode(errors="replace").split()), 300)
+        done = await LocalRunner(env).run(command, deadline_s=PING_TIMEOUT_S)
+    except UnavailableError as error:
+        return 1, str(error)
+    return done.code, printable(" ".join((done.out + done.err)[-600:].decode(errors="replace").split()), 300)
 
 
 def explained(error: AuthError, config: HTCondorConfig) -> AuthError:
