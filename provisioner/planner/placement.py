@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from provisioner.estimates import mean_run_s
 from provisioner.model import (
@@ -229,7 +230,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     if blind is not None:
         return PlacementResult(refusals=(blind,))
     shares = GroupShares.of(context)
-    placement = Placement(context, reservations, supply, shares)
+    placement = Placement(Allocation(context, reservations, supply), shares)
     for job in shares.in_turn(context):
         placement.serve(job, context.compatible[job.id])
     without_headroom = sites_without_headroom(context, placement.refusals, reservations.claimed)
@@ -239,7 +240,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     refusals = (*placement.refusals, *doubts)
     at_risk = placement.drain_risk.most_exposed()
     return PlacementResult(
-        tuple(placement.starts),
+        tuple(placement.allocation.starts),
         tuple(placement.undrain.asked),
         refusals,
         placement.lacking_room,
@@ -262,50 +263,165 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
 
 
 @dataclass
-class Placement:
-    """What the classes that have been served got. Mutable, local to one plan."""
+class Allocation:
+    """Starts of one plan, and everything that they use up. Mutable; only :meth:`allocate` starts drones."""
 
     context: PlanningContext
     reservations: OwnerReservations
     supply: Supply
-    shares: GroupShares
     starts: list[Start] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    lacking_room: dict[TypeKey, int] = field(default_factory=dict)
 
-    # Most ticks need not all of these: where nothing waits none, where nothing can start no more than the first two.
-
-    @cached_property
-    def undrain(self) -> UndrainCandidates:
-        return UndrainCandidates.of(self.context, self.drain_risk)
-
-    @cached_property
-    def drain_risk(self) -> DrainRisk:
-        return DrainRisk(self.context, self._safer)
+    # Created when first used: most plans need no more than the limits, and many not even these.
 
     @cached_property
     def limits(self) -> StartLimits:
+        """Remaining starts within every limit."""
         return StartLimits.of(self.context, self.reservations)
 
     @cached_property
     def ranking(self) -> TypeRanking:
+        """Order in which drone types are tried."""
         return TypeRanking.of(self.context, self.limits)
 
     @cached_property
     def start_costs(self) -> StartCosts:
+        """Cost of starts, compared with the cost of waiting."""
         return StartCosts.of(self.context)
 
     @cached_property
-    def running_jobs(self) -> RunningJobs:
-        return RunningJobs(self.context)
-
-    @cached_property
     def risk(self) -> RiskBudget:
+        """Headroom left at each owner's site."""
         return RiskBudget.of(self.context)
 
     @cached_property
     def exclusions(self) -> UserExclusions:
-        return UserExclusions(self.context, self.risk, self._safer)
+        """Users whose jobs new drones refuse."""
+        return UserExclusions(self.context, self.risk, self.safer)
+
+    def safer(self, compatible: CompatibleTypes) -> bool:
+        """Return True if such jobs can get a drone, now or later, at a place without an owner."""
+        safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
+        return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
+
+    def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
+        """Return how many drones may be started, and the reason of a rule for no more.
+
+        Limits give no reason here: :meth:`Placement._fall_short` reports them for the best type.
+        """
+        count, reason = -(-candidate.lack // candidate.compatible.jobs[candidate.kind.key]), None
+        for rule in START_RULES:
+            count, why = rule(self, candidate, count)
+            reason = why or reason
+            if count <= 0:
+                break
+        return count, reason
+
+    def allocate(self, kind: DroneType, count: int, job: JobClass, covered: int) -> None:
+        """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
+        reason: Reason = JobsWaiting(job.id, job.waiting, covered, count)
+        vram_mib = job.vram_mib
+        if is_headroom(job.id):  # any job may take a warm drone
+            reason, vram_mib = HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count), 0
+        life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
+        self.risk.book(kind, count)
+        avoids = self.exclusions.of_drones_for(job, kind)
+        drones = self._new_drones(kind, count, job.id, avoids)
+        self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
+        self.limits.start(kind.key, count)
+        self.supply.add(kind.key, new_slots(kind, count, drone_end_at(self.context, kind), avoids))
+
+    def _new_drones(self, kind: DroneType, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
+        snapshot = self.context.snapshot
+        first = snapshot.next_serial + len(self.starts)
+        for serial in range(first, first + count):
+            yield Drone(
+                id=DroneId(f"{snapshot.id_prefix}-{serial}"),
+                type=kind.key,
+                state=DroneState.REQUESTED,
+                since=snapshot.now,
+                requested_at=snapshot.now,
+                gpu_milli=kind.gpu_milli,
+                for_class=class_id,
+                avoids=avoids,
+            )
+
+
+class StartCandidate(NamedTuple):
+    """A drone type that may be started for ``lack`` jobs of a class."""
+
+    job: JobClass
+    compatible: CompatibleTypes
+    kind: DroneType
+    lack: int
+
+
+StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
+"""Reduces a number of starts; returns it with the reason, if this rule reports one."""
+
+
+def long_enough_life(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Start no drone that ends before a job's declared walltime."""
+    short = start.job.walltime_s and life_too_short(allocation.context, start.kind, start.job.walltime_s)
+    return (0 if short else count), None
+
+
+def within_limits(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Keep every limit, breaker, quota and free capacity."""
+    return min(count, allocation.limits.for_type(start.kind.key)[0]), None
+
+
+def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Start one drone after a back-off of the class, until the pool has matched such jobs to it."""
+    tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
+    if tried is None:
+        return count, None
+    return min(count, 1 - tried), Probing(class_scope(start.kind.key, start.job.id))
+
+
+def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Wait for a cheaper start until the jobs have waited as long as the dearer one costs."""
+    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.keys, start.lack)
+    return (0 if dear else count), dear
+
+
+def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Start no more drones than can expect to keep their place."""
+    safer = allocation.safer(start.compatible)
+    return allocation.risk.allowed(start.job, start.kind, count, safer=safer)
+
+
+START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, cheaper_start, owner_risk)
+"""Rules of a start, in order. The last rule with a reason gives the reason."""
+
+
+@dataclass
+class Placement:
+    """Service of the classes, one after the other. Mutable, local to one plan."""
+
+    allocation: Allocation
+    shares: GroupShares
+    refusals: list[Refusal] = field(default_factory=list)
+    lacking_room: dict[TypeKey, int] = field(default_factory=dict)
+
+    @property
+    def context(self) -> PlanningContext:
+        """The planning context."""
+        return self.allocation.context
+
+    @cached_property
+    def undrain(self) -> UndrainCandidates:
+        """Draining drones that may be taken back into service."""
+        return UndrainCandidates.of(self.context, self.drain_risk)
+
+    @cached_property
+    def drain_risk(self) -> DrainRisk:
+        """Risk of the drones at sites with an owner."""
+        return DrainRisk(self.context, self.allocation.safer)
+
+    @cached_property
+    def running_jobs(self) -> RunningJobs:
+        """Running jobs on drones that take another job afterwards."""
+        return RunningJobs(self.context)
 
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Give the jobs of a class what their group is entitled to."""
@@ -324,7 +440,7 @@ class Placement:
             self._cover(job, compatible)
 
     def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
-        """Serve headroom, but not at the sites ``pressed``."""
+        """Serve headroom, but not at the sites ``without_headroom``."""
         if compatible.kinds and not (compatible := compatible.without(without_headroom)).kinds:
             self._refuse(job, job.waiting, HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
         else:
@@ -332,8 +448,8 @@ class Placement:
 
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
-        taken = self.supply.take_own(job, job.waiting)
-        taken = taken.plus(self.supply.take(job, compatible, job.waiting - taken.jobs))
+        taken = self.allocation.supply.take_own(job, job.waiting)
+        taken = taken.plus(self.allocation.supply.take(job, compatible, job.waiting - taken.jobs))
         covered = taken.jobs
         if covered < job.waiting and self.undrain.draining:
             covered += self.undrain.take(job, compatible, job.waiting - covered)
@@ -351,96 +467,39 @@ class Placement:
         """
         held_back: Reason | None
         enough, held_back = worthwhile_starts(self.context, job, job.waiting - covered, self.running_jobs)
-        wanted, any_late, late = covered + enough, bool(self.supply.late), NO_COVERAGE
+        wanted, any_late, late = covered + enough, bool(self.allocation.supply.late), NO_COVERAGE
         for key in self._candidates(compatible, any_late=any_late):
-            if any_late and key not in self.ranking.sure:
+            if any_late and key not in self.allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
-                late = self.supply.take(job, compatible, job.waiting - covered, late=True)
+                late = self.allocation.supply.take(job, compatible, job.waiting - covered, late=True)
                 covered, any_late = covered + late.jobs, False
             lack = wanted - covered
             if lack <= 0:
                 break
-            count, why = self._allowed(job, compatible, key, lack)
+            candidate = StartCandidate(job, compatible, self.context.types[key], lack)
+            count, why = self.allocation.allowed(candidate)
             held_back = held_back or why
-            if count:
-                self._order(job, key, count, covered)
-                covered += self.supply.take(job, compatible, lack, key).jobs
+            if count > 0:
+                self.allocation.allocate(candidate.kind, count, job, covered)
+                covered += self.allocation.supply.take(job, compatible, lack, key).jobs
         if covered < job.waiting:
             self._fall_short(job, compatible, job.waiting - covered, held_back)
         return covered, late
 
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
         """Return the open types in the order in which they are tried, with those where delayed drones count."""
-        if not any_late and compatible.places.keys().isdisjoint(
-            self.limits.open
-        ):  # as for most classes, once all is full
+        limits = self.allocation.limits
+        if not any_late and compatible.places.keys().isdisjoint(limits.open):  # as for most classes once all is full
             return ()
-        return self.ranking.for_jobs(compatible).open(self.limits)
-
-    def _allowed(
-        self, job: JobClass, compatible: CompatibleTypes, key: TypeKey, lack: int
-    ) -> tuple[int, Reason | None]:
-        """Return how many drones of a type are started for ``lack`` jobs, and a reason that is no limit."""
-        kind = self.context.types[key]
-        if job.walltime_s and life_too_short(self.context, kind, job.walltime_s):
-            return 0, None
-        count = min(-(-lack // compatible.jobs[key]), self.limits.for_type(key)[0])
-        if count <= 0:
-            return 0, None
-        tried = self.context.class_backoffs.probing.get(job.id, {}).get(key)
-        probing = Probing(class_scope(key, job.id)) if tried is not None else None
-        if tried is not None:  # one drone, until it has shown that the pool gives it such jobs
-            count = min(count, 1 - tried)
-        if count <= 0:
-            return 0, probing
-        dear = self.start_costs.too_dear(job, kind, compatible.keys, lack)
-        if dear is not None:
-            return 0, dear
-        allowed, risk = self.risk.allowed(job, kind, count, safer=self._safer(compatible))
-        return allowed, risk or probing
-
-    def _safer(self, compatible: CompatibleTypes) -> bool:
-        """Return True if such jobs can get a drone, now or later, at a place without an owner."""
-        safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
-        return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
-
-    def _order(self, job: JobClass, key: TypeKey, count: int, covered: int) -> None:
-        """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
-        kind = self.context.types[key]
-        reason: Reason = JobsWaiting(job.id, job.waiting, covered, count)
-        vram_mib = job.vram_mib
-        if is_headroom(job.id):  # a warm drone is for whoever comes
-            reason, vram_mib = HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count), 0
-        life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
-        self.risk.book(kind, count)
-        avoids = self.exclusions.of_drones_for(job, kind)
-        drones = self._requested(key, count, job.id, avoids)
-        self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
-        self.limits.start(key, count)
-        self.supply.add(key, new_slots(kind, count, drone_end_at(self.context, kind), avoids))
-
-    def _requested(self, key: TypeKey, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
-        snapshot, kind = self.context.snapshot, self.context.types[key]
-        first = snapshot.next_serial + len(self.starts)
-        for serial in range(first, first + count):
-            yield Drone(
-                id=DroneId(f"{snapshot.id_prefix}-{serial}"),
-                type=key,
-                state=DroneState.REQUESTED,
-                since=snapshot.now,
-                requested_at=snapshot.now,
-                gpu_milli=kind.gpu_milli,
-                for_class=class_id,
-                avoids=avoids,
-            )
+        return self.allocation.ranking.for_jobs(compatible).open(limits)
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
         """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
-        key = self.ranking.for_jobs(compatible).keys[0]
+        key = self.allocation.ranking.for_jobs(compatible).keys[0]
         if job.walltime_s:
             key, limit = self._long_enough(job, compatible)
         else:
-            limit = self.limits.for_type(key)[1]
+            limit = self.allocation.limits.for_type(key)[1]
         why = held_back or limit
         if why is not None:
             self._refuse(job, lack, why)
@@ -452,12 +511,12 @@ class Placement:
 
         If there is none, return the best of all types and the downtime.
         """
-        keys = self.ranking.for_jobs(compatible).keys
+        keys = self.allocation.ranking.for_jobs(compatible).keys
         brief: Reason | None = None
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
             if soon is None:
-                return key, self.limits.for_type(key)[1]
+                return key, self.allocation.limits.for_type(key)[1]
             brief = brief or soon
         return keys[0], brief
 
