@@ -402,7 +402,7 @@ def describe(reason: Reason) -> str:
             return f"the planner fails on this and leaves it out{_told(error)}. Report it with `provisioner snapshot`"
         case r.InvalidAction(promise=promise):
             return f"left out of the plan by its judge{_told(promise)}. Report it with `provisioner snapshot`"
-        case r.NothingFits(nearest=nearest, dimension=dimension, wanted=wanted, offered=offered):
+        case r.NothingFits(nearest=nearest, dimension=dimension, requested=wanted, available=offered):
             wanted, offered = amounts(wanted, offered)
             near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
             return f"no drone type fits: {_q(dimension)} must be {_q(wanted)}; {near}"

@@ -101,8 +101,8 @@ class UnmetRequirement:
     """First requirement of a job class that a drone type does not meet: request and available amount."""
 
     dimension: str
-    wanted: str
-    offered: str
+    requested: str
+    available: str
 
 
 @dataclass(frozen=True, slots=True)

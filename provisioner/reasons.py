@@ -351,8 +351,8 @@ class NothingFits:
 
     nearest: str
     dimension: str
-    wanted: str
-    offered: str
+    requested: str
+    available: str
     kind: Literal["nothing-fits"] = "nothing-fits"
 
 

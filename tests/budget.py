@@ -22,7 +22,7 @@ BUDGETS = {
     "provisioner/controller": (14, 2411),
     "provisioner/drone": (1, 46),
     "provisioner/migrate": (17, 2393),
-    "provisioner/planner": (18, 5705),
+    "provisioner/planner": (18, 5764),
     "provisioner/simulator": (42, 7327),
     "provisioner/store": (27, 3246),
     "adapters/embedded": (11, 1705),

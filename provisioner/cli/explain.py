@@ -247,7 +247,7 @@ def _fit_columns() -> tuple[Column, ...]:
         text(
             "wanted",
             "What the jobs want there.",
-            lambda f: f.misfit.wanted if f.misfit else "",
+            lambda f: f.misfit.requested if f.misfit else "",
             level=0,
             least=10,
             show=lambda f: _fit_amounts(f)[0],
@@ -255,7 +255,7 @@ def _fit_columns() -> tuple[Column, ...]:
         text(
             "offered",
             "What the type has there.",
-            lambda f: f.misfit.offered if f.misfit else "",
+            lambda f: f.misfit.available if f.misfit else "",
             level=0,
             least=10,
             show=lambda f: _fit_amounts(f)[1],
@@ -266,7 +266,7 @@ def _fit_columns() -> tuple[Column, ...]:
 
 
 def _fit_amounts(row: TypeFit) -> tuple[str, str]:
-    return formatting.amounts(row.misfit.wanted, row.misfit.offered) if row.misfit else ("", "")
+    return formatting.amounts(row.misfit.requested, row.misfit.available) if row.misfit else ("", "")
 
 
 DRONE_EXPLAINED_SCHEMA = "provisioner.drone-explained/1"

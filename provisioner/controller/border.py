@@ -407,11 +407,11 @@ def receipt_taken_over(receipt: OrderResult) -> OrderResult:
 
 def _refuses(refuses: Mapping[TypeKey, UnmetRequirement]) -> Mapping[TypeKey, UnmetRequirement]:
     """Return ``refuses`` itself where there is nothing to mend: most classes share a few."""
-    texts = (text for key, each in refuses.items() for text in (key, each.dimension, each.wanted, each.offered))
+    texts = (text for key, each in refuses.items() for text in (key, each.dimension, each.requested, each.available))
     if all(text.isascii() and len(text) <= LONGEST for text in texts):
         return refuses
     return {
-        TypeKey(held(key)): UnmetRequirement(held(each.dimension), held(each.wanted), held(each.offered))
+        TypeKey(held(key)): UnmetRequirement(held(each.dimension), held(each.requested), held(each.available))
         for key, each in refuses.items()
     }
 

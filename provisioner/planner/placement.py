@@ -530,7 +530,7 @@ class Placement:
         if found is None:
             return NothingFits("", "type", "any", "no drone type is configured")
         key, why = found
-        return NothingFits(key, why.dimension, why.wanted, why.offered)
+        return NothingFits(key, why.dimension, why.requested, why.available)
 
     def _refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))

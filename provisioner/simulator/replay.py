@@ -161,7 +161,7 @@ class Replay:
             alike, asked = Misfits(wants.label), set[str]()
             if lacks:
                 kind, why = max(lacks, key=lambda pair: nearness(*pair))
-                alike, asked = Misfits(wants.label, why.dimension, why.offered, str(kind.key)), {why.wanted}
+                alike, asked = Misfits(wants.label, why.dimension, why.available, str(kind.key)), {why.requested}
             jobs, wanted = found.get(alike, (0, set[str]()))
             found[alike] = (jobs + number, wanted | asked)
         made = [replace(alike, jobs=jobs, wanted=tuple(sorted(wanted))) for alike, (jobs, wanted) in found.items()]

@@ -257,7 +257,7 @@ def test_what_a_class_wants_of_a_type_that_it_refuses_can_be_recorded(text: str)
         "1", 1000, 1, 1, waiting=1, refuses={TypeKey("topas/a100"): UnmetRequirement("gpu_model", text, "A100")}
     )
     (taken,) = taken_over(OverlayView(NOW, (job,)), NOW, 0.0).classes
-    wanted = taken.refuses[TypeKey("topas/a100")].wanted
+    wanted = taken.refuses[TypeKey("topas/a100")].requested
     assert len(wanted) <= LONGEST
     assert serialization.from_json(JobClass, serialization.to_json(taken)) == taken
 

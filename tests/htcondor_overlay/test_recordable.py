@@ -87,7 +87,7 @@ def view_of_class(attributes: dict[str, str]) -> OverlayView:
     waits = QueueWait.of(made, 1000.0)
     refused = matching.unmet_requirement(made, matching.template(A100))
     each = job_class(found.key, [found, found], 3, waits)
-    return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.wanted, refused.offered) if refused else ())
+    return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.requested, refused.available) if refused else ())
 
 
 @pytest.mark.parametrize("name", sorted(REAL))

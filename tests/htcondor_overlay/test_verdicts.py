@@ -59,7 +59,7 @@ def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
     judge, one = Judge(), a_group()
     kind = replace(A100, ad={"HasCVMFS": "true"})
     (refusal,) = judge.judged(one, [kind], time.monotonic() - 1).refuses.values()
-    assert refusal.wanted == "judged in one of the next polls"
+    assert refusal.requested == "judged in one of the next polls"
     assert judge.judged(one, [kind], time.monotonic() + 60).refuses == {}
     assert judge.judged(one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
 

@@ -28,7 +28,7 @@ def small(gpu_milli: int = 200, **given: int) -> JobClass:
 
 def told(job: JobClass, kind: object) -> tuple[str, str, str] | None:
     why = unmet_requirement(job, kind)  # type: ignore[arg-type]
-    return None if why is None else (why.dimension, why.wanted, why.offered)
+    return None if why is None else (why.dimension, why.requested, why.available)
 
 
 @pytest.mark.parametrize("gpu_milli", [1000, 2000])
