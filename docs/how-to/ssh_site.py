@@ -68,10 +68,10 @@ list)
         [ -e "$d/type" ] || continue
         state=pending; ended "$d" && state=ended || { [ -e "$d/started" ] && state=running; }
         kind=exited; [ -e "$d/stopped" ] && kind=stopped
-        echo "$(basename "$d") $(cat "$d/type") $state $(stat -c %Y "$d/started" 2>/dev/null || echo 0)" \\
-            "$kind $(stat -c %Y "$d/exit" "$d/stopped" "$d/started" 2>/dev/null | head -n 1)" \\
-            "$(cat "$d/exit" 2>/dev/null || echo -)"
-    done ;;
+        began=$(stat -c %Y "$d/started" || echo 0) over=$(stat -c %Y "$d/exit" "$d/stopped" "$d/started" | head -n 1)
+        line="$(basename "$d") $(cat "$d/type") $state $began $kind ${over:-0} $(cat "$d/exit" || echo -)"
+        [ -e "$d/type" ] && echo "$line"     # it may have been forgotten meanwhile
+    done 2>/dev/null ;;
 start)
     new=$(mktemp -d .new.XXXXXX) || exit
     trap 'rm -rf "$new"' EXIT
@@ -100,7 +100,7 @@ stop)
             ( trap '' HUP; sleep "$3"; end "$1" ) </dev/null >/dev/null 2>&1 &
         fi
     fi ;;
-forget) for id; do ended "$ours/$id" && rm -rf "$ours/$id"; done ;;
+forget) for id; do ended "$ours/$id" && mv "$ours/$id" ".old.$id" && rm -rf ".old.$id"; done ;;
 esac
 echo end
 """

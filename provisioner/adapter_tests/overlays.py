@@ -1,4 +1,4 @@
-"""The contract of an overlay: what the controller relies on, whatever pool stands behind the adapter."""
+"""The contract of an overlay adapter: what the controller relies on, for every kind of pool."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-from provisioner.adapter_tests.waiting import eventually
+from provisioner.adapter_tests import eventually
 from provisioner.interfaces import (
     AdapterError,
     AuthError,
@@ -30,50 +30,50 @@ from provisioner.model import (
     StartOrder,
 )
 
-_FOUR = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
+_ADAPTER_ERRORS = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
 
 
 class OverlayWorld(Protocol):
-    """An overlay under test with an empty pool, and the hands of its users and sites."""
+    """An overlay under test with an empty pool, with the actions of its users and sites."""
 
     kind: DroneType
-    """A type with one GPU at least, of which two drones can run at once."""
+    """A type with at least one GPU, of which two drones can run at once."""
     patience_s: float
-    """How long the overlay may take for anything here."""
+    """Longest time that the overlay may need for anything in the suite."""
 
     def overlay(self) -> Overlay:
-        """A new adapter object, as a controller builds it when it starts."""
+        """Return a new adapter object, as a controller builds it at its start."""
         ...
 
     async def submit(
         self, count: int, *, gpu_milli: int, cpus: int = 1, seconds: float = 0.0, vram_mib: int = 0
     ) -> None:
-        """Equal jobs that run for ``seconds`` and succeed."""
+        """Submit ``count`` equal jobs that run for ``seconds`` and succeed."""
         ...
 
     async def done(self) -> int:
-        """How many jobs have succeeded."""
+        """Return how many jobs have succeeded."""
         ...
 
     async def begin(self, order: StartOrder) -> None:
-        """Run a drone, as a site would, from the order's admission."""
+        """Run a drone from the order's bootstrap, as a site would."""
         ...
 
     async def ended(self, drone_id: DroneId) -> bool:
-        """Whether a drone that was begun has ended by itself, in order."""
+        """Return whether a drone has exited by itself, without an error."""
         ...
 
     async def end(self, drone_id: DroneId) -> None:
-        """Ask a drone to leave, as a site would, and wait until it has."""
+        """Stop a drone, as a site would, and wait until it is gone."""
         ...
 
     def broken(self) -> AbstractAsyncContextManager[None]:
-        """While inside, the pool cannot be reached."""
+        """Make the pool unreachable, while inside."""
         ...
 
 
 class OverlayContract:
-    """Subclass it as ``TestMyOverlay`` with a fixture ``world``."""
+    """The suite for an overlay: subclass it as ``TestMyOverlay`` with a fixture ``world``."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -146,8 +146,8 @@ class OverlayContract:
             await _slot(world, overlay, order.drone_id, SlotState.BUSY)
             await world.submit(1, gpu_milli=1000)
 
-            [receipt] = await overlay.drain([order.drone_id], DrainMode.PEACEFUL, "tested")
-            assert (receipt.drone_id, receipt.answer) == (order.drone_id, OrderOutcome.OK)
+            [result] = await overlay.drain([order.drone_id], DrainMode.PEACEFUL, "tested")
+            assert (result.drone_id, result.answer) == (order.drone_id, OrderOutcome.OK)
             await eventually("it leaves", lambda: world.ended(order.drone_id), world.patience_s)
             assert await world.done() == 1
             await _waiting(world, overlay, 1)
@@ -158,8 +158,8 @@ class OverlayContract:
             await _begin(world, overlay, order)
             await world.submit(1, gpu_milli=1000, seconds=600)
             await _slot(world, overlay, order.drone_id, SlotState.BUSY)
-            [receipt] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
-            assert receipt.answer is OrderOutcome.OK
+            [result] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
+            assert result.answer is OrderOutcome.OK
             await eventually("it leaves", lambda: world.ended(order.drone_id), world.patience_s)
             await _waiting(world, overlay, 1)
 
@@ -171,8 +171,8 @@ class OverlayContract:
             await _slot(world, overlay, order.drone_id, SlotState.BUSY)
             await overlay.drain([order.drone_id], DrainMode.PEACEFUL, "tested")
             await _slot(world, overlay, order.drone_id, SlotState.DRAINING)
-            [receipt] = await overlay.drain([order.drone_id], DrainMode.RESUME, "tested")
-            assert receipt.answer is OrderOutcome.OK
+            [result] = await overlay.drain([order.drone_id], DrainMode.RESUME, "tested")
+            assert result.answer is OrderOutcome.OK
             await world.submit(1, gpu_milli=1000)
             await eventually("both jobs are done", lambda: _enough(world, 2), world.patience_s)
             await world.end(order.drone_id)
@@ -187,13 +187,13 @@ class OverlayContract:
             await _waiting(world, overlay, 1)
             await _unslotted(world, overlay, order.drone_id)
 
-    async def test_draining_gives_one_receipt_each_whatever_the_name(self, world: OverlayWorld) -> None:
+    async def test_draining_gives_one_result_each_whatever_the_name(self, world: OverlayWorld) -> None:
         names = [DroneId(name) for name in ("kit-abcd-77", "x'; DROP TABLE job; --", "a b\n$(touch x)", "\u202e")]
         async with world.overlay() as overlay:
             for mode in DrainMode:
-                receipts = await overlay.drain(names, mode, "tested '\" $(x)")
-                assert [r.drone_id for r in receipts] == names
-                assert all(r.fault is not None for r in receipts if r.answer is not OrderOutcome.OK)
+                results = await overlay.drain(names, mode, "tested '\" $(x)")
+                assert [r.drone_id for r in results] == names
+                assert all(r.fault is not None for r in results if r.answer is not OrderOutcome.OK)
             assert list(await overlay.drain([], DrainMode.FAST, "tested")) == []
             await overlay.poll([world.kind])
 
@@ -202,9 +202,9 @@ class OverlayContract:
         async with world.overlay() as overlay:
             await _waiting(world, overlay, 2)
             async with world.broken():
-                with pytest.raises(AdapterError) as looked:
+                with pytest.raises(AdapterError) as caught:
                     await overlay.poll([world.kind])  # an empty pool would be a lie
-                assert isinstance(looked.value, _FOUR)
+                assert isinstance(caught.value, _ADAPTER_ERRORS)
             await _waiting(world, overlay, 2)
 
     async def test_a_drain_that_does_not_reach_the_pool_is_not_done(self, world: OverlayWorld) -> None:
@@ -215,17 +215,17 @@ class OverlayContract:
             await _slot(world, overlay, order.drone_id, SlotState.BUSY)
             async with world.broken():
                 try:
-                    [receipt] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
+                    [result] = await overlay.drain([order.drone_id], DrainMode.FAST, "tested")
                 except AdapterError as error:
-                    assert isinstance(error, _FOUR)
+                    assert isinstance(error, _ADAPTER_ERRORS)
                 else:
-                    assert receipt.answer is not OrderOutcome.OK
-                    assert receipt.fault is not None and receipt.fault.message
+                    assert result.answer is not OrderOutcome.OK
+                    assert result.fault is not None and result.fault.message
             await world.end(order.drone_id)
             await _unslotted(world, overlay, order.drone_id)
 
 
-# ------------------------------------------------------------------------------------------------------- vocabulary
+# ------------------------------------------------------------------------------------------------------- helpers
 
 
 def _order(world: OverlayWorld, serial: int, idle_timeout_s: float = 600.0) -> StartOrder:
@@ -242,7 +242,7 @@ async def _enough(world: OverlayWorld, jobs: int) -> bool:
 
 
 async def _waiting(world: OverlayWorld, overlay: Overlay, jobs: int) -> Sequence[JobClass]:
-    """The classes, once this many jobs in all have been seen to wait."""
+    """Return the job classes, once this many jobs wait in total."""
 
     async def ask() -> Sequence[JobClass] | None:
         classes = [c for c in (await overlay.poll([world.kind])).classes if c.waiting]

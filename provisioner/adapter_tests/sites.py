@@ -1,4 +1,4 @@
-"""The contract of a site: what the controller relies on, whatever stands behind the adapter."""
+"""The contract of a site adapter: what the controller relies on, for every kind of site."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from provisioner.adapter_tests.hooks import NotSupportedError, supported
-from provisioner.adapter_tests.waiting import eventually
+from provisioner.adapter_tests import NotSupportedError, eventually, skip_unless_supported
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, Site, UnavailableError
 from provisioner.model import (
     Bootstrap,
@@ -26,54 +25,54 @@ from provisioner.model import (
     StopOrder,
 )
 
-_FOUR = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
+_ADAPTER_ERRORS = (UnavailableError, RejectedError, AuthError, OutcomeUnknownError)
 _ALIVE = (RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN)
 
 
 class SiteWorld(Protocol):
-    """A site under test, and a way to look at it past the adapter."""
+    """A site under test, with a view of it that does not use the adapter."""
 
     controller: str
-    """Name of the controller that :meth:`site` is built for."""
+    """Name of the controller that :meth:`site` belongs to."""
     kind: DroneType
-    """A type of which at least three drones fit at once."""
+    """A type of which at least three drones can run at once."""
     impossible: DroneType
-    """A type that the site refuses for good."""
+    """A type that the site rejects at once and for good."""
     grace_s: float
-    """Between notice and kill; short."""
+    """Time between SIGTERM and SIGKILL; short."""
     patience_s: float
-    """How long the site may take for anything here."""
+    """Longest time that the site may need for anything in the suite."""
     tells_free: bool
-    """Whether its views have ``free``."""
+    """True if its views have ``free``."""
     tells_exit_codes: bool
-    """Whether it remembers the exit status of a drone that ended."""
+    """True if it reports the exit status of finished drones."""
 
     def site(self, controller: str | None = None) -> Site:
-        """A new adapter object, as a controller (:attr:`controller`, or another) builds it when it starts."""
+        """Return a new adapter object, as a controller (:attr:`controller`, or another) builds it at its start."""
         ...
 
     def living(self) -> Bootstrap:
-        """A drone that runs until it is asked to leave, and then does."""
+        """Return a drone that runs until it gets SIGTERM."""
         ...
 
     def stubborn(self) -> Bootstrap:
-        """A drone that does not leave when asked, and has processes besides its first."""
+        """Return a drone that ignores SIGTERM and has further processes."""
         ...
 
     def exiting(self, code: int) -> Bootstrap:
-        """A drone that ends by itself with this status."""
+        """Return a drone that exits by itself with this status."""
         ...
 
     async def alive(self, drone_id: DroneId) -> int:
-        """How many times a drone runs or waits there, seen past the adapter: 0, 1, or more if it was duplicated."""
+        """Return how many copies of a drone run or wait there: 0, 1, or more if it was duplicated."""
         ...
 
     async def anything_left(self, drone_id: DroneId) -> bool:
-        """Whether anything at all of a drone is left that uses resources."""
+        """Return whether anything of a drone is left that uses resources."""
         ...
 
     def broken(self) -> AbstractAsyncContextManager[None]:
-        """While inside, the site cannot be reached or used."""
+        """Make the site unreachable, while inside."""
         ...
 
     # Hooks: a lab that cannot do one of these raises NotSupportedError with the reason, and its tests are skipped.
@@ -95,40 +94,39 @@ class SiteWorld(Protocol):
         ...
 
     def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
-        """Answer each stop with this HTTP status (403, 500 or 503), or with what means the same at this site, and stop
-        nothing, while inside."""
+        """Answer each stop with this HTTP status (403, 500 or 503) or its equivalent, and stop nothing."""
         ...
 
     def forgetful_site(self) -> Site:
-        """Return a new adapter object as :meth:`site` does, which keeps ended drones for a second or less."""
+        """Return a new adapter object like :meth:`site`, which keeps finished drones for a second at most."""
         ...
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
-        """List the objects of a drone that stay at the site until somebody deletes them, seen past the adapter."""
+        """List the objects of a drone that stay at the site until somebody deletes them."""
         ...
 
 
 class SiteContract:
-    """Subclass it as ``TestMySite`` with a fixture ``world``."""
+    """The suite for a site: subclass it as ``TestMySite`` with a fixture ``world``."""
 
     pytestmark = pytest.mark.asyncio
 
-    # --------------------------------------------------------------------------------------------------- stories
+    # --------------------------------------------------------------------------------------- start, stop and poll
 
     async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
         drone_id = _id(world, 1)
         async with world.site() as site:
             assert drone_id not in (await site.poll()).drones
-            [receipt] = await site.start([_order(world, drone_id)])
-            assert (receipt.drone_id, receipt.answer, receipt.fault) == (drone_id, OrderOutcome.OK, None)
+            [result] = await site.start([_order(world, drone_id)])
+            assert (result.drone_id, result.answer, result.fault) == (drone_id, OrderOutcome.OK, None)
 
             running = await _listed(world, site, drone_id, RemoteState.RUNNING)
             assert running.type == world.kind.name
-            assert running.remote_id == receipt.remote_id != ""
+            assert running.remote_id == result.remote_id != ""
             await _runs_once(world, drone_id)
 
-            [receipt] = await site.stop([StopOrder(drone_id, running.remote_id)])
-            assert receipt.answer is OrderOutcome.OK
+            [result] = await site.stop([StopOrder(drone_id, running.remote_id)])
+            assert result.answer is OrderOutcome.OK
             await _gone(world, site, drone_id)
             ended = (await site.poll()).drones.get(drone_id)
             if ended is not None:  # a site may forget at once, but not lie
@@ -152,10 +150,10 @@ class SiteContract:
         good, bad, good_too = (_id(world, n) for n in (1, 2, 3))
         orders = [_order(world, good), _order(world, bad, world.impossible), _order(world, good_too)]
         async with world.site() as site:
-            receipts = await site.start(orders)
-            assert [r.drone_id for r in receipts] == [good, bad, good_too]
-            assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
-            _assert_told(receipts[1])
+            results = await site.start(orders)
+            assert [r.drone_id for r in results] == [good, bad, good_too]
+            assert [r.answer for r in results] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
+            _assert_has_fault(results[1])
             await _listed(world, site, good_too, RemoteState.RUNNING)
             view = await site.poll()
             assert {good, good_too} <= view.drones.keys()
@@ -166,13 +164,13 @@ class SiteContract:
     async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
         never, gone = _id(world, 7), _id(world, 8)
         async with world.site() as site:
-            [receipt] = await site.stop([StopOrder(never, "")])
-            assert (receipt.drone_id, receipt.answer) == (never, OrderOutcome.OK)
+            [result] = await site.stop([StopOrder(never, "")])
+            assert (result.drone_id, result.answer) == (never, OrderOutcome.OK)
             await site.start([_order(world, gone)])
             await _end(world, site, [gone])
             for kill in (False, True):
-                receipts = await site.stop([StopOrder(gone, "", kill), StopOrder(never, "", kill)])
-                assert [(r.drone_id, r.answer) for r in receipts] == [(gone, OrderOutcome.OK), (never, OrderOutcome.OK)]
+                results = await site.stop([StopOrder(gone, "", kill), StopOrder(never, "", kill)])
+                assert [(r.drone_id, r.answer) for r in results] == [(gone, OrderOutcome.OK), (never, OrderOutcome.OK)]
 
     async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(self, world: SiteWorld) -> None:
         failing, leaving = _id(world, 1), _id(world, 2)
@@ -204,8 +202,8 @@ class SiteContract:
         async with world.site() as site:
             await site.start([_order(world, drone_id, bootstrap=world.stubborn())])
             await _listed(world, site, drone_id, RemoteState.RUNNING)
-            [receipt] = await site.stop([StopOrder(drone_id, "", kill)])
-            assert receipt.answer is OrderOutcome.OK
+            [result] = await site.stop([StopOrder(drone_id, "", kill)])
+            assert result.answer is OrderOutcome.OK
             await _gone(world, site, drone_id)
 
     async def test_another_controllers_drones_are_neither_listed_nor_touched(self, world: SiteWorld) -> None:
@@ -249,10 +247,10 @@ class SiteContract:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(after_s):
                     await site.start(orders)
-                    raise TimeoutError  # it was quicker: as good
-            # The controller has no receipts now. It asks again for what it is not shown, and gets each exactly once.
-            receipts = await site.start(orders)
-            _assert_all_done(receipts)
+                    raise TimeoutError  # it was faster: equivalent
+            # The controller has no results. It repeats the orders for drones that are not listed, and gets each once.
+            results = await site.start(orders)
+            _assert_all_done(results)
             for order in orders:
                 await _listed(world, site, order.drone_id, RemoteState.RUNNING)
                 await _runs_once(world, order.drone_id)
@@ -277,39 +275,39 @@ class SiteContract:
         async with world.site() as site:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids]
-                looks = [group.create_task(site.poll()) for _ in range(3)]
+                polls = [group.create_task(site.poll()) for _ in range(3)]
             _assert_all_done([start.result()[0] for start in starts])
-            assert all(poll.result().site == world.kind.site for poll in looks)
+            assert all(poll.result().site == world.kind.site for poll in polls)
             assert set(ids) <= (await site.poll()).drones.keys()
             await _end(world, site, ids)
 
-    async def test_trouble_comes_as_one_of_the_four_errors_or_as_receipts(self, world: SiteWorld) -> None:
+    async def test_trouble_comes_as_one_of_the_four_errors_or_as_results(self, world: SiteWorld) -> None:
         drone_id = _id(world, 1)
         async with world.site() as site:
             async with world.broken():
-                with pytest.raises(AdapterError) as looked:
+                with pytest.raises(AdapterError) as caught:
                     await site.poll()  # an empty listing would be a lie
-                assert isinstance(looked.value, _FOUR)
+                assert isinstance(caught.value, _ADAPTER_ERRORS)
                 await _assert_not_done(site.start([_order(world, drone_id)]))
                 await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
-            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await eventually("the site is back", lambda: _answers(site), world.patience_s)
             await _end(world, site, [drone_id])
 
-    # ------------------------------------------------------------------------------------------- at the worst moment
+    # ------------------------------------------------------------------------------------------- faults
 
     async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
-        await supported(world.lost_replies)
+        await skip_unless_supported(world.lost_replies)
         order = _order(world, _id(world, 1))
         async with world.site() as site:
             async with world.lost_replies():
                 try:
-                    [receipt] = await site.start([order])
+                    [result] = await site.start([order])
                 except AdapterError as error:
-                    assert isinstance(error, OutcomeUnknownError), f"{error!r} says that nothing was done"
+                    assert isinstance(error, OutcomeUnknownError), f"{error!r} claims that nothing was done"
                 else:
-                    assert receipt.answer is not OrderOutcome.REJECTED, "REFUSED says that nothing was done"
-                    if receipt.answer is OrderOutcome.UNKNOWN:
-                        _assert_told(receipt)
+                    assert result.answer is not OrderOutcome.REJECTED, "REJECTED claims that nothing was done"
+                    if result.answer is OrderOutcome.UNKNOWN:
+                        _assert_has_fault(result)
             running = await _listed(world, site, order.drone_id, RemoteState.RUNNING)
             [again] = await site.start([order])
             assert (again.answer, again.remote_id) == (OrderOutcome.OK, running.remote_id)
@@ -317,7 +315,7 @@ class SiteContract:
             await _end(world, site, [order.drone_id])
 
     async def test_all_pages_of_a_listing_are_read(self, world: SiteWorld) -> None:
-        await supported(world.pages)
+        await skip_unless_supported(world.pages)
         ids = [_id(world, n) for n in (1, 2, 3)]
         async with world.site() as site:
             await site.start([_order(world, drone_id) for drone_id in ids])
@@ -342,7 +340,7 @@ class SiteContract:
                 await _gone(world, site, drone_id)
 
     async def test_half_a_listing_is_never_taken_for_the_whole(self, world: SiteWorld) -> None:
-        await supported(world.cut_listings)
+        await skip_unless_supported(world.cut_listings)
         ids = [_id(world, n) for n in (1, 2, 3)]
         async with world.site() as site:
             await site.start([_order(world, drone_id) for drone_id in ids])
@@ -352,39 +350,39 @@ class SiteContract:
                 try:
                     view = await site.poll()
                 except AdapterError as error:
-                    assert isinstance(error, _FOUR)
+                    assert isinstance(error, _ADAPTER_ERRORS)
                 else:
                     assert set(ids) <= set(view.drones)
                 stopped = await _done(site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids]))
             for drone_id in stopped:  # `not in the listing` is no proof that it is gone
                 await _gone(world, site, drone_id)
-            await eventually("the site is back", lambda: _looks(site), world.patience_s)
+            await eventually("the site is back", lambda: _answers(site), world.patience_s)
             await _end(world, site, ids)
 
-    async def test_a_refused_start_makes_nothing(self, world: SiteWorld) -> None:
-        await supported(world.refused_starts)
+    async def test_a_rejected_start_makes_nothing(self, world: SiteWorld) -> None:
+        await skip_unless_supported(world.refused_starts)
         order = _order(world, _id(world, 1))
         async with world.site() as site:
             async with world.refused_starts():
                 try:
-                    [receipt] = await site.start([order])
+                    [result] = await site.start([order])
                 except AdapterError as error:
                     assert isinstance(error, RejectedError | AuthError)
                 else:
-                    assert receipt.answer is OrderOutcome.REJECTED
-                    _assert_told(receipt)
+                    assert result.answer is OrderOutcome.REJECTED
+                    _assert_has_fault(result)
                 assert order.drone_id not in (await site.poll()).drones
                 assert await world.alive(order.drone_id) == 0
                 with suppress(NotSupportedError):
                     assert await world.objects(order.drone_id) == []
-            [receipt] = await site.start([order])  # the same drone may be started once there is room
-            assert receipt.answer is OrderOutcome.OK
+            [result] = await site.start([order])  # the same drone may be started once there is room
+            assert result.answer is OrderOutcome.OK
             await _listed(world, site, order.drone_id, RemoteState.RUNNING)
             await _end(world, site, [order.drone_id])
 
     @pytest.mark.parametrize("status", [403, 500, 503])
     async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(self, world: SiteWorld, status: int) -> None:
-        await supported(lambda: world.refused_stops(status))
+        await skip_unless_supported(lambda: world.refused_stops(status))
         drone_id = _id(world, 1)
         async with world.site() as site:
             await site.start([_order(world, drone_id)])
@@ -409,7 +407,7 @@ class SiteContract:
             await _end(world, site, [stopped])
 
             async def ask() -> bool:
-                await site.poll()  # an adapter clears away after a look
+                await site.poll()  # an adapter deletes after a poll
                 return not await world.objects(stopped) and not await world.objects(leaving)
 
             await eventually("the adapter has deleted what it made", ask, world.patience_s + world.grace_s)
@@ -423,7 +421,7 @@ class SiteContract:
             assert abs(view.taken_at - time.time()) < world.patience_s + 5
 
 
-# ------------------------------------------------------------------------------------------------------- vocabulary
+# ------------------------------------------------------------------------------------------------------- helpers
 
 
 def _id(world: SiteWorld, serial: int) -> DroneId:
@@ -436,38 +434,38 @@ def _order(
     return StartOrder(drone_id, kind or world.kind, 600.0, world.grace_s, bootstrap or world.living())
 
 
-def _assert_all_done(receipts: Sequence[OrderResult]) -> None:
-    assert [(r.answer, r.fault) for r in receipts] == [(OrderOutcome.OK, None)] * len(
-        receipts
-    )  # a failure tells its fault
+def _assert_all_done(results: Sequence[OrderResult]) -> None:
+    assert [(r.answer, r.fault) for r in results] == [(OrderOutcome.OK, None)] * len(
+        results
+    )  # a failure has its fault in the message
 
 
-def _assert_told(receipt: OrderResult) -> None:
-    assert receipt.fault is not None
-    assert receipt.fault.message
-    assert abs(receipt.fault.at - time.time()) < 60
+def _assert_has_fault(result: OrderResult) -> None:
+    assert result.fault is not None
+    assert result.fault.message
+    assert abs(result.fault.at - time.time()) < 60
 
 
 async def _assert_not_done(call: Awaitable[Sequence[OrderResult]]) -> None:
     try:
-        [receipt] = await call
+        [result] = await call
     except AdapterError as error:
-        assert isinstance(error, _FOUR)
+        assert isinstance(error, _ADAPTER_ERRORS)
     else:
-        assert receipt.answer is not OrderOutcome.OK
-        _assert_told(receipt)
+        assert result.answer is not OrderOutcome.OK
+        _assert_has_fault(result)
 
 
 async def _done(call: Awaitable[Sequence[OrderResult]]) -> Sequence[DroneId]:
     """Return the drones whose order was carried out; none if the call raised one of the four errors."""
     try:
-        return [receipt.drone_id for receipt in await call if receipt.answer is OrderOutcome.OK]
+        return [result.drone_id for result in await call if result.answer is OrderOutcome.OK]
     except AdapterError as error:
-        assert isinstance(error, _FOUR)
+        assert isinstance(error, _ADAPTER_ERRORS)
         return []
 
 
-async def _looks(site: Site) -> bool:
+async def _answers(site: Site) -> bool:
     try:
         await site.poll()
     except AdapterError:
@@ -484,7 +482,7 @@ async def _listed(world: SiteWorld, site: Site, drone_id: DroneId, state: Remote
 
 
 async def _runs_once(world: SiteWorld, drone_id: DroneId) -> None:
-    """Neither not at all nor twice, once the dust of the start has settled."""
+    """Wait until exactly one copy of the drone runs."""
 
     async def ask() -> bool:
         return await world.alive(drone_id) == 1
@@ -502,7 +500,7 @@ async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
 
 
 async def _end(world: SiteWorld, site: Site, drone_ids: Sequence[DroneId]) -> None:
-    receipts = await site.stop([StopOrder(drone_id, "", kill=True) for drone_id in drone_ids])
-    _assert_all_done(receipts)
+    results = await site.stop([StopOrder(drone_id, "", kill=True) for drone_id in drone_ids])
+    _assert_all_done(results)
     for drone_id in drone_ids:
         await _gone(world, site, drone_id)

@@ -98,7 +98,7 @@ MUTANTS: Sequence[tuple[type[PodSite], str, Mapping[str, int]]] = [
     (skeleton.LosesDrones, "test_a_start_whose_reply_is_lost_is_unsure_and_never_refused", {}),
     (skeleton.ReadsOnePage, "test_all_pages_of_a_listing_are_read", {}),
     (skeleton.TakesHalf, "test_half_a_listing_is_never_taken_for_the_whole", {}),
-    (skeleton.BelievesStarts, "test_a_refused_start_makes_nothing", {}),
+    (skeleton.BelievesStarts, "test_a_rejected_start_makes_nothing", {}),
     *((skeleton.BelievesStops, _NOT_STOPPED, {"status": status}) for status in (403, 500, 503)),
     (skeleton.LeavesPods, "test_nothing_of_an_ended_drone_is_left_at_the_site", {}),
 ]

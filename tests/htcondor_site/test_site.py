@@ -17,7 +17,7 @@ from adapters.htcondor.site import site as site_module
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
 from adapters.htcondor.site.owner_queue import OwnerJobQueue
 from adapters.htcondor.site.submission import SubmitDescription
-from provisioner.adapter_tests.waiting import eventually
+from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, RemoteState
 from tests.htcondor_site.orders import A100, CONTROLLER, config, order

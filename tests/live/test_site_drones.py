@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor.site import HTCondorSite
-from provisioner.adapter_tests.waiting import eventually
+from provisioner.adapter_tests import eventually
 from provisioner.interfaces import AuthError
 from provisioner.model import (
     Bootstrap,

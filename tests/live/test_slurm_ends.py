@@ -11,7 +11,7 @@ from signal import SIGKILL
 import pytest
 
 from adapters.slurm import SlurmSite
-from provisioner.adapter_tests.waiting import eventually
+from provisioner.adapter_tests import eventually
 from provisioner.model import (
     Bootstrap,
     DroneId,
