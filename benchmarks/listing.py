@@ -14,7 +14,7 @@ from benchmarks.cost import Figure, cpu_s, tell, timed
 from benchmarks.world import NOW, drone_types, drones, snapshot
 from provisioner.model import Plan, StateChange
 from provisioner.reasons import SeenInPool
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 
 DRONES = 10_000
 TIMES = 5

@@ -49,7 +49,7 @@ from provisioner.model import (
     SitePolicy,
     StartOrder,
 )
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_call_log import Call, CountedTools
 

@@ -26,7 +26,7 @@ from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolHabits
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 from tests.simulator.facilities import drone_type
 
 START = 1_750_000_000.0

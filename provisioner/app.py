@@ -23,7 +23,7 @@ from provisioner.controller.controller import Controller
 from provisioner.controller.door import Door
 from provisioner.controller.lag import LagProbe
 from provisioner.interfaces import UnavailableError
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
 
@@ -39,9 +39,8 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     ``root``: what relative paths in the files start from, where that is not the files' own directory.
 
     SIGHUP reads the configuration anew. Drones outlive the controller: the next one takes them over.
-    Raises ConfigError, StoreError (StoreHeld: another controller runs), AdapterError (the overlay, or an adapter as
-    it is
-    built), AdapterBrokenError and AdapterUnknownError.
+    Raises ConfigError, StoreError (StoreHeldError: another controller runs), AdapterError (the overlay, or an adapter
+    as it is built), AdapterBrokenError and AdapterUnknownError.
     """
     settings = load(path, root=root)
     store = SqlStore(

@@ -14,7 +14,7 @@ import pytest
 
 from provisioner.model import DroneState
 from provisioner.reasons import JobsWaiting
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.conftest import Played
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo"), pytest.mark.timeout(240)]

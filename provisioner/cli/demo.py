@@ -245,7 +245,7 @@ def run_demo(
 
     Raises KeyboardInterrupt where it was asked to end before all was over.
     """
-    from provisioner.store.sql import SqlReader
+    from provisioner.store.reader import SqlReader
 
     queue = QueueClient(cast(DemoQueue, open_queue(Where(config=there.config))), turn)
     reader = SqlReader(there.directory / "provisioner.db")

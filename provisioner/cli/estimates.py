@@ -26,7 +26,7 @@ from provisioner.estimates import (
     mean_run_s,
     owner_of,
 )
-from provisioner.store import Forget, Reader
+from provisioner.store import ForgetRequest, Reader
 
 ESTIMATES_SCHEMA = "provisioner.estimates/1"
 
@@ -41,7 +41,7 @@ class EstimatesRow:
     experience: EstimateSamples | None
     estimates: Estimates | None
     """Estimates of the newest tick."""
-    forgets: Sequence[Forget] = ()
+    forgets: Sequence[ForgetRequest] = ()
     user: str = ""
     """User whose run times are shown by size; empty: of all users, all sizes together."""
 
@@ -316,7 +316,7 @@ def forget(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
 ) -> None:
-    """Forget something that was learned, so that it is learned anew: an owner who has changed, a user's new code.
+    """ForgetRequest something that was learned, so that it is learned anew: an owner who has changed, a user's new code.
 
     Recorded now; the controller does it within a minute, or when one runs. Drones and jobs on record stay. Run times
     of all users taken together have a user's among them, so they go with his: ten jobs later they are known anew.

@@ -575,9 +575,9 @@ def _replay_input(
 
 def _as_recorded(plan: Plan) -> Plan:
     """Return the part of a plan that the record keeps."""
-    from provisioner.store.changes import news
+    from provisioner.store.changes import without_refreshes
 
-    return news(plan)
+    return without_refreshes(plan)
 
 
 def _require_same(expected: Plan, again: Plan) -> None:

@@ -8,7 +8,7 @@ import structlog
 
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import Learning
-from provisioner.store import Forget, Store, StoreError
+from provisioner.store import ForgetRequest, Store, StoreError
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ class Keeping:
     _asked_at: float = 0.0
     _spares: bool = False
     """What is on record could not be read: whoever wants it back has until the next time of writing."""
-    _forgot: dict[int, Forget] = field(default_factory=dict)
+    _forgot: dict[int, ForgetRequest] = field(default_factory=dict)
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 
     async def begin(self, waiting_cost: float) -> None:

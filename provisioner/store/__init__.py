@@ -1,11 +1,12 @@
-"""The record: drones and their history, plans with reasons, breakers, operator requests, events, the newest views.
+"""The record of the controller: drones and their history, plans with reasons, breakers, requests, events, newest views.
 
-Two sides. :class:`Store` is the controller's: it writes, and one controller at a time holds it. :class:`Reader` is the
-operator's: it reads beside a running controller or without one, and its only write is what an operator asks for.
+:class:`Store` is the controller's side: it writes, and one controller at a time holds it. :class:`Reader` is the
+operator's side: it reads beside a running controller or without one, and writes nothing but requests of operators.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
@@ -33,24 +34,24 @@ from provisioner.reasons import Reason
 
 
 class StoreError(Exception):
-    """The record cannot be used; the message says why and what to do."""
+    """The store cannot be used; the message says why and what to do."""
 
 
-class StoreHeld(StoreError):
+class StoreHeldError(StoreError):
     """Another controller holds the store; the message says which process, where, since when."""
 
 
-class StoreBroken(StoreError):
-    """The store is corrupted, of a newer schema, or cannot be written; the message names the repair."""
+class StoreUnusableError(StoreError):
+    """The store is damaged, of a newer schema, or cannot be written; the message names the repair."""
 
 
-class ExperienceUnread(StoreError):
-    """What was learned is on record and cannot be read; the message says why, and what to do who wants it back."""
+class EstimatesUnreadableError(StoreError):
+    """The recorded estimates cannot be read; the message says why, and how to get them back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One step in a drone's life."""
+    """One change of a drone's state."""
 
     drone_id: DroneId
     at: float
@@ -62,7 +63,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth a line that is not a drone's step: a reload, a clock step, a view lost and found."""
+    """A recorded log event that is no transition of a drone: a reload, a clock step, a rejected plan."""
 
     id: int
     at: float
@@ -72,7 +73,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds the store."""
+    """The process that holds the store."""
 
     pid: int
     host: str
@@ -83,7 +84,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What the controller saw and knew at its newest tick."""
+    """The views and estimates of the controller at its newest tick."""
 
     tick: int
     at: float
@@ -95,8 +96,8 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """What an operator wants forgotten of what was learned."""
+class ForgetRequest:
+    """The request of an operator to forget estimates."""
 
     id: int
     at: float
@@ -108,14 +109,14 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """How often a site, or one drone type of it, took places of drones back since a time, and what that cost."""
+    """Preemptions at a site, or of one of its drone types, in a period, and their cost."""
 
     scope: str
     """``<site>`` or ``<site>/<type>``, as of breakers."""
     drones: int
-    """That ran for some of the time."""
+    """Number of drones that ran for some of the period."""
     run_s: float
-    """How long they ran, all together, within the time."""
+    """Their run time within the period, summed."""
     preempted: int
     life_mean_s: float | None
     """Of the preempted, from start to end; None if there were none."""
@@ -123,9 +124,9 @@ class Hazard:
     grace_mean_s: float | None
     """From a notice to the end, of all that ended after one; None if there were none."""
     lost_gpu_s: float
-    """Jobs' work that GPU drones' ends have cost, in GPU-seconds."""
+    """Work of jobs lost at the end of GPU drones, in GPU-seconds."""
     lost_cpu_s: float
-    """The same of CPU drones, in CPU-seconds."""
+    """Work of jobs lost at the end of CPU drones, in CPU-seconds."""
     lost_jobs: int
 
     @property
@@ -134,110 +135,138 @@ class Hazard:
         return self.preempted * 3_600_000.0 / self.run_s if self.run_s >= 1.0 else None
 
 
-class Store(Protocol):
-    """The controller's side. Entering opens and locks it (:class:`StoreHeld`, :class:`StoreBroken`).
+@dataclass(frozen=True, slots=True)
+class CommittedState:
+    """The part of the record that is kept in memory: replaced whole after a commit, never changed in place."""
 
-    The live drones and breakers are kept in memory as well: the properties cost nothing, and change only when a write
-    has been committed.
+    birth: str
+    """Four random characters ``[a-z0-9]``, drawn when the store was created: keeps ids of a lost store apart."""
+    tick: int = 0
+    """Number of the newest recorded tick; 0 in a new store."""
+    next_serial: int = 1
+    """The first serial number never used in a drone id, whatever crashed in between."""
+    drones: Mapping[DroneId, Drone] = field(default_factory=dict)
+    """Recorded and not ended."""
+    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
+    """Back-off of owners' claims by site, as the newest plan recorded it."""
+    recorded_at: float = 0.0
+    """Time of the newest recorded tick, on the controller's clock; 0 in a new store."""
+    recorded_drift_s: float = 0.0
+    """Lead of the host's wall clock over that, in seconds."""
+
+
+class Store(ABC):
+    """The controller's side. Entering opens and locks it.
+
+    Every method may raise :class:`StoreError`: then nothing of what it should record is recorded.
     """
 
     @property
+    @abstractmethod
+    def committed(self) -> CommittedState:
+        """The state as the newest commit left it, from memory."""
+
+    @property
     def birth(self) -> str:
-        """Four random characters ``[a-z0-9]``, chosen when the store was made: keeps ids of a lost store apart."""
-        ...
-
-    @property
-    def drones(self) -> Mapping[DroneId, Drone]:
-        """Recorded and not ended."""
-        ...
-
-    @property
-    def breakers(self) -> Mapping[str, Breaker]: ...
-
-    @property
-    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
-        """Return the patience with waiting owner's jobs that the newest plan recorded, by site."""
-
-    @property
-    def next_serial(self) -> int:
-        """The first serial number never used in a drone id, whatever crashed in between."""
-        ...
+        return self.committed.birth
 
     @property
     def tick(self) -> int:
-        """Number of the last recorded tick; 0 in a new store."""
-        ...
+        return self.committed.tick
+
+    @property
+    def next_serial(self) -> int:
+        return self.committed.next_serial
+
+    @property
+    def drones(self) -> Mapping[DroneId, Drone]:
+        return self.committed.drones
+
+    @property
+    def breakers(self) -> Mapping[str, Breaker]:
+        return self.committed.breakers
+
+    @property
+    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
+        return self.committed.patience
 
     @property
     def recorded_at(self) -> float:
-        """Return the time of the newest recorded tick, on the controller's clock; 0 in a new store."""
-        ...
+        return self.committed.recorded_at
 
     @property
     def recorded_drift_s(self) -> float:
-        """Return the lead of the host's wall clock over that, in seconds."""
-        ...
+        return self.committed.recorded_drift_s
 
+    @abstractmethod
     async def __aenter__(self) -> Self: ...
 
+    @abstractmethod
     async def __aexit__(self, *exc: object) -> None: ...
 
+    @abstractmethod
     async def requests(self) -> tuple[OperatorRequest, ...]:
-        """Operators' requests that no plan has taken up yet."""
-        ...
+        """Return operators' requests that no plan has taken up yet."""
 
+    @abstractmethod
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Commit a plan before it is acted on, in one transaction and durably: moves, intents, drains, stops,
-        breakers, requests taken up, refusals, and the snapshot's views. Raises :class:`StoreBroken` if it cannot (a
-        full disk): then nothing of it is recorded and nothing may be acted on."""
-        ...
+        """Commit a plan before it is acted on, in one durable transaction.
 
+        It holds state changes, intents, breakers, requests taken up, refusals, and the snapshot's views. If this
+        raises (a full disk), nothing of it is recorded and nothing may be acted on.
+        """
+
+    @abstractmethod
     async def settle(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        """Commit what came of a plan: receipts as moves, breakers changed by them. Or, with ``set_to``, that the
-        controller's clock was set to this time, which the host's wall clock tells as well, and times were moved."""
-        ...
+        """Commit the results of a plan's orders as state changes, and the breakers that they changed.
 
-    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None: ...
+        ``set_to``: the controller's clock was set to this time, which is the host's too, and times were moved.
+        """
 
+    @abstractmethod
+    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+        """Commit a log event."""
+
+    @abstractmethod
     async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
-        """Commit what drones said last, for as long as they are on record."""
-        ...
+        """Commit the last output of drones, for as long as they are on record."""
 
+    @abstractmethod
     async def completed(self, completions: Sequence[CompletedJob]) -> None:
-        """Commit jobs that were done. One that is on record already (by job id and end) stays as it is."""
-        ...
+        """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
 
+    @abstractmethod
     async def experience(self) -> EstimateSamples | None:
-        """What :meth:`learn` committed last. Raises :class:`ExperienceUnread` if it cannot be made out."""
-        ...
+        """Return the samples that :meth:`learn` committed last. Raises :class:`EstimatesUnreadableError`."""
 
+    @abstractmethod
     async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
-        """Commit what was learned, in the place of what was committed before. ``forgotten``: the numbers of what
-        operators wanted forgotten and is not in it any more."""
-        ...
+        """Commit samples in place of those before, and delete the requests to forget that were carried out."""
 
-    async def forgets(self) -> tuple[Forget, ...]:
-        """What operators want forgotten and is not yet, in the order in which they asked."""
-        ...
+    @abstractmethod
+    async def forgets(self) -> tuple[ForgetRequest, ...]:
+        """Return the requests to forget that are not carried out yet, oldest first."""
 
+    @abstractmethod
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
-        """How drones on record ended, of those asked for that did."""
-        ...
+        """Return the final states of those of the given drones that are on record as ended."""
 
+    @abstractmethod
     async def prune(self, now: float) -> bool:
-        """Forget what is older than the retention limit: ended drones with their history, plans, events, jobs that
-        were done. It does a bounded part of it: True if there is more to forget, at the next tick."""
-        ...
+        """Delete a bounded part of what is older than the retention limit. Return True if there is more.
+
+        That is: ended drones with their history, plans, events, completed jobs and requests.
+        """
 
 
 class Reader(Protocol):
-    """The operator's side: synchronous, quick, never blocks the controller."""
+    """The operator's side: synchronous and quick; it never blocks the controller."""
 
     def holder(self) -> Holder | None:
-        """The controller that runs now, if one does."""
-        ...
+        """Return the controller that runs now, if one does."""
 
     def drones(
         self,
@@ -249,60 +278,79 @@ class Reader(Protocol):
         nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[Drone]:
-        """Drones by request time, newest last. ``ended``: False only live ones, True only ended ones, None both.
-        ``nodes`` by whole name or by the part before the first dot."""
+        """Return drones by request time, newest last; ``limit`` keeps the newest.
+
+        ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
+        alone; ``nodes`` by whole name or by the part before the first dot.
+        """
         ...
 
-    def drone(self, drone_id: DroneId) -> Drone | None: ...
+    def drone(self, drone_id: DroneId) -> Drone | None:
+        """Return one drone, if it is on record."""
 
     def find(self, any_id: str) -> list[DroneId]:
-        """Drones that an id of any kind means: our drone id (or a unique prefix or its serial), the site's remote id,
-        the overlay's slot name, the site's name of its place."""
+        """Return the drones that an id of any kind means, newest first.
+
+        That is: our drone id (or a unique prefix or its serial), the site's remote id, the overlay's slot name, or
+        the site's name of its slot. Exact ids win over prefixes, and live drones over ended ones, as sites use their
+        ids again.
+        """
         ...
 
-    def history(self, drone_id: DroneId) -> list[Transition]: ...
+    def history(self, drone_id: DroneId) -> list[Transition]:
+        """Return the transitions of one drone, oldest first."""
+        ...
 
     def last_words(self, drone_id: DroneId) -> str:
-        """What it said last, as its site told; empty if it did not."""
+        """Return its last output as its site reported it; empty if there is none."""
         ...
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
-        """Per site and per drone type: preemptions, time run and work lost from ``since`` to ``now``, as far as the
-        drones of that time are still on record. By scope."""
+        """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
         ...
 
     def completions(self, since: float, until: float) -> list[CompletedJob]:
-        """Jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
+        """Return jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
         ...
 
     def experience(self) -> EstimateSamples | None:
-        """What was learned, as the controller kept it last. Raises :class:`ExperienceUnread`."""
-        ...
+        """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
 
-    def forgets(self) -> tuple[Forget, ...]:
-        """What is to be forgotten and is not yet."""
+    def forgets(self) -> tuple[ForgetRequest, ...]:
+        """Return the requests to forget that are not carried out yet."""
         ...
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
-        """Newest last. ``acting``: only those that did something."""
+        """Return plans that differ from the one before, newest last; with ``acting`` only those that did something.
+
+        ``tick`` and ``at`` are those of the last repetition.
+        """
         ...
 
-    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]: ...
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Return recorded events with a number above ``after``, oldest first."""
+        ...
 
     def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
-        """Steps of all drones with their sequence numbers, for following."""
+        """Return transitions of all drones with their sequence numbers, for following."""
         ...
 
-    def views(self) -> Views | None: ...
+    def views(self) -> Views | None:
+        """Return the newest views; None in a new store."""
 
-    def breakers(self) -> Mapping[str, Breaker]: ...
+    def breakers(self) -> Mapping[str, Breaker]:
+        """Return the circuit breakers by scope."""
+        ...
 
     def snapshot(self, tick: int | None = None) -> Snapshot | None:
-        """The snapshot of a recorded acting tick, as long as it is kept; None: as the next tick would begin, put
-        together from the newest views and the drones on record."""
-        ...
+        """Return the snapshot of a recorded acting tick, as long as it is kept.
 
-    def kept_snapshots(self) -> list[int]: ...
+        None: the snapshot with which the next tick would begin, as of the time of the newest views.
+        """
+
+    def kept_snapshots(self) -> list[int]:
+        """Return the ticks whose snapshots are kept."""
+        ...
 
     def ask(
         self,
@@ -314,11 +362,13 @@ class Reader(Protocol):
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        """Record an operator's request for the controller's next tick; its number."""
+        """Record an operator's request for the controller's next tick. Return its number."""
         ...
 
-    def request_done(self, request: int) -> bool: ...
+    def request_done(self, request: int) -> bool:
+        """Return True if a plan has taken up the request, also if that is so old that it was deleted."""
+        ...
 
     def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
-        """Record that something of what was learned is to be forgotten: within a minute, or when a controller runs."""
+        """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         ...

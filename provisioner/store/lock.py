@@ -1,7 +1,7 @@
 """One controller per store: a kernel lock on ``<store>.lock``, which also says who holds it.
 
 The lock goes by name, and a name can be removed or be one of several. So the store holds the claim of its holder as
-well (:class:`Claim`), and each transaction of a controller requires its own.
+well (:class:`StoreClaim`), and each transaction of a controller requires its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from provisioner.store import Holder, StoreError, StoreHeld
+from provisioner.store import Holder, StoreError, StoreHeldError
 
-_TRIES = 10
-_PAUSE_S = 0.05
+_LOCK_ATTEMPTS = 10
+_LOCK_PAUSE_S = 0.05
 """A reader that asks for the holder takes the lock for an instant: try again before refusing."""
 HOLDER = "holder"
 """Key of the holder's claim in the store."""
-_MODE = 0o640
+_LOCK_FILE_MODE = 0o640
 """Whoever may open the file may lock it, with a lock that is shared, too: it is not for everybody."""
 
 
@@ -41,30 +41,31 @@ class StoreLock:
         self._fd = -1
 
     def take(self) -> Holder:
-        """Lock the store for this process. Raises :class:`StoreHeld`, naming the holder, if another has it."""
+        """Lock the store for this process. Raises :class:`StoreHeldError`, naming the holder, if another has it."""
         path = lock_path(self._store)
-        for attempt in range(_TRIES):
+        for attempt in range(_LOCK_ATTEMPTS):
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_FILE_MODE)
             except OSError as error:
                 raise StoreError(f"store {self._store}: cannot lock it: {error}") from error
             with suppress(OSError):  # of an earlier release, which let everybody read it
-                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _MODE)
+                os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _LOCK_FILE_MODE)
             free = _flock(fd, fcntl.LOCK_EX)
             if free and _is_at(fd, path):
                 break
-            if attempt + 1 == _TRIES:
+            if attempt + 1 == _LOCK_ATTEMPTS:
                 refusal = _refusal(self._store, path, _read(fd), _lockers(fd))
                 os.close(fd)
-                raise StoreHeld(refusal)
+                raise StoreHeldError(refusal)
             os.close(fd)
-            time.sleep(_PAUSE_S)
+            time.sleep(_LOCK_PAUSE_S)
         self._fd = fd
         holder = Holder(os.getpid(), socket.gethostname(), time.time(), process_of(os.getpid()))
         self._write(_as_json(holder))
         return holder
 
     def release(self) -> None:
+        """Unlock the store; without effect if it is not locked."""
         if self._fd >= 0:
             self._write("")
             os.close(self._fd)
@@ -80,29 +81,31 @@ class StoreLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class StoreClaim:
     """The right to write a store, as text in it: its holder, and the file that it is for, since copies are made."""
 
     text: str
 
     @classmethod
-    def of(cls, holder: Holder, store: Path) -> Claim:
+    def of(cls, holder: Holder, store: Path) -> StoreClaim:
         """Return the claim of ``holder`` on the file at ``store``."""
         return cls(f"{_file_id(store)} {_as_json(holder)}")
 
     def is_for(self, store: Path) -> bool:
-        """Return True if this is a claim on the file at ``store``, and not on one that it is a copy of."""
+        """Return True if this is a claim on the file at ``store``, not on one that it is a copy of."""
         return self.text.partition(" ")[0] == _file_id(store)
 
     @property
     def holder(self) -> Holder:
-        """Whoever claimed; pid 0 if that cannot be read."""
+        """The process that claimed; pid 0 if that cannot be read."""
         return _holder(self.text.partition(" ")[2])
 
 
 def holder_of(store: Path) -> Holder | None:
-    """Return who really holds the lock now: what a dead holder left in the file does not count. Raises
-    PermissionError if this user may not ask."""
+    """Return the process that holds the lock now; what a dead holder left in the file does not count.
+
+    Raises PermissionError if this user may not ask.
+    """
     try:
         fd = os.open(lock_path(store), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -118,12 +121,14 @@ def holder_of(store: Path) -> Holder | None:
 
 
 def process_of(pid: int) -> str:
-    """Return what tells a living process from all others, also those that get its number later or have it in another
-    container: boot, PID namespace, time of its start. Empty if there is no such process, or no Linux."""
+    """Return boot, PID namespace and start time of a living process; empty if there is none, or no Linux.
+
+    That distinguishes it from all others, also those that get its number later or have it in another container.
+    """
     try:
-        told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return "" if told[0] in "ZX" else f"{boot} {os.readlink('/proc/self/ns/pid')} {told[19]}"
+        return "" if status[0] in "ZX" else f"{boot} {os.readlink('/proc/self/ns/pid')} {status[19]}"
     except (OSError, IndexError):
         return ""
 
@@ -136,17 +141,17 @@ def is_alive(holder: Holder) -> bool | None:
     return process_of(holder.pid) == holder.process
 
 
-def held(store: Path, holder: Holder) -> StoreHeld:
+def held(store: Path, holder: Holder) -> StoreHeldError:
     """Return the refusal of a store that ``holder`` holds."""
-    return StoreHeld(
+    return StoreHeldError(
         f"store {store} is held by {_named(holder)}: stop that one first, or give this one a `store: path:` of its own"
     )
 
 
-def taken_over(store: Path, holder: Holder | None) -> StoreHeld:
+def taken_over(store: Path, holder: Holder | None) -> StoreHeldError:
     """Return the refusal of a store that another controller took while this one ran."""
     who = _named(holder) if holder is not None else "nobody: it was replaced by another file or a copy"
-    return StoreHeld(
+    return StoreHeldError(
         f"store {store} is now held by {who}: this controller records nothing and acts on nothing any more. Stop it, "
         f"and remove no lock file while a controller runs"
     )
@@ -186,8 +191,8 @@ def _read(fd: int) -> Holder:
 
 def _holder(text: str) -> Holder:
     try:
-        told = json.loads(text)
-        return Holder(int(told["pid"]), str(told["host"]), float(told["since"]), str(told.get("process", "")))
+        known = json.loads(text)
+        return Holder(int(known["pid"]), str(known["host"]), float(known["since"]), str(known.get("process", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return Holder(0, "", 0.0)
 

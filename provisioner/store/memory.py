@@ -1,4 +1,4 @@
-"""The record in memory, both sides: for simulations and tests. Keeps the very values, so it costs next to nothing."""
+"""The store in memory, both sides: for simulations and tests. It keeps the values themselves, so it costs little."""
 
 from __future__ import annotations
 
@@ -22,30 +22,48 @@ from provisioner.model import (
     DroneId,
     DroneState,
     OperatorRequest,
-    OwnerClaimBackoff,
     Plan,
     RequestKind,
     Snapshot,
     StateChange,
 )
-from provisioner.store import Event, Forget, Hazard, Holder, StoreHeld, Transition, Views
-from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, serial_of, settled
-from provisioner.store.hazard import hazards_of, life_of
-from provisioner.store.ids import FIND_LIMIT, plausible, serial_meant, slots_meant
+from provisioner.store import (
+    CommittedState,
+    Event,
+    ForgetRequest,
+    Hazard,
+    Holder,
+    Store,
+    StoreHeldError,
+    Transition,
+    Views,
+)
+from provisioner.store.changes import (
+    RecordChange,
+    change_by_plan,
+    change_by_results,
+    repeats,
+    serial_of,
+    state_after,
+    state_after_plan,
+    without_refreshes,
+)
+from provisioner.store.queries import FIND_LIMIT, as_serial, as_slot_names, is_plausible_id
+from provisioner.store.statistics import hazards_of
 
 
 @dataclass(slots=True)
 class _Record:
-    """What a store file would hold."""
+    """The content that a store file would have."""
 
-    mirror: Mirror = field(default_factory=Mirror)
+    state: CommittedState
     drones: dict[DroneId, Drone] = field(default_factory=dict)
     """Ended ones too."""
     steps: list[tuple[int, Transition]] = field(default_factory=list)
-    lives: dict[DroneId, list[Transition]] = field(default_factory=dict)
-    """The steps of each drone."""
+    histories: dict[DroneId, list[Transition]] = field(default_factory=dict)
+    """The transitions of each drone."""
     words: dict[DroneId, tuple[float, str]] = field(default_factory=dict)
-    """What drones said last, and when that was told."""
+    """The last output of drones, and when it was reported."""
     completions: dict[tuple[float, str], CompletedJob] = field(default_factory=dict)
     """By end and job id."""
     last_step: int = 0
@@ -57,7 +75,7 @@ class _Record:
     done: set[int] = field(default_factory=set)
     last_request: int = 0
     experience: EstimateSamples | None = None
-    forgets: dict[int, Forget] = field(default_factory=dict)
+    forgets: dict[int, ForgetRequest] = field(default_factory=dict)
     last_forget: int = 0
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=100_000))
     last_event: int = 0
@@ -68,11 +86,13 @@ class _Record:
     def prune(self, before: float) -> None:
         for drone_id in [d.id for d in self.drones.values() if d.state.ended and d.ended_at < before]:
             del self.drones[drone_id]
-            self.lives.pop(drone_id, None)
+            self.histories.pop(drone_id, None)
             self.words.pop(drone_id, None)
         self.words = {drone_id: (at, text) for drone_id, (at, text) in self.words.items() if at >= before}
         self.steps = [(number, step) for number, step in self.steps if self._keeps(step, before)]
-        self.lives = {drone_id: [s for s in life if self._keeps(s, before)] for drone_id, life in self.lives.items()}
+        self.histories = {
+            drone_id: [s for s in history if self._keeps(s, before)] for drone_id, history in self.histories.items()
+        }
         self.plans = [plan for plan in self.plans if plan.at >= before]
         self.events = deque((event for event in self.events if event.at >= before), self.events.maxlen)
         self.completions = {key: each for key, each in self.completions.items() if each.ended_at >= before}
@@ -81,12 +101,12 @@ class _Record:
             self.done.remove(number)
 
     def _keeps(self, step: Transition, before: float) -> bool:
-        """The first step of a drone on record stays, however old."""
+        """Return True for a young transition, or the first one of a drone on record, however old."""
         return step.drone_id in self.drones and (step.at >= before or step.was is None)
 
 
-class MemoryStore:
-    """:class:`provisioner.store.Store` without a file. It may be entered again after it was left, as a restart would.
+class MemoryStore(Store):
+    """:class:`provisioner.store.Store` without a file. It may be entered again after it was left, as at a restart.
 
     ``birth`` is fixed, not drawn: the same run gives the same ids.
     """
@@ -95,51 +115,22 @@ class MemoryStore:
         self._controller = controller
         self._keep_s = keep_s
         self._snapshots = snapshots
-        self._birth = birth
-        self._record = _Record()
+        self._record = _Record(CommittedState(birth))
         self._holder: Holder | None = None
-        self._said: Plan | None = None
+        self._newest_plan: Plan | None = None
 
     def reader(self) -> MemoryReader:
-        """The operator's side of the same record."""
-        return MemoryReader(self._record, f"{self._controller}-{self._birth}", lambda: self._holder)
+        """Return the operator's side of the same record."""
+        return MemoryReader(self._record, f"{self._controller}-{self.birth}", lambda: self._holder)
 
     @property
-    def birth(self) -> str:
-        return self._birth
-
-    @property
-    def tick(self) -> int:
-        return self._record.mirror.tick
-
-    @property
-    def next_serial(self) -> int:
-        return self._record.mirror.next_serial
-
-    @property
-    def drones(self) -> Mapping[DroneId, Drone]:
-        return self._record.mirror.drones
-
-    @property
-    def breakers(self) -> Mapping[str, Breaker]:
-        return self._record.mirror.breakers
-
-    @property
-    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
-        return self._record.mirror.patience
-
-    @property
-    def recorded_at(self) -> float:
-        return self._record.mirror.at
-
-    @property
-    def recorded_drift_s(self) -> float:
-        return self._record.mirror.drift_s
+    def committed(self) -> CommittedState:
+        return self._record.state
 
     async def __aenter__(self) -> Self:
         if self._holder is not None:
-            raise StoreHeld(f"the store in memory is held by pid {self._holder.pid} on {self._holder.host}")
-        self._said = None
+            raise StoreHeldError(f"the store in memory is held by pid {self._holder.pid} on {self._holder.host}")
+        self._newest_plan = None
         self._holder = Holder(os.getpid(), socket.gethostname(), time.time())
         return self
 
@@ -151,14 +142,15 @@ class MemoryStore:
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         record = self._record
-        self._apply(planned(plan), plan.tick, snapshot.next_serial)
-        record.mirror = replace(record.mirror, at=plan.at, drift_s=snapshot.drift_s, patience=remembered(plan))
-        said = news(plan)
-        if record.plans and repeats(said, self._said):
-            record.plans[-1] = said
+        change = change_by_plan(plan)
+        record.state = state_after_plan(record.state, change, plan, snapshot)
+        self._apply(change)
+        recorded_plan = without_refreshes(plan)
+        if record.plans and repeats(recorded_plan, self._newest_plan):
+            record.plans[-1] = recorded_plan
         else:
-            record.plans.append(said)
-        self._said = said
+            record.plans.append(recorded_plan)
+        self._newest_plan = recorded_plan
         record.newest, record.newest_at = snapshot, plan.at
         record.done.update(number for number in plan.requests_done if number in record.asked)
         if plan.acts and self._snapshots > 0:
@@ -169,9 +161,11 @@ class MemoryStore:
     async def settle(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        self._apply(settled(tick, moves, breakers), self.tick)
+        change = change_by_results(tick, moves, breakers)
+        self._record.state = state_after(self._record.state, change)
+        self._apply(change)
         if set_to is not None:
-            self._record.mirror = replace(self._record.mirror, at=set_to, drift_s=0.0)
+            self._record.state = replace(self._record.state, recorded_at=set_to, recorded_drift_s=0.0)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._record.last_event += 1
@@ -192,7 +186,7 @@ class MemoryStore:
         for number in forgotten:
             self._record.forgets.pop(number, None)
 
-    async def forgets(self) -> tuple[Forget, ...]:
+    async def forgets(self) -> tuple[ForgetRequest, ...]:
         return tuple(self._record.forgets.values())
 
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
@@ -204,14 +198,13 @@ class MemoryStore:
             self._record.prune(now - self._keep_s)
         return False
 
-    def _apply(self, change: Change, tick: int, least_serial: int = 1) -> None:
+    def _apply(self, change: RecordChange) -> None:
         record = self._record
-        record.mirror = after(record.mirror, change, tick, least_serial)
         record.drones.update(change.drones)
-        for step in change.steps:
+        for step in change.transitions:
             record.last_step += 1
             record.steps.append((record.last_step, step))
-            record.lives.setdefault(step.drone_id, []).append(step)
+            record.histories.setdefault(step.drone_id, []).append(step)
 
 
 class MemoryReader:
@@ -237,14 +230,14 @@ class MemoryReader:
     ) -> list[Drone]:
         found = [
             drone
-            for drone in (self._record.mirror.drones if ended is False else self._record.drones).values()
+            for drone in (self._record.state.drones if ended is False else self._record.drones).values()
             if (ended is None or drone.state.ended is ended)
             and (not sites or drone.site in sites)
             and (not states or drone.state in states)
             and (not types or drone.type in types or drone.type.partition("/")[2] in types)
             and (not nodes or drone.node in nodes or drone.node.partition(".")[0] in nodes)
         ]
-        found.sort(key=_age)
+        found.sort(key=_request_order)
         return found if limit is None else found[max(0, len(found) - limit) :]
 
     def drone(self, drone_id: DroneId) -> Drone | None:
@@ -252,11 +245,11 @@ class MemoryReader:
 
     def find(self, any_id: str) -> list[DroneId]:
         known = self._record.drones
-        if not plausible(any_id):
+        if not is_plausible_id(any_id):
             return []
         if any_id in known:
             return [DroneId(any_id)]
-        serial, slots = serial_meant(any_id), slots_meant(any_id)
+        serial, slots = as_serial(any_id), as_slot_names(any_id)
         found = [
             drone
             for drone in known.values()
@@ -266,18 +259,18 @@ class MemoryReader:
             or (serial is not None and serial_of(drone.id) == serial)
         ] or [drone for drone in known.values() if any_id.isascii() and drone.id.startswith(any_id)]
         found = [drone for drone in found if not drone.state.ended] or found
-        found.sort(key=_age, reverse=True)
+        found.sort(key=_request_order, reverse=True)
         return [drone.id for drone in found[:FIND_LIMIT]]
 
     def last_words(self, drone_id: DroneId) -> str:
         return self._record.words.get(drone_id, (0.0, ""))[1]
 
     def history(self, drone_id: DroneId) -> list[Transition]:
-        return list(self._record.lives.get(drone_id, ()))
+        return list(self._record.histories.get(drone_id, ()))
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
         known = self._record.drones.values()
-        return hazards_of((life_of(d) for d in known if not d.state.ended or d.ended_at >= since), since, now)
+        return hazards_of((d for d in known if not d.state.ended or d.ended_at >= since), since, now)
 
     def completions(self, since: float, until: float) -> list[CompletedJob]:
         known = self._record.completions
@@ -286,7 +279,7 @@ class MemoryReader:
     def experience(self) -> EstimateSamples | None:
         return self._record.experience
 
-    def forgets(self) -> tuple[Forget, ...]:
+    def forgets(self) -> tuple[ForgetRequest, ...]:
         return tuple(self._record.forgets.values())
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
@@ -318,7 +311,7 @@ class MemoryReader:
         if seen is None:
             return None
         return Views(
-            self._record.mirror.tick,
+            self._record.state.tick,
             self._record.newest_at,
             seen.policy,
             seen.types,
@@ -328,7 +321,7 @@ class MemoryReader:
         )
 
     def breakers(self) -> Mapping[str, Breaker]:
-        return self._record.mirror.breakers
+        return self._record.state.breakers
 
     def snapshot(self, tick: int | None = None) -> Snapshot | None:
         record = self._record
@@ -339,12 +332,12 @@ class MemoryReader:
         return replace(
             record.newest,
             now=record.newest_at,
-            tick=record.mirror.tick + 1,
+            tick=record.state.tick + 1,
             id_prefix=self._id_prefix,
-            next_serial=record.mirror.next_serial,
-            drones=dict(record.mirror.drones),
-            breakers=dict(record.mirror.breakers),
-            patience=dict(record.mirror.patience),
+            next_serial=record.state.next_serial,
+            drones=dict(record.state.drones),
+            breakers=dict(record.state.breakers),
+            patience=dict(record.state.patience),
             requests=record.pending(),
         )
 
@@ -370,13 +363,13 @@ class MemoryReader:
     def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
         record = self._record
         record.last_forget += 1
-        record.forgets[record.last_forget] = Forget(record.last_forget, at, what, reason, by)
+        record.forgets[record.last_forget] = ForgetRequest(record.last_forget, at, what, reason, by)
 
     def request_done(self, request: int) -> bool:
         record = self._record
         return 0 < request <= record.last_request and (request in record.done or request not in record.asked)
 
 
-def _age(drone: Drone) -> tuple[float, int, str]:
+def _request_order(drone: Drone) -> tuple[float, int, str]:
     serial = serial_of(drone.id)
     return drone.requested_at, -1 if serial is None else serial, drone.id

@@ -1,19 +1,19 @@
-"""The record in SQL, written: one connection, one transaction per call, blocking."""
+"""The controller's side of the store: one connection, one worker thread, one transaction per call."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sqlite3
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import Connection, Table, and_, delete, exc, func, or_, select, update
-from sqlalchemy import insert as plain_insert
-from sqlalchemy.dialects.sqlite import insert
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from provisioner import serialization
 from provisioner.estimates import EstimateSamples
@@ -23,366 +23,463 @@ from provisioner.model import (
     DroneId,
     DroneState,
     OperatorRequest,
-    OwnerClaimBackoff,
     Plan,
     Snapshot,
     StateChange,
 )
-from provisioner.store import Forget, Holder, StoreError, Transition
-from provisioner.store.asked import FORGET_COLUMNS, REQUEST_COLUMNS, request_of
-from provisioner.store.changes import Change, Mirror, after, news, planned, remembered, repeats, settled
-from provisioner.store.experience import FORM, read, written
-from provisioner.store.faults import broken, unfit
-from provisioner.store.lock import HOLDER, Claim, held, is_alive, taken_over
-from provisioner.store.opening import open_store
-from provisioner.store.pieces import Piece, PieceKey, encode, pieces_of
-from provisioner.store.rows import FIELDS, completion_row, drones_of, row_of
-from provisioner.store.tables import (
-    breakers,
-    completions,
-    drones,
-    events,
-    experience,
-    forgets,
-    heard,
-    last_words,
-    meta,
-    plans,
-    requests,
-    snapshots,
-    transitions,
-    views,
+from provisioner.store import CommittedState, ForgetRequest, Store, StoreError
+from provisioner.store.changes import (
+    RecordChange,
+    change_by_plan,
+    change_by_results,
+    repeats,
+    state_after,
+    state_after_plan,
+    without_refreshes,
+)
+from provisioner.store.documents import (
+    ESTIMATES_FORMAT,
+    ViewPart,
+    ViewPartKey,
+    pack_estimates,
+    pack_part,
+    split_views,
+)
+from provisioner.store.file import open_store, unrecordable, unusable
+from provisioner.store.lock import HOLDER, StoreClaim, StoreLock, held, is_alive, taken_over
+from provisioner.store.queries import (
+    COMPLETED_JOB_FIELDS,
+    SELECT_LIVE_DRONES,
+    drone_row,
+    drones_of,
+    read_breakers,
+    read_estimates,
+    read_forget_requests,
+    read_meta,
+    read_patience,
+    read_requests,
 )
 
-_BATCH = 500
-"""Rows deleted, or asked for, in one statement."""
-_BATCHES = 10
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BATCH_ROWS = 500
+"""Rows deleted, or queried, in one statement."""
+BATCHES_PER_PRUNING = 10
 """Batches of one kind in one pruning: a tick waits for it, and the rest is left to the next tick."""
 MAX_EVENTS = 100_000
 """Events kept at most, however young."""
 
 
-class Writer:
-    """Opens the store, made or migrated where needed. Raises :class:`StoreBroken`; so does every method.
+def _on_worker(
+    method: Callable[Concatenate[SqlStore, P], T],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Run the blocking ``method`` on the store's worker thread."""
 
-    ``mirror`` is what is committed: it is replaced after a commit and stays as it was when a write fails.
+    async def run(self: SqlStore, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(lambda: method(self, *args, **kwargs))
+
+    return run
+
+
+class SqlStore(Store):
+    """:class:`provisioner.store.Store` in a SQLite file.
+
+    ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots of acting ticks
+    that are kept. ``threaded``: work in one thread of its own, so that a slow disk does not stop the loop; without it,
+    inline, for a loop on a virtual clock. ``birth`` is drawn for a new store unless given (for reproducible runs).
     """
 
-    def __init__(self, path: Path, controller: str, snapshots_kept: int, birth: str | None, holder: Holder) -> None:
-        self._path = path
-        self._snapshots_kept = snapshots_kept
-        self._said: Plan | None = None
-        self._pieces: dict[PieceKey, Piece] | None = None
-        self._connection = open_store(path, controller, birth)
-        self._claim = Claim.of(holder, path)
-        with self._transaction(claims=True) as sql:
-            known: dict[str, str] = {key: value for key, value in sql.execute(select(meta.c.key, meta.c.value))}
-            self._take_over(Claim(known.get(HOLDER, "")))
-            _write_meta(sql, **{HOLDER: self._claim.text})
-            self.birth: str = known["birth"]
-            self.mirror = _load(sql, known)
+    def __init__(
+        self,
+        path: Path,
+        controller: str,
+        keep_s: float,
+        snapshots: int,
+        threaded: bool = True,
+        *,
+        birth: str | None = None,
+    ) -> None:
+        self.path = path
+        self._controller = controller
+        self._keep_s = keep_s
+        self._snapshots_kept = snapshots
+        self._threaded = threaded
+        self._new_birth = birth
+        self._lock = StoreLock(path)
+        self._worker: ThreadPoolExecutor | None = None
+        self._sql: sqlite3.Connection | None = None
+        self._claim = StoreClaim("")
+        self._state: CommittedState | None = None
+        """Replaced after a commit; stays as it was when a write fails."""
+        self._newest_plan: Plan | None = None
+        self._view_parts: Mapping[ViewPartKey, ViewPart] | None = None
+        """As recorded; None after opening: then all of them are written."""
 
-    def close(self) -> None:
-        """Withdraw the claim, so that other processes may open the store while this one lives on."""
-        dbapi: Any = self._connection.connection.driver_connection
-        dbapi.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
+    @property
+    def committed(self) -> CommittedState:
+        if self._state is None:
+            raise StoreError(f"store {self.path} is not open")
+        return self._state
+
+    async def __aenter__(self) -> Self:
+        if self._sql is not None:
+            raise StoreError(f"store {self.path} is already open here")
+        if self._threaded:
+            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         try:
-            with suppress(StoreError), self._transaction() as sql:
-                sql.execute(delete(meta).where(meta.c.key == HOLDER))
-        finally:
-            self._connection.close()
+            await self._run(self._open)
+        except BaseException:
+            await self._leave()
+            raise
+        return self
 
-    def _take_over(self, before: Claim) -> None:
-        """Raise :class:`StoreHeld` if whoever claimed the store before lives: then its lock file was removed."""
-        other = before.holder
-        if before.is_for(self._path) and other.pid != os.getpid() and is_alive(other):
-            raise held(self._path, other)
+    async def __aexit__(self, *exc: object) -> None:
+        await self._leave()
 
-    # ------------------------------------------------------------------------------------------------------- ticks
+    # -------------------------------------------------------------------------------------------------------- ticks
 
+    @_on_worker
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        change = planned(plan)
-        mirror = replace(
-            after(self.mirror, change, plan.tick, snapshot.next_serial),
-            at=plan.at,
-            drift_s=snapshot.drift_s,
-            patience=remembered(plan),
-        )
-        said = news(plan)
-        pieces = pieces_of(snapshot)
+        change = change_by_plan(plan)
+        state = state_after_plan(self.committed, change, plan, snapshot)
+        recorded_plan, view_parts = without_refreshes(plan), split_views(snapshot)
         with self._transaction() as sql:
-            self._write(sql, change)
-            self._write_plan(sql, said)
-            self._write_views(sql, pieces)
-            if plan.requests_done:
-                taken = update(requests).where(requests.c.id.in_(plan.requests_done), requests.c.done_tick.is_(None))
-                sql.execute(taken.values(done_tick=plan.tick))
+            self._write_change(sql, change)
+            self._write_plan(sql, recorded_plan)
+            self._write_views(sql, view_parts)
+            done = [(plan.tick, number) for number in plan.requests_done]
+            sql.executemany("UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done)
             if plan.acts and self._snapshots_kept > 0:
                 _write_snapshot(sql, snapshot, plan.tick, self._snapshots_kept)
             _write_meta(
                 sql,
-                tick=str(mirror.tick),
+                tick=str(state.tick),
                 at=repr(plan.at),
                 drift_s=repr(snapshot.drift_s),
-                next_serial=str(mirror.next_serial),
+                next_serial=str(state.next_serial),
                 gpu_wanted_at=repr(snapshot.gpu_wanted_at),
             )
-        self.mirror, self._pieces, self._said = mirror, pieces, said
+        self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
 
+    @_on_worker
     def settle(
-        self, tick: int, moves: Sequence[StateChange], changed: Sequence[Breaker], set_to: float | None = None
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        change = settled(tick, moves, changed)
+        change = change_by_results(tick, moves, breakers)
         if not (change.drones or change.breakers or set_to is not None):
             return
-        mirror = after(self.mirror, change, self.mirror.tick)
-        meta = {"next_serial": str(mirror.next_serial)}
+        state = state_after(self.committed, change)
+        meta = {"next_serial": str(state.next_serial)}
         if set_to is not None:
-            mirror = replace(mirror, at=set_to, drift_s=0.0)
+            state = replace(state, recorded_at=set_to, recorded_drift_s=0.0)
             meta |= {"at": repr(set_to), "drift_s": repr(0.0)}
         with self._transaction() as sql:
-            self._write(sql, change)
+            self._write_change(sql, change)
             _write_meta(sql, **meta)
-        self.mirror = mirror
+        self._state = state
 
-    def _write(self, sql: Connection, change: Change) -> None:
-        rows, beats = self._changed_rows(change)
-        _upsert(sql, drones, rows)
-        _upsert(sql, heard, beats)
-        if change.steps:
-            sql.execute(plain_insert(transitions), [_step_row(step) for step in change.steps])
-        kept = [each for each in change.breakers if not each.forgotten]
-        _upsert(sql, breakers, [{"scope": each.scope, "body": serialization.to_json(each)} for each in kept])
-        if gone := [each.scope for each in change.breakers if each.forgotten]:
-            sql.execute(delete(breakers).where(breakers.c.scope.in_(gone)))
-
-    def _changed_rows(self, change: Change) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-        """Rows for ``drones`` and ``heard``: only of drones whose record is not already so."""
+    def _write_change(self, sql: sqlite3.Connection, change: RecordChange) -> None:
+        """Write the drones whose record differs, the transitions, and the breakers."""
         rows: list[dict[str, object]] = []
-        beats: list[dict[str, object]] = []
-        live = self.mirror.drones
+        heartbeats: list[dict[str, object]] = []
+        live = self.committed.drones
         for drone_id, drone in change.drones.items():
             before = live.get(drone_id)
             if before == drone:
                 continue
             if before is None or before.heard_at != drone.heard_at:
-                beats.append({"drone_id": drone_id, "heard_at": drone.heard_at})
-            row = row_of(drone)
-            if before is None or row != row_of(before):
+                heartbeats.append({"drone_id": drone_id, "heard_at": drone.heard_at})
+            row = drone_row(drone)
+            if before is None or row != drone_row(before):
                 rows.append(row)
-        return rows, beats
+        _upsert(sql, "drones", ("id",), rows)
+        _upsert(sql, "heartbeats", ("drone_id",), heartbeats)
+        sql.executemany(
+            "INSERT INTO transitions (drone_id, at, was, state, reason, tick) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    each.drone_id,
+                    each.at,
+                    each.was.value if each.was else None,
+                    each.state.value,
+                    serialization.to_json(each.reason),
+                    each.tick,
+                )
+                for each in change.transitions
+            ],
+        )
+        kept = [each for each in change.breakers if not each.forgotten]
+        forgotten = [(each.scope,) for each in change.breakers if each.forgotten]
+        _upsert(sql, "breakers", ("scope",), [{"scope": b.scope, "body": serialization.to_json(b)} for b in kept])
+        sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
 
-    def _write_plan(self, sql: Connection, said: Plan) -> None:
-        if repeats(said, self._said):
-            newest = select(func.max(plans.c.seq)).scalar_subquery()
-            again = update(plans).where(plans.c.seq == newest).values(last_tick=said.tick, last_at=said.at)
-            if sql.execute(again).rowcount:
+    def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
+        if repeats(plan, self._newest_plan):
+            move_on = "UPDATE plans SET last_tick = ?, last_at = ? WHERE seq = (SELECT max(seq) FROM plans)"
+            if sql.execute(move_on, (plan.tick, plan.at)).rowcount:
                 return
-        row = {
-            "tick": said.tick,
-            "at": said.at,
-            "last_tick": said.tick,
-            "last_at": said.at,
-            "acting": said.acts,
-            "body": zlib.compress(serialization.to_json(said).encode()),
-        }
-        sql.execute(plain_insert(plans), row)
+        body = zlib.compress(serialization.to_json(plan).encode())
+        sql.execute(
+            "INSERT INTO plans (tick, at, last_tick, last_at, acting, body) VALUES (?, ?, ?, ?, ?, ?)",
+            (plan.tick, plan.at, plan.tick, plan.at, plan.acts, body),
+        )
 
-    def _write_views(self, sql: Connection, pieces: Mapping[PieceKey, Piece]) -> None:
-        """The pieces that are not already so; after opening all of them."""
-        old = self._pieces
-        if old is None:
-            sql.execute(delete(views))
-        for key in (old or {}).keys() - pieces.keys():
-            sql.execute(delete(views).where(views.c.kind == key.kind, views.c.name == key.name))
-        for key, piece in pieces.items():
-            before = (old or {}).get(key)
-            if before == piece:
+    def _write_views(self, sql: sqlite3.Connection, parts: Mapping[ViewPartKey, ViewPart]) -> None:
+        """Write the parts that differ from those on record; after opening all of them."""
+        known = self._view_parts or {}
+        if self._view_parts is None:
+            sql.execute("DELETE FROM views")
+        sql.executemany("DELETE FROM views WHERE kind = ? AND name = ?", known.keys() - parts.keys())
+        for key, part in parts.items():
+            before = known.get(key)
+            if before == part:
                 continue
-            row: dict[str, object] = {"kind": key.kind, "name": key.name, "taken_at": piece.taken_at}
-            if before is not None and before.value == piece.value:
-                same = and_(views.c.kind == key.kind, views.c.name == key.name)
-                sql.execute(update(views).where(same).values(taken_at=piece.taken_at))
+            if before is not None and before.value == part.value:
+                sql.execute("UPDATE views SET taken_at = ? WHERE kind = ? AND name = ?", (part.taken_at, *key))
             else:
-                _upsert(sql, views, [row | {"body": zlib.compress(encode(key, piece), 1)}])
+                row = {"kind": key.kind, "name": key.site, "taken_at": part.taken_at, "body": pack_part(key, part)}
+                _upsert(sql, "views", ("kind", "name"), [row])
 
-    # ------------------------------------------------------------------------------------------------ asked and told
+    # ---------------------------------------------------------------------------------------------- between the ticks
 
+    @_on_worker
     def requests(self) -> tuple[OperatorRequest, ...]:
         with self._transaction() as sql:
-            columns = [requests.c[name] for name in REQUEST_COLUMNS]
-            pending = select(*columns).where(requests.c.done_tick.is_(None)).order_by(requests.c.id)
-            return tuple(request_of(row) for row in sql.execute(pending))
+            return read_requests(sql)
 
+    @_on_worker
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         with self._transaction() as sql:
-            sql.execute(plain_insert(events), {"at": at, "name": name, "fields": json.dumps(dict(fields))})
+            row = (at, name, json.dumps(dict(fields)))
+            sql.execute("INSERT INTO events (at, name, fields) VALUES (?, ?, ?)", row)
 
+    @_on_worker
     def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
         rows: list[dict[str, object]] = [
             {"drone_id": drone_id, "at": at, "body": zlib.compress(text.encode("utf-8", "replace"))}
             for drone_id, text in words.items()
         ]
         with self._transaction() as sql:
-            _upsert(sql, last_words, rows)
+            _upsert(sql, "console_outputs", ("drone_id",), rows)
 
-    def completed(self, jobs: Sequence[CompletedJob]) -> None:
+    @_on_worker
+    def completed(self, completions: Sequence[CompletedJob]) -> None:
+        columns = ", ".join(f'"{name}"' for name in COMPLETED_JOB_FIELDS)
+        marks = ", ".join("?" * len(COMPLETED_JOB_FIELDS))
+        rows = [[getattr(each, name) for name in COMPLETED_JOB_FIELDS] for each in completions]
         with self._transaction() as sql:
-            if jobs:
-                new = insert(completions).on_conflict_do_nothing()
-                sql.execute(new, [completion_row(each) for each in jobs])
+            insert = f"INSERT INTO completed_jobs ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+            sql.executemany(insert, rows)
 
+    @_on_worker
     def experience(self) -> EstimateSamples | None:
         with self._transaction() as sql:
-            row = sql.execute(select(experience.c.form, experience.c.body)).first()
-        return read(self._path, *row) if row else None
+            return read_estimates(sql, self.path)
 
-    def learn(self, estimates: EstimateSamples, forgotten: Sequence[int]) -> None:
+    @_on_worker
+    def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         try:
-            body = written(estimates)  # it takes a while: operators may write meanwhile
+            body = pack_estimates(experience)  # this takes a while: operators may write meanwhile
         except ValueError as error:
-            raise unfit(self._path, error) from error
+            raise unrecordable(self.path, error) from error
         with self._transaction() as sql:
-            _upsert(sql, experience, [{"id": 1, "form": FORM, "at": estimates.at, "body": body}])
-            if forgotten:
-                sql.execute(delete(forgets).where(forgets.c.id.in_(forgotten)))
+            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": experience.at, "body": body}
+            _upsert(sql, "estimates", ("id",), [row])
+            sql.executemany("DELETE FROM forget_requests WHERE id = ?", [(number,) for number in forgotten])
 
-    def forgets(self) -> tuple[Forget, ...]:
+    @_on_worker
+    def forgets(self) -> tuple[ForgetRequest, ...]:
         with self._transaction() as sql:
-            columns = [forgets.c[name] for name in FORGET_COLUMNS]
-            return tuple(Forget(*row) for row in sql.execute(select(*columns).order_by(forgets.c.id)))
+            return read_forget_requests(sql)
 
-    def ended(self, drone_ids: Sequence[DroneId]) -> dict[DroneId, DroneState]:
+    @_on_worker
+    def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         found: dict[DroneId, DroneState] = {}
         with self._transaction() as sql:
-            for start in range(0, len(drone_ids), _BATCH):
-                some = drone_ids[start : start + _BATCH]
-                ends = select(drones.c.id, drones.c.state).where(drones.c.id.in_(some), drones.c.live.is_(False))
-                found |= {DroneId(drone_id): DroneState(state) for drone_id, state in sql.execute(ends)}
+            for start in range(0, len(drone_ids), BATCH_ROWS):
+                some = drone_ids[start : start + BATCH_ROWS]
+                marks = ", ".join("?" * len(some))
+                rows = sql.execute(f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks})", some)
+                found |= {DroneId(drone_id): DroneState(state) for drone_id, state in rows}
         return found
 
     # ------------------------------------------------------------------------------------------------------ pruning
 
-    def prune(self, before: float) -> bool:
-        """Forget what ended, was said or was done before ``before``, a batch per transaction. Return True if there may
-        be more of it."""
+    @_on_worker
+    def prune(self, now: float) -> bool:
+        before = now - self._keep_s
         with self._transaction() as sql:
-            newest = sql.execute(select(func.max(events.c.id))).scalar() or 0
+            (newest,) = sql.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
         kinds: Sequence[Callable[[], bool]] = (
             lambda: self._prune_drones(before),
-            # the first step of a drone on record stays, however old
-            lambda: self._prune(transitions, "seq", and_(transitions.c.at < before, transitions.c.was.is_not(None))),
-            lambda: self._prune(plans, "seq", plans.c.last_at < before),
-            lambda: self._prune_completions(before),
+            # the first transition of a drone on record stays, however old
+            lambda: self._prune_rows("transitions", "seq", "at < ? AND was IS NOT NULL", before),
+            lambda: self._prune_rows("plans", "seq", "last_at < ?", before),
+            lambda: self._prune_completed_jobs(before),
             # of strays: no drone on record goes with them
-            lambda: self._prune(last_words, "drone_id", last_words.c.at < before),
-            lambda: self._prune(requests, "id", and_(requests.c.done_tick.is_not(None), requests.c.at < before)),
-            lambda: self._prune(events, "id", or_(events.c.at < before, events.c.id <= newest - MAX_EVENTS)),
+            lambda: self._prune_rows("console_outputs", "drone_id", "at < ?", before),
+            lambda: self._prune_rows("requests", "id", "done_tick IS NOT NULL AND at < ?", before),
+            lambda: self._prune_rows("events", "id", "at < ? OR id <= ?", before, newest - MAX_EVENTS),
         )
-        left = [all(batch() for _ in range(_BATCHES)) for batch in kinds]
-        return any(left)
+        more = [all(batch() for _ in range(BATCHES_PER_PRUNING)) for batch in kinds]
+        return any(more)
 
     def _prune_drones(self, before: float) -> bool:
-        """Forget one batch. Return True if there may be more."""
-        old = select(drones.c.id).where(drones.c.live.is_(False), drones.c.ended_at < before).limit(_BATCH)
+        """Delete one batch. Return True if there may be more."""
         with self._transaction() as sql:
-            gone = list(sql.execute(old).scalars())
-            if gone:
-                sql.execute(delete(transitions).where(transitions.c.drone_id.in_(gone)))
-                sql.execute(delete(heard).where(heard.c.drone_id.in_(gone)))
-                sql.execute(delete(last_words).where(last_words.c.drone_id.in_(gone)))
-                sql.execute(delete(drones).where(drones.c.id.in_(gone)))
-        return len(gone) == _BATCH
+            query = "SELECT id FROM drones WHERE live = 0 AND ended_at < ? LIMIT ?"
+            old = sql.execute(query, (before, BATCH_ROWS)).fetchall()
+            for table in ("transitions", "heartbeats", "console_outputs"):
+                sql.executemany(f"DELETE FROM {table} WHERE drone_id = ?", old)
+            sql.executemany("DELETE FROM drones WHERE id = ?", old)
+        return len(old) == BATCH_ROWS
 
-    def _prune_completions(self, before: float) -> bool:
-        """Forget one batch: all up to the end of its last, since they lie in the order of their ends."""
-        ended_at = completions.c.ended_at
-        last_of_batch = select(ended_at).where(ended_at < before).order_by(ended_at).offset(_BATCH - 1).limit(1)
+    def _prune_completed_jobs(self, before: float) -> bool:
+        """Delete one batch: all up to the end of its last, since they lie in the order of their ends."""
+        query = "SELECT ended_at FROM completed_jobs WHERE ended_at < ? ORDER BY ended_at LIMIT 1 OFFSET ?"
         with self._transaction() as sql:
-            last = sql.execute(last_of_batch).scalar()
-            sql.execute(delete(completions).where(ended_at < before if last is None else ended_at <= last))
+            last = sql.execute(query, (before, BATCH_ROWS - 1)).fetchone()
+            if last is None:
+                sql.execute("DELETE FROM completed_jobs WHERE ended_at < ?", (before,))
+            else:
+                sql.execute("DELETE FROM completed_jobs WHERE ended_at <= ?", last)
         return last is not None
 
-    def _prune(self, table: Table, key: str, old: Any) -> bool:
-        """Forget one batch. Return True if there may be more."""
-        column = table.c[key]
-        batch = delete(table).where(column.in_(select(column).where(old).limit(_BATCH)))
+    def _prune_rows(self, table: str, key: str, old: str, *values: float) -> bool:
+        """Delete one batch. Return True if there may be more."""
+        batch = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
         with self._transaction() as sql:
-            return sql.execute(batch).rowcount >= _BATCH
+            return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
+
+    # --------------------------------------------------------------------------------------------- opening and closing
+
+    def _open(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"store {self.path}: cannot create its directory: {error}") from error
+        holder = self._lock.take()
+        path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
+        self._sql = open_store(path, self._controller, self._new_birth)
+        self._newest_plan = self._view_parts = None
+        self._claim = StoreClaim.of(holder, path)
+        with self._transaction(claims=True) as sql:
+            meta = read_meta(sql)
+            self._check_previous_claim(StoreClaim(meta.get(HOLDER, "")), path)
+            _write_meta(sql, **{HOLDER: self._claim.text})
+            self._state = CommittedState(
+                birth=meta["birth"],
+                tick=int(meta["tick"]),
+                next_serial=int(meta["next_serial"]),
+                drones={drone.id: drone for drone in drones_of(sql.execute(SELECT_LIVE_DRONES))},
+                breakers=read_breakers(sql),
+                patience=read_patience(sql),
+                recorded_at=float(meta.get("at", 0.0)),
+                recorded_drift_s=float(meta.get("drift_s", 0.0)),
+            )
+
+    def _check_previous_claim(self, previous: StoreClaim, path: Path) -> None:
+        """Raise :class:`StoreHeldError` if the previous holder lives: then its lock file was removed."""
+        other = previous.holder
+        if previous.is_for(path) and other.pid != os.getpid() and is_alive(other):
+            raise held(path, other)
+
+    async def _leave(self) -> None:
+        if self._sql is not None:
+            await self._run(self._close)
+        self._state = None
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+        self._lock.release()
+
+    def _close(self) -> None:
+        """Withdraw the claim, so that other processes may open the store while this one lives on."""
+        connection = self._opened
+        connection.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
+        try:
+            with suppress(StoreError), self._transaction() as sql:
+                sql.execute("DELETE FROM meta WHERE key = ?", (HOLDER,))
+        finally:
+            self._sql = None
+            connection.close()
+
+    # -------------------------------------------------------------------------------------------------- transactions
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Run blocking ``work`` to its end. A cancelled caller waits for that end too: a half-known commit is worse.
+
+        There is no deadline for the same reason; the file is on a local disk.
+        """
+        if self._worker is None:
+            return work()
+        running = asyncio.get_running_loop().run_in_executor(self._worker, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                await asyncio.wait([running])
+            raise
+
+    @property
+    def _opened(self) -> sqlite3.Connection:
+        if self._sql is None:
+            raise StoreError(f"store {self.path} is not open")
+        return self._sql
 
     @contextmanager
-    def _transaction(self, *, claims: bool = False) -> Iterator[Connection]:
-        """All or nothing, and durable at its end. Raises :class:`StoreHeld` if another controller claimed the store;
-        not if this one ``claims`` it now."""
+    def _transaction(self, *, claims: bool = False) -> Iterator[sqlite3.Connection]:
+        """Yield the connection in a transaction: all or nothing, and durable at its end.
+
+        It has the right to write from its first statement on: it cannot fail by a late lock upgrade. Raises
+        :class:`StoreHeldError` if another controller claimed the store; not if this one ``claims`` it now.
+        """
+        sql = self._opened
         try:
-            with self._connection.begin():
+            sql.execute("BEGIN IMMEDIATE")
+            try:
                 if not claims:
-                    self._check_claim()
-                yield self._connection
-        except exc.DBAPIError as error:
-            raise broken(self._path, error.orig) from error
+                    self._check_claim(sql)
+                yield sql
+                sql.execute("COMMIT")
+            except BaseException:
+                if sql.in_transaction:
+                    with suppress(sqlite3.Error):
+                        sql.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise unusable(self.path, error) from error
         except (ValueError, OverflowError) as error:
-            raise unfit(self._path, error) from error
+            raise unrecordable(self.path, error) from error
 
-    def _check_claim(self) -> None:
+    def _check_claim(self, sql: sqlite3.Connection) -> None:
         """Fence off a controller whose store another took: neither a link nor a removed lock file lets two write."""
-        row = self._connection.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
+        row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
         if row is None or row[0] != self._claim.text:
-            raise taken_over(self._path, Claim(row[0]).holder if row is not None else None)
+            raise taken_over(self.path, StoreClaim(row[0]).holder if row is not None else None)
 
 
-def _load(sql: Connection, known: Mapping[str, str]) -> Mirror:
-    columns = [drones.c[name] if name != "heard_at" else func.coalesce(heard.c.heard_at, 0.0) for name in FIELDS]
-    joined = drones.outerjoin(heard, heard.c.drone_id == drones.c.id)
-    live = select(*columns).select_from(joined).where(drones.c.live.is_(True)).order_by(drones.c.requested_at)
-    return Mirror(
-        tick=int(known["tick"]),
-        next_serial=int(known["next_serial"]),
-        at=float(known.get("at", 0.0)),
-        drift_s=float(known.get("drift_s", 0.0)),
-        drones={drone.id: drone for drone in drones_of(tuple(row) for row in sql.execute(live))},
-        breakers={
-            scope: serialization.from_json(Breaker, body)
-            for scope, body in sql.execute(select(breakers.c.scope, breakers.c.body))
-        },
-        patience=_patience(sql),
-    )
+@cache
+def _upsert_statement(table: str, keys: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    values = ", ".join(f":{name}" for name in columns)
+    update = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
+    return f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {update}"
 
 
-def _patience(sql: Connection) -> Mapping[str, OwnerClaimBackoff]:
-    """Return what the newest plan left to remember; nothing if another version wrote it and it cannot be read."""
-    body = sql.execute(select(plans.c.body).order_by(plans.c.seq.desc()).limit(1)).scalar()
-    try:
-        return remembered(serialization.from_json(Plan, zlib.decompress(body).decode())) if body else {}
-    except (ValueError, zlib.error):
-        return {}
+def _upsert(sql: sqlite3.Connection, table: str, keys: tuple[str, ...], rows: Sequence[Mapping[str, object]]) -> None:
+    if rows:
+        sql.executemany(_upsert_statement(table, keys, tuple(rows[0])), rows)
 
 
-def _upsert(sql: Connection, table: Table, rows: list[dict[str, object]]) -> None:
-    if not rows:
-        return
-    statement = insert(table)
-    values = {column.name: statement.excluded[column.name] for column in table.c if not column.primary_key}
-    sql.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=values), rows)
+def _write_meta(sql: sqlite3.Connection, **values: str) -> None:
+    _upsert(sql, "meta", ("key",), [{"key": key, "value": value} for key, value in values.items()])
 
 
-def _write_meta(sql: Connection, **values: str) -> None:
-    _upsert(sql, meta, [{"key": key, "value": value} for key, value in values.items()])
-
-
-def _write_snapshot(sql: Connection, snapshot: Snapshot, tick: int, kept: int) -> None:
+def _write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, tick: int, kept: int) -> None:
     body = zlib.compress(serialization.to_json(snapshot).encode(), 1)
-    _upsert(sql, snapshots, [{"tick": tick, "body": body}])
-    newest = select(snapshots.c.tick).order_by(snapshots.c.tick.desc()).limit(kept)
-    sql.execute(delete(snapshots).where(snapshots.c.tick.not_in(newest)))
-
-
-def _step_row(step: Transition) -> dict[str, object]:
-    return {
-        "drone_id": step.drone_id,
-        "at": step.at,
-        "was": step.was.value if step.was else None,
-        "state": step.state.value,
-        "reason": serialization.to_json(step.reason),
-        "tick": step.tick,
-    }
+    _upsert(sql, "snapshots", ("tick",), [{"tick": tick, "body": body}])
+    sql.execute(
+        "DELETE FROM snapshots WHERE tick NOT IN (SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?)", (kept,)
+    )

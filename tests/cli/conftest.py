@@ -43,7 +43,8 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.reasons import Accepted, EndedAtSite, SeenInPool
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 
 CONTROLLER = "kit"
 NOW = float(int(time.time()))

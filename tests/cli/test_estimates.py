@@ -13,7 +13,8 @@ from provisioner.cli.options import Exit
 from provisioner.cli.reference import output_schemas
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import Plan, Policy, PolledOverlay, Snapshot
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, Cli
 
 ANNA = tuple(100.0 + n for n in range(20))

@@ -41,7 +41,8 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.reasons import JobsWaiting, Preempted
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, Cli
 
 SCHEMAS = output_schemas()

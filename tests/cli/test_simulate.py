@@ -23,7 +23,7 @@ from provisioner.simulator.replay import Turn
 from provisioner.simulator.report import from_json
 from provisioner.simulator.world import Scenario
 from provisioner.simulator.world_file import world_of
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 from tests.cli.conftest import Cli, process
 from tests.simulator.crashing import simulate
 

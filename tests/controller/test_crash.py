@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import queue
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 
 CAP = 4
 KILLS = int(os.environ.get("PROVISIONER_CRASH_KILLS", "50"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from provisioner.controller.history import History
 from provisioner.model import CompletedJob, OverlayView
-from provisioner.store import StoreBroken
+from provisioner.store import StoreUnusableError
 from provisioner.store.memory import MemoryStore
 
 ONE = CompletedJob("submit#1.0", 100.0, 10.0, 60.0, 1000, 1, 2048, owner="ann")
@@ -25,7 +25,7 @@ class Counted(MemoryStore):
 
     async def completed(self, completions: Sequence[CompletedJob]) -> None:
         if self.full:
-            raise StoreBroken("no room")
+            raise StoreUnusableError("no room")
         self.given.append([each.job_id for each in completions])
         await super().completed(completions)
 

@@ -18,9 +18,10 @@ from provisioner.estimates import EstimateSamples, StartDelays
 from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
 from provisioner.planner import decide
 from provisioner.simulator.loop import run_virtual
-from provisioner.store import ExperienceUnread, Forget, StoreBroken
+from provisioner.store import EstimatesUnreadableError, ForgetRequest, StoreUnusableError
 from provisioner.store.memory import MemoryStore
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.controller.world import JOB, Place, Pool, run_for, serving, wall
 
 EPOCH = 1.7e9
@@ -129,7 +130,7 @@ class Unread(MemoryStore):
 
     async def experience(self) -> EstimateSamples | None:
         if not self.written:
-            raise ExperienceUnread("what was learned is damaged: learning starts anew")
+            raise EstimatesUnreadableError("what was learned is damaged: learning starts anew")
         return self.written[-1]
 
     async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
@@ -206,13 +207,13 @@ class Deaf(MemoryStore):
     """A disk on which nothing that was learned can be read or written."""
 
     async def experience(self) -> EstimateSamples | None:
-        raise StoreBroken("disk I/O error")
+        raise StoreUnusableError("disk I/O error")
 
     async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
-        raise StoreBroken("database or disk is full")
+        raise StoreUnusableError("database or disk is full")
 
-    async def forgets(self) -> tuple[Forget, ...]:
-        raise StoreBroken("disk I/O error")
+    async def forgets(self) -> tuple[ForgetRequest, ...]:
+        raise StoreUnusableError("disk I/O error")
 
 
 def test_a_disk_that_can_neither_read_nor_write_it_stops_no_loop() -> None:

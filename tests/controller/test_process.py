@@ -15,7 +15,7 @@ import pytest
 
 from adapters.embedded import queue
 from provisioner.model import DroneState, RequestKind
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,7 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.simulator.loop import VirtualClock
-from provisioner.store import Forget, StoreBroken
+from provisioner.store import ForgetRequest, StoreUnusableError
 from provisioner.store.memory import MemoryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
@@ -130,7 +130,7 @@ class FullDisk(MemoryStore):
     def _write(self, call: str) -> None:
         if call in self.full:
             self.refused.append(call)
-            raise StoreBroken(f"{call}: database or disk is full")
+            raise StoreUnusableError(f"{call}: database or disk is full")
 
     async def requests(self) -> tuple[OperatorRequest, ...]:
         self._write("requests")
@@ -154,7 +154,7 @@ class FullDisk(MemoryStore):
         self._write("experience")
         return await super().experience()
 
-    async def forgets(self) -> tuple[Forget, ...]:
+    async def forgets(self) -> tuple[ForgetRequest, ...]:
         self._write("forgets")
         return await super().forgets()
 

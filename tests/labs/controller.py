@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from provisioner.cli.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.labs.htcondor import QUICK_DRONE, Pool, end, own, processes_with, until
 
 CONTROLLER = """\

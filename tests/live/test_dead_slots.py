@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provisioner.model import DroneId, FaultKind, OrderOutcome
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.htcondor_overlay.live import overlay_on
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Condor, Pool, gpu_job, processes_with, running_pool, until

@@ -16,7 +16,7 @@ import pytest
 
 from adapters.htcondor.tokens import TokenSigner
 from provisioner.model import BreakerState
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.labs.controller import BIG, LabController, LabSite
 from tests.labs.htcondor import ADS_OF_ONES_OWN, IDENTITIES, Condor, LabError, Pool, gpu_job, lab_directory
 

@@ -13,7 +13,7 @@ from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
 from provisioner.model import CompletedJob, DroneId, OverlayView
 from provisioner.simulator.traces import recorded_jobs
-from provisioner.store.sql import SqlReader
+from provisioner.store.reader import SqlReader
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on
 from tests.labs.controller import LabController
 from tests.labs.htcondor import Pool, gpu_job, own, start_drone, until

@@ -14,7 +14,7 @@ import pytest
 
 from provisioner.model import Plan, Snapshot
 from provisioner.store.memory import MemoryStore
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 from tests.simulator.crashing import Crash, simulate
 from tests.simulator.witness import watched
 from tests.simulator.worlds import calm, rough

@@ -11,7 +11,7 @@ from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan
 from provisioner.simulator.jobs import SimJob, Wants
 from provisioner.simulator.traces import recorded, recorded_jobs, wants_of
 from provisioner.store import StoreError
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, seen
 
 DONE = CompletedJob(

@@ -39,7 +39,8 @@ from provisioner.model import (
 from provisioner.reasons import JobsWaiting, NothingFits, Reason, SeenInPool
 from provisioner.store import Reader, Store
 from provisioner.store.memory import MemoryStore
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 
 KEEP_S = 1000.0
 SNAPSHOTS = 3

@@ -28,7 +28,7 @@ from provisioner.model import (
     type_key,
 )
 from provisioner.reasons import EndedAtSite, IdleTimeout, NotInListing, OperatorRequested, Orphan
-from provisioner.store import Event, StoreHeld, Transition
+from provisioner.store import Event, StoreHeldError, Transition
 from tests.store.story import (
     DONE,
     KEEP_S,
@@ -466,7 +466,7 @@ async def test_one_controller_at_a_time(ground: Ground) -> None:
     async with ground.store() as store:
         holder = ground.reader().holder()
         assert holder is not None and holder.pid == os.getpid() and holder.host and holder.since > 0
-        with pytest.raises(StoreHeld, match=f"pid {os.getpid()} on {holder.host}"):
+        with pytest.raises(StoreHeldError, match=f"pid {os.getpid()} on {holder.host}"):
             await ground.store().__aenter__()
         await record(store, starts(1, drone(1)))  # the one who holds it goes on
     assert ground.reader().holder() is None

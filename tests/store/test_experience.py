@@ -12,9 +12,10 @@ import pytest
 
 from provisioner.controller.estimation import KEYS_KEPT, RUNS_KEPT, USE_KEPT
 from provisioner.estimates import EstimateSamples, SiteSamples, StartDelays
-from provisioner.store import ExperienceUnread, StoreBroken
-from provisioner.store.experience import FORM, read, written
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store import EstimatesUnreadableError, StoreUnusableError
+from provisioner.store.documents import ESTIMATES_FORMAT, pack_estimates, unpack_estimates
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, KNOWN, SNAPSHOTS, drone, record, starts
 
 MIB = 1 << 20
@@ -45,21 +46,21 @@ def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:
     }
     seen = frozenset((f"submit{n % 5}.example.org#{100_000 + n}.0", 1.7e9 + n / 2) for n in range(13_000))
     full = EstimateSamples(1e9, runs, {}, {f"site{n}": site() for n in range(10)}, seen)
-    body = written(full)
+    body = pack_estimates(full)
     assert len(body) < 4 * MIB and len(zlib.decompress(body)) < 8 * MIB
-    assert len(written(replace(full, runs={}, seen=frozenset()))) < 0.2 * MIB, "run lengths"
-    assert read(Path("provisioner.db"), FORM, body) == full
+    assert len(pack_estimates(replace(full, runs={}, seen=frozenset()))) < 0.2 * MIB, "run lengths"
+    assert unpack_estimates(Path("provisioner.db"), ESTIMATES_FORMAT, body) == full
 
 
 def json_of(text: str) -> tuple[int, bytes]:
-    return FORM, zlib.compress(text.encode())
+    return ESTIMATES_FORMAT, zlib.compress(text.encode())
 
 
 SITE = '{"use":%s,"used_at":1,"gaps_s":[],"taken":0,"run_s":0}'
 
 DAMAGED = {
-    "not compressed": (FORM, b"{}"),
-    "cut off": (FORM, written(KNOWN)[:-20]),
+    "not compressed": (ESTIMATES_FORMAT, b"{}"),
+    "cut off": (ESTIMATES_FORMAT, pack_estimates(KNOWN)[:-20]),
     "no JSON": json_of("{"),
     "nothing in it": json_of("{}"),
     "a list": json_of("[]"),
@@ -78,7 +79,7 @@ async def _put(file: Path, form: int, body: bytes) -> None:
         await record(store, starts(1, drone(1)))
         await store.learn(KNOWN)
     with sqlite3.connect(file) as sql:
-        sql.execute("UPDATE experience SET form = ?, body = ?", (form, body))
+        sql.execute("UPDATE estimates SET format = ?, body = ?", (form, body))
     sql.close()
 
 
@@ -87,24 +88,24 @@ async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mend
     file: Path, case: tuple[int, bytes]
 ) -> None:
     await _put(file, *case)
-    said = r"what was learned is damaged \(.+\): learning starts anew.*restore a backup"
+    said = r"the estimates are damaged \(.+\): estimation starts again.*restore a backup"
     async with store_at(file) as store:
         for ask in (store.experience, store.experience):
-            with pytest.raises(ExperienceUnread, match=said):
+            with pytest.raises(EstimatesUnreadableError, match=said):
                 await ask()
-        with pytest.raises(ExperienceUnread, match=said):
+        with pytest.raises(EstimatesUnreadableError, match=said):
             SqlReader(file).experience()
         assert set(store.drones) == {drone(1).id} and SqlReader(file).drones(), "nothing else is the worse for it"
         await store.learn(KNOWN)
         assert await store.experience() == KNOWN
 
 
-@pytest.mark.parametrize(("form", "other"), [(FORM + 1, "a newer"), (FORM - 1, "an older")])
+@pytest.mark.parametrize(("form", "other"), [(ESTIMATES_FORMAT + 1, "a newer"), (ESTIMATES_FORMAT - 1, "an older")])
 async def test_a_document_of_another_program_is_told_apart_from_damage(file: Path, form: int, other: str) -> None:
     await _put(file, form, b"who knows")
-    said = f"written by {other} provisioner .form {form}, this one reads {FORM}"
+    said = f"written by {other} provisioner .format {form}, this one reads {ESTIMATES_FORMAT}"
     async with store_at(file) as store:
-        with pytest.raises(ExperienceUnread, match=said):
+        with pytest.raises(EstimatesUnreadableError, match=said):
             await store.experience()
 
 
@@ -123,6 +124,6 @@ async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
 ) -> None:
     async with store_at(file) as store:
         await store.learn(KNOWN)
-        with pytest.raises(StoreBroken, match=f"a value cannot be recorded .*{where}"):
+        with pytest.raises(StoreUnusableError, match=f"a value cannot be recorded .*{where}"):
             await store.learn(experience)
         assert await store.experience() == KNOWN

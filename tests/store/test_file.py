@@ -18,18 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
-import provisioner.store.migrations as migrations
+import provisioner.store.file as store_file
+import provisioner.store.reader as store_reader
 from provisioner.model import Drone, DroneState, Plan, RequestKind, StateChange
-from provisioner.store import Holder, StoreBroken, StoreError, StoreHeld
-from provisioner.store.opening import engine
-from provisioner.store.rows import FIELDS, row_of
-from provisioner.store.sql import SqlReader, SqlStore
-from provisioner.store.tables import drones, metadata
+from provisioner.store import Holder, StoreError, StoreHeldError, StoreUnusableError
+from provisioner.store.queries import COMPLETED_JOB_FIELDS, drone_row
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, SEEN, SNAPSHOTS, drone, now_is, record, starts
 
 
@@ -49,48 +45,62 @@ async def filled(file: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------------- schema
 
 
-async def test_migrations_from_nothing_lead_to_the_tables_in_the_code(file: Path) -> None:
-    async with store_at(file):
-        pass
-    with engine(file).connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    by_code = file.with_name("by-code.db")
-    with engine(by_code).connect() as connection:
-        metadata.create_all(connection)
-        connection.commit()
-    assert _objects(file) == _objects(by_code)
+def _columns(file: Path, table: str) -> set[str]:
+    with sqlite3.connect(file) as sql:
+        return {row[1] for row in sql.execute(f"PRAGMA table_info({table})")}
 
 
-def _objects(file: Path) -> dict[str, str]:
-    """Tables and indexes with their SQL, columns in alphabetical order, whitespace and quotes left out."""
-    rows = sqlite3.connect(file).execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
-    return {
-        name: " ".join(sorted(" ".join(sql.replace('"', "").replace("(", " ").replace(",", " ").split()).split(" ")))
-        for name, sql in rows
-        if not name.startswith(("sqlite_", "alembic_"))
-    }
-
-
-def test_the_revisions_known_without_alembic_are_those_that_alembic_finds() -> None:
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    config.set_main_option("path_separator", "os")
-    scripts = ScriptDirectory.from_config(config)
-    assert [script.revision for script in scripts.walk_revisions()][::-1] == list(migrations.REVISIONS)
-    assert scripts.get_heads() == [migrations.HEAD]
-
-
-def test_every_field_of_a_drone_has_its_column() -> None:
-    assert {column.name for column in drones.c} == row_of(drone(1)).keys()
-    assert set(FIELDS) - {"heard_at"} <= {column.name for column in drones.c}
+async def test_every_field_of_a_drone_and_of_a_completed_job_has_its_column(filled: Path) -> None:
+    assert _columns(filled, "drones") == drone_row(drone(1)).keys()
+    assert _columns(filled, "completed_jobs") == set(COMPLETED_JOB_FIELDS)
 
 
 async def test_a_store_of_a_newer_program_is_refused(filled: Path) -> None:
     with sqlite3.connect(filled) as sql:
-        sql.execute("UPDATE alembic_version SET version_num = '0999'")
+        sql.execute("PRAGMA user_version = 999")
     for use in (_open(filled), _read(filled)):
-        with pytest.raises(StoreBroken, match=r"provisioner\.db has schema 0999.*newer provisioner.*orphans"):
+        with pytest.raises(StoreUnusableError, match=r"provisioner\.db has schema 999.*newer provisioner.*orphans"):
             await use()
+
+
+GOOD_MIGRATION = "ALTER TABLE drones ADD COLUMN rack TEXT NOT NULL DEFAULT '';"
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+@pytest.fixture
+def next_migration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A program with one migration more than the stores that exist."""
+    script = tmp_path / "9999_next.sql"
+    _write(script, GOOD_MIGRATION)
+    migrations = (*store_file.MIGRATIONS, script)
+    for module in (store_file, store_reader):
+        monkeypatch.setattr(module, "MIGRATIONS", migrations)
+    return script
+
+
+async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled: Path, next_migration: Path) -> None:
+    before = _bytes(filled)
+    with pytest.raises(StoreUnusableError, match="older schema 1: `provisioner run` brings it up to 2"):
+        await _read(filled)()
+    assert _bytes(filled) == before
+    async with store_at(filled) as store:
+        assert len(store.drones) == 100 and store.tick == 100
+        await record(store, starts(101, drone(101)))
+    assert "rack" in _columns(filled, "drones")
+    assert len(SqlReader(filled).drones()) == 101
+
+
+async def test_a_migration_that_fails_leaves_the_store_as_it_was(filled: Path, next_migration: Path) -> None:
+    _write(next_migration, GOOD_MIGRATION + "INSERT INTO no_such_table VALUES (1);")
+    with pytest.raises(StoreUnusableError, match="no such table"):
+        await _open(filled)()
+    assert "rack" not in _columns(filled, "drones")
+    _write(next_migration, GOOD_MIGRATION)
+    async with store_at(filled) as store:
+        assert len(store.drones) == 100
 
 
 # ------------------------------------------------------------------------------------------------------ damaged files
@@ -144,11 +154,11 @@ def _bytes(file: Path) -> bytes:
 async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Callable[[Path], None]) -> None:
     harm(filled)
     before = _bytes(filled)
-    with pytest.raises(StoreBroken) as refused:
+    with pytest.raises(StoreUnusableError) as refused:
         await _open(filled)()
     for word in (str(filled), "damaged", "backup", "start anew", "-wal", "tag", "orphans"):
         assert word in str(refused.value)
-    with pytest.raises(StoreBroken, match=re.escape(str(filled))):
+    with pytest.raises(StoreUnusableError, match=re.escape(str(filled))):
         await _read(filled)()
     assert _bytes(filled) == before, "what may still be saved from it is not touched"
     assert SqlReader(filled).holder() is None, "and it is not left locked"
@@ -158,12 +168,12 @@ async def test_a_file_of_another_program_is_left_alone(file: Path) -> None:
     with sqlite3.connect(file) as sql:
         sql.execute("CREATE TABLE queue (job TEXT)")
     for use in (_open(file), _read(file)):
-        with pytest.raises(StoreBroken, match="is no provisioner store"):
+        with pytest.raises(StoreUnusableError, match="is no provisioner store"):
             await use()
 
 
 async def test_the_store_of_another_controller_is_refused(filled: Path) -> None:
-    with pytest.raises(StoreBroken, match="belongs to controller 'kit', not 'kot'"):
+    with pytest.raises(StoreUnusableError, match="belongs to controller 'kit', not 'kot'"):
         async with store_at(filled, "kot"):
             pass
 
@@ -205,7 +215,7 @@ async def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poison: dict[str, Any]) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
-        with pytest.raises(StoreBroken, match=r"a value cannot be recorded .*nothing was recorded"):
+        with pytest.raises(StoreUnusableError, match=r"a value cannot be recorded .*nothing was recorded"):
             await record(store, starts(2, drone(2), drone(3, **poison)))
         assert set(store.drones) == {drone(1).id} and store.tick == 1
         assert SqlReader(file).drones() == [drone(1)]
@@ -215,8 +225,8 @@ async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poiso
 
 @contextmanager
 def _page_limit(store: SqlStore, file: Path) -> Iterator[None]:
-    assert store._writer is not None
-    sql: Any = store._writer._connection.connection.driver_connection
+    sql = store._sql
+    assert sql is not None
     (pages,) = sql.execute("PRAGMA page_count").fetchone()
     sql.execute(f"PRAGMA max_page_count = {pages}")
     yield
@@ -260,7 +270,7 @@ async def _fill_up(file: Path, full: Callable[[SqlStore, Path], Any]) -> None:
         many = starts(2, *(drone(n, site_reason=os.urandom(500).hex()) for n in range(2, 300)))
         with full(store, file):
             for _ in range(2):
-                with pytest.raises(StoreBroken, match=r"full.*make room in .*nothing was recorded"):
+                with pytest.raises(StoreUnusableError, match=r"full.*make room in .*nothing was recorded"):
                     await record(store, many)
                 assert (dict(store.drones), store.tick, store.next_serial) == (known, 1, 2)
                 assert SqlReader(file).drones(ended=None) == [drone(1)]
@@ -286,7 +296,7 @@ def _as_another_user(directory: Path, file: Path) -> str:
             seen = [str(each.id) for each in SqlReader(file).drones()]
             try:
                 SqlReader(file).ask(RequestKind.KILL, [], reason="", by="mg", at=1.0)
-            except StoreBroken as refused:
+            except StoreUnusableError as refused:
                 seen.append(str(refused))
             os.write(tell, "\n".join(seen).encode())
         finally:
@@ -313,7 +323,7 @@ async def test_who_may_only_read_reads_while_a_controller_runs_and_while_none_do
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 async def hold():
     async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
         print("held", flush=True)
@@ -325,24 +335,21 @@ asyncio.run(hold())
 async def test_a_commit_is_on_the_disk_before_it_counts(file: Path) -> None:
     """Read back from the connection that writes: FULL, so that a power cut loses no intent that a site was given."""
     async with store_at(file) as store:
-        assert store._writer is not None
-        sql: Any = store._writer._connection.connection.driver_connection
+        sql = store._sql
+        assert sql is not None
         assert sql.execute("PRAGMA synchronous").fetchone() == (2,)
         assert sql.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 async def test_a_transaction_has_the_right_to_write_from_its_first_statement_on(file: Path) -> None:
     """Taken late, it fails at once where another has written meanwhile, whatever the time for waiting is."""
-    async with store_at(file):
-        pass
-    with engine(file).connect() as ours, sqlite3.connect(file, timeout=0, isolation_level=None) as theirs:
-        with ours.begin():
-            ours.execute(drones.select())
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                theirs.execute("BEGIN IMMEDIATE")
+    async with store_at(file) as store:
+        theirs = sqlite3.connect(file, timeout=0, isolation_level=None)
+        with store._transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
+            theirs.execute("BEGIN IMMEDIATE")
         theirs.execute("BEGIN IMMEDIATE")
         theirs.execute("ROLLBACK")
-    theirs.close()
+        theirs.close()
 
 
 async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
@@ -352,7 +359,9 @@ async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> No
         assert await asyncio.wait_for(first.stdout.readline(), 30) == b"held\n"
         holder = SqlReader(file).holder()
         assert isinstance(holder, Holder) and holder.pid == first.pid
-        with pytest.raises(StoreHeld, match=rf"held by the controller with pid {first.pid} on {holder.host}, since 20"):
+        with pytest.raises(
+            StoreHeldError, match=rf"held by the controller with pid {first.pid} on {holder.host}, since 20"
+        ):
             await _open(file)()
     finally:
         first.kill()
@@ -428,13 +437,13 @@ async def test_the_loop_turns_while_the_store_writes(file: Path) -> None:
         assert turns > 1 and len(store.drones) == 2999
 
 
-def test_reading_drones_imports_neither_sqlalchemy_nor_pydantic(file: Path) -> None:
-    """Half a second for ``provisioner drones`` leaves no room for them."""
+def test_reading_drones_does_not_import_pydantic(file: Path) -> None:
+    """Half a second for ``provisioner drones`` leaves no room for it."""
     asyncio.run(_open(file)())
     script = (
-        "import sys; from pathlib import Path; from provisioner.store.sql import SqlReader\n"
+        "import sys; from pathlib import Path; from provisioner.store.reader import SqlReader\n"
         "SqlReader(Path(sys.argv[1])).drones()\n"
-        "print(sorted({'sqlalchemy', 'alembic', 'pydantic'} & set(sys.modules)))"
+        "print(sorted({'asyncio', 'pydantic'} & set(sys.modules)))"
     )
     told = subprocess.run(
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=30, check=True

@@ -11,14 +11,13 @@ import signal
 import time
 from pathlib import Path
 
-import alembic.command  # noqa: F401  # children would spend their short lives importing these two
 import pytest
 
-import provisioner.store.writer  # noqa: F401
 from provisioner.model import DroneId, DroneState
 from provisioner.store import Store
 from provisioner.store.changes import serial_of
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts
 
 STARTS = 5

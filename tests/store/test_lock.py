@@ -16,15 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store import Holder, StoreBroken, StoreHeld
+from provisioner.store import Holder, StoreHeldError, StoreUnusableError
 from provisioner.store.lock import is_alive, lock_path, process_of
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, SNAPSHOTS, drone, record, starts
 
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 async def hold():
     async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
         print("held", flush=True)
@@ -67,7 +68,7 @@ async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
     """Both ran: the lock went by the name of the link."""
     link = file.with_name("other.db")
     link.symlink_to(file)
-    with process(HOLD, file) as pid, pytest.raises(StoreHeld, match=f"held by the controller with pid {pid}"):
+    with process(HOLD, file) as pid, pytest.raises(StoreHeldError, match=f"held by the controller with pid {pid}"):
         async with store_at(link):
             pass
     async with store_at(link) as store:
@@ -79,7 +80,7 @@ async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
 async def test_a_store_with_two_names_is_refused(file: Path) -> None:
     async with store_at(file):
         os.link(file, file.with_name("other.db"))
-        with pytest.raises(StoreBroken, match="hard link"):
+        with pytest.raises(StoreUnusableError, match="hard link"):
             async with store_at(file.with_name("other.db")):
                 pass
     file.with_name("other.db").unlink()
@@ -91,7 +92,7 @@ async def test_a_removed_lock_file_lets_no_second_controller_in(file: Path) -> N
     """Both ran: the second locked a new file of that name. The store says who has it."""
     with process(HOLD, file) as pid:
         lock_path(file).unlink()
-        with pytest.raises(StoreHeld, match=f"held by the controller with pid {pid}"):
+        with pytest.raises(StoreHeldError, match=f"held by the controller with pid {pid}"):
             async with store_at(file):
                 pass
     async with store_at(file):
@@ -105,9 +106,11 @@ async def test_a_controller_whose_store_was_taken_over_writes_nothing_any_more(f
         lock_path(file).unlink()
         async with store_at(file) as second:
             for _ in range(2):
-                with pytest.raises(StoreHeld, match=r"now held by the controller with pid .*acts on nothing any more"):
+                with pytest.raises(
+                    StoreHeldError, match=r"now held by the controller with pid .*acts on nothing any more"
+                ):
                     await record(first, starts(2, drone(2)))
-            with pytest.raises(StoreHeld):
+            with pytest.raises(StoreHeldError):
                 await first.requests()
             assert set(first.drones) == {drone(1).id}
             await record(second, starts(2, drone(3)))
@@ -145,7 +148,10 @@ async def test_whoever_holds_the_lock_is_named_also_if_it_is_no_controller(file:
     with process(HOLD, file):
         pass  # leaves its name in the lock's file
     assert '"pid"' in lock_path(file).read_text()
-    with process(LOCK, lock_path(file)) as pid, pytest.raises(StoreHeld, match=f"locked by process {pid}, which is no"):
+    with (
+        process(LOCK, lock_path(file)) as pid,
+        pytest.raises(StoreHeldError, match=f"locked by process {pid}, which is no"),
+    ):
         async with store_at(file):
             pass
 

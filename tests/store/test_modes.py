@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store.sql import SqlStore
+from provisioner.store.writer import SqlStore
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o007, 0o660), (0o077, 0o600)])

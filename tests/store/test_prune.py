@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneState
-from provisioner.store.sql import SqlReader, SqlStore
-from provisioner.store.writer import _BATCH, _BATCHES, MAX_EVENTS
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
 from tests.store.story import CONTROLLER, DONE, KEEP_S, SNAPSHOTS, Ground, drone, record, starts
 
-AT_ONCE = _BATCH * _BATCHES
+AT_ONCE = BATCH_ROWS * BATCHES_PER_PRUNING
 """Rows of one kind that one pruning forgets at most."""
 
 
@@ -34,7 +34,7 @@ async def _pruned(store: SqlStore, now: float) -> int:
 
 
 def _counts(file: Path) -> dict[str, int]:
-    tables = ("drones", "heard", "transitions", "plans", "completions", "last_words", "requests", "events")
+    tables = ("drones", "heartbeats", "transitions", "plans", "completed_jobs", "console_outputs", "requests", "events")
     with rows(file) as sql:
         return {table: sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 
@@ -46,7 +46,7 @@ async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_
         await store.completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
         await store.completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
-        assert _counts(file)["completions"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
+        assert _counts(file)["completed_jobs"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
         assert await _pruned(store, 1e6) == 2
         assert [each.job_id for each in SqlReader(file).completions(0.0, 2e6)] == ["young.0"]
 
@@ -67,13 +67,13 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
             sql.executemany(step, ((drone(1).id, 50.0, "requested", "submitted", said) for _ in range(count)))
             event = "INSERT INTO events (at, name, fields) VALUES (?, 'x', '{}')"
             sql.executemany(event, ((9.0,) for _ in range(count)))
-            words = "INSERT INTO last_words (drone_id, at, body) VALUES (?, 9.0, x'00')"
+            words = "INSERT INTO console_outputs (drone_id, at, body) VALUES (?, 9.0, x'00')"
             sql.executemany(words, ((f"stray-{n}",) for n in range(count)))
         assert await store.prune(1e6) is True
         assert await _pruned(store, 1e6) == 1
         left = _counts(file)
         assert left["drones"] == 1 and left["transitions"] == 1, "the live drone and its first step"
-        assert (left["events"], left["last_words"], left["plans"]) == (0, 0, 0)
+        assert (left["events"], left["console_outputs"], left["plans"]) == (0, 0, 0)
         assert await store.prune(1e6) is False
 
 

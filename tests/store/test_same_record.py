@@ -28,7 +28,8 @@ from provisioner.model import (
 )
 from provisioner.store import Hazard, Reader, Store
 from provisioner.store.memory import MemoryStore
-from provisioner.store.sql import SqlReader, SqlStore
+from provisioner.store.reader import SqlReader
+from provisioner.store.writer import SqlStore
 from tests.store.story import (
     CONTROLLER,
     KEEP_S,

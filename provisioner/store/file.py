@@ -1,0 +1,199 @@
+"""The SQLite file of the store: creation, schema, migrations, and errors with their repair.
+
+The schema's version is ``PRAGMA user_version``: the number of the scripts in ``migrations/`` that were run. To change
+the schema, add a script with the next number. It runs once on each store, in a transaction of its own, when a
+controller opens the store.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import string
+from contextlib import closing
+from pathlib import Path
+
+from provisioner.store import StoreError, StoreUnusableError
+
+MIGRATIONS = tuple(sorted((Path(__file__).parent / "migrations").glob("*.sql")))
+APPLICATION_ID = 0x64726F6E
+"""``PRAGMA application_id`` of a store, as the first migration sets it."""
+BUSY_TIMEOUT_S = 10.0
+"""How long a transaction waits for another writer: an operator's request takes milliseconds."""
+_QUICK_CHECK_LIMIT_MIB = 256
+"""Files up to this size are checked from end to end when a controller opens them."""
+_BIRTH_LETTERS = string.ascii_lowercase + string.digits
+
+# ------------------------------------------------------------------------------------------------------------- opening
+
+
+def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connection:
+    """Return a connection to the store at ``path``, created or migrated where needed.
+
+    The caller holds the store's lock. Raises :class:`StoreError`.
+    """
+    try:
+        if path.exists():
+            if path.stat().st_nlink > 1:
+                raise _hard_link(path)
+            _check_file(path)
+        else:
+            _create(path, controller, birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)))
+        connection = connect(path)
+        migrate(connection)
+        _use_write_ahead_log(connection, path)
+        (owner,) = connection.execute("SELECT value FROM meta WHERE key = 'controller'").fetchone()
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    except OSError as error:
+        raise StoreError(f"store {path}: {error}") from error
+    if owner != controller:
+        connection.close()
+        raise StoreUnusableError(
+            f"store {path} belongs to controller {owner!r}, not {controller!r}: "
+            "set `controller:` back, or give this controller a `store: path:` of its own"
+        )
+    return connection
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Return a durable connection that begins no transaction by itself. It may be used in any thread."""
+    connection = sqlite3.connect(path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Run the migrations that the store has not seen, each in one transaction."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    for number, script in enumerate(MIGRATIONS[version:], version + 1):
+        try:
+            connection.executescript(
+                f"BEGIN IMMEDIATE;\n{script.read_text()}\nPRAGMA user_version = {number};\nCOMMIT;"
+            )
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the version of a store's schema. Raises :class:`StoreUnusableError` if it is no store, or too new."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        raise StoreUnusableError(
+            f"{path} is no provisioner store: set `store: path:` to another file, or move this one away"
+        )
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise StoreUnusableError(
+            f"store {path} has schema {version}, this provisioner knows schemas up to {len(MIGRATIONS)}: "
+            f"install the newer provisioner that wrote it; or {_start_anew(path)}"
+        )
+    return int(version)
+
+
+def _check_file(path: Path) -> None:
+    """Check an existing file before a controller uses it. Raises :class:`StoreUnusableError`."""
+    if path.stat().st_size == 0:
+        raise _damaged(path, "file is empty: stores are created whole, so it was cut off")
+    with closing(
+        sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=BUSY_TIMEOUT_S)
+    ) as connection:
+        schema_version(connection, path)
+        if path.stat().st_size <= _QUICK_CHECK_LIMIT_MIB << 20:
+            (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if result != "ok":
+                raise _damaged(path, result)
+
+
+def _create(path: Path, controller: str, birth: str) -> None:
+    """Create the store under another name first: at its own name it is whole or absent, whatever happens here."""
+    unfinished = path.with_name(path.name + ".new")
+    for remnant in (unfinished, unfinished.with_name(unfinished.name + "-journal")):
+        remnant.unlink(missing_ok=True)
+    # SQLite itself creates 0644 files, whatever the umask allows: a group of operators could never write its requests.
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
+    with closing(connect(unfinished)) as connection:
+        migrate(connection)
+        meta = {"controller": controller, "birth": birth, "tick": "0", "at": "0.0", "next_serial": "1"}
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
+        connection.execute("COMMIT")
+    _set_aside_old_log(path)
+    os.replace(unfinished, path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _set_aside_old_log(path: Path) -> None:
+    """Rename a write-ahead log whose store was moved away: it must not be replayed into the new one."""
+    for suffix in ("-wal", "-shm"):
+        stale = path.with_name(path.name + suffix)
+        if stale.exists():
+            os.replace(stale, stale.with_name(stale.name + ".stale"))
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection, path: Path) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnusableError(f"store {path}: {path.parent} cannot hold a write-ahead log: use a disk of this host")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def unusable(path: Path, error: BaseException) -> StoreUnusableError:
+    """Return ``error`` of SQLite as an error that names the repair."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    match code:
+        case sqlite3.SQLITE_FULL:
+            repair = f"cannot write, {error}: make room in {path.parent}; {_NOTHING_RECORDED}"
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return _damaged(path, str(error))
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            repair = f"{error}: another program writes to it (a sqlite3 shell?): end it"
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            repair = f"{error}: this user needs to read and write the file and the directory {path.parent}"
+        case sqlite3.SQLITE_CONSTRAINT:
+            return unrecordable(path, error)
+        case sqlite3.SQLITE_IOERR:
+            repair = f"{error}: check the disk of {path.parent}; nothing was recorded"
+        case _:
+            repair = f"{error}; if this persists, {_start_anew(path)}"
+    return StoreUnusableError(f"store {path}: {repair}")
+
+
+def unrecordable(path: Path, error: BaseException) -> StoreUnusableError:
+    """Return the error for a value that no store can hold: NaN, an integer beyond 64 bits, or invalid text."""
+    return StoreUnusableError(
+        f"store {path}: a value cannot be recorded ({error}): an adapter let through what it should not have; "
+        f"{_NOTHING_RECORDED}"
+    )
+
+
+_NOTHING_RECORDED = "nothing was recorded, and nothing is acted on until a write succeeds"
+
+
+def _damaged(path: Path, what: str) -> StoreUnusableError:
+    return StoreUnusableError(f"store {path} is damaged ({what}): {_start_anew(path)}")
+
+
+def _hard_link(path: Path) -> StoreUnusableError:
+    return StoreUnusableError(
+        f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers could "
+        f"write it. Remove the other name (`find {path.parent} -samefile {path}`); a symbolic link does no harm"
+    )
+
+
+def _start_anew(path: Path) -> str:
+    return (
+        f"restore a backup of it, or start anew: stop the controller and move {path} with {path.name}-wal and "
+        f"{path.name}-shm away. A new store knows no drones: those that still run are found at their sites by this "
+        "controller's tag and stopped as orphans"
+    )

@@ -1,1 +1,0 @@
-"""One module per schema revision, in the order of :data:`provisioner.store.migrations.REVISIONS`."""
