@@ -24,7 +24,7 @@ BUDGETS = {
     "provisioner/migrate": (17, 2393),
     "provisioner/planner": (18, 5764),
     "provisioner/simulator": (42, 7327),
-    "provisioner/store": (27, 3246),
+    "provisioner/store": (10, 2567),
     "adapters/embedded": (11, 1705),
     "adapters/local": (9, 1344),
     "adapters/openstack": (27, 4158),

@@ -76,7 +76,7 @@ def _on_worker(
 ) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
     """Run the blocking ``method`` on the store's worker thread."""
 
-    async def run(self: SqlStore, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(lambda: method(self, *args, **kwargs))
 
     return run
