@@ -35,7 +35,7 @@ from adapters.slurm import SlurmSite
 from adapters.slurm.settings import SlurmSiteConfig
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from provisioner.controller.clock import SteadyClock
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.model import (
     Bootstrap,
     DrainMode,

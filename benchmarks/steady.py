@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
 from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob, Wants

@@ -17,11 +17,9 @@ from provisioner import loader
 from provisioner.config import ConfigError, Settings, SiteConfig
 from provisioner.config.loading import load
 from provisioner.config.reload import ConfigChange, changes
-from provisioner.controller.calls import fault_of, within
-from provisioner.controller.clock import SteadyClock
-from provisioner.controller.controller import Controller
-from provisioner.controller.door import Door
-from provisioner.controller.lag import LagProbe
+from provisioner.controller.adapter_calls import LazySite, fault_of, within
+from provisioner.controller.clock import LagProbe, SteadyClock
+from provisioner.controller.loop import Controller
 from provisioner.interfaces import UnavailableError
 from provisioner.store.writer import SqlStore
 
@@ -176,8 +174,8 @@ class Adapters:
     """The site adapters of a configuration; replaced one by one when it changes."""
 
     settings: Settings
-    sites: Mapping[str, Door] = field(default_factory=dict)
-    leaving: list[tuple[str, Door]] = field(default_factory=list)
+    sites: Mapping[str, LazySite] = field(default_factory=dict)
+    leaving: list[tuple[str, LazySite]] = field(default_factory=list)
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 
     async def __aenter__(self) -> Adapters:
@@ -192,9 +190,9 @@ class Adapters:
         self.leaving += self.sites.items()
         await self.close_leaving()
 
-    async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, Door]:
+    async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, LazySite]:
         """Doors of what is new or among the ``changed``. Raises NotApplied if one cannot be opened: then none is."""
-        doors: dict[str, Door] = {}
+        doors: dict[str, LazySite] = {}
         try:
             for spec in new.sites:
                 if spec.name not in self.sites or spec.name in changed:
@@ -208,7 +206,7 @@ class Adapters:
             raise NotApplied(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
         return doors
 
-    def become(self, new: Settings, opened: Mapping[str, Door]) -> None:
+    def become(self, new: Settings, opened: Mapping[str, LazySite]) -> None:
         """Take over the doors that :meth:`opened` gave for ``new``."""
         before = dict(self.sites)
         self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
@@ -225,11 +223,11 @@ class Adapters:
                 log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
 
     @staticmethod
-    def _built(spec: SiteConfig, settings: Settings) -> Door:
-        return Door(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
+    def _built(spec: SiteConfig, settings: Settings) -> LazySite:
+        return LazySite(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
 
 
-async def _open_if_it_can_be(name: str, door: Door) -> None:
+async def _open_if_it_can_be(name: str, door: LazySite) -> None:
     try:
         await within(CONNECT_S, door.open())
     except Exception as error:

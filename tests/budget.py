@@ -19,7 +19,7 @@ BUDGETS = {
     "provisioner/adapter_tests": (5, 842),
     "provisioner/cli": (64, 9432),
     "provisioner/config": (12, 2971),
-    "provisioner/controller": (14, 2411),
+    "provisioner/controller": (10, 2411),
     "provisioner/drone": (1, 46),
     "provisioner/migrate": (17, 2393),
     "provisioner/planner": (18, 5764),

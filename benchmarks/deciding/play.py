@@ -16,7 +16,7 @@ from benchmarks.deciding.glidein import Glidein
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
-from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
+from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction

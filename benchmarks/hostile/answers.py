@@ -25,7 +25,7 @@ from benchmarks.hostile.worlds import (
     spoiled,
 )
 from provisioner.controller.clock import SteadyClock
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import (
     Bootstrap,

@@ -9,7 +9,7 @@ from random import Random
 from benchmarks.hostile import trouble
 from benchmarks.hostile.trouble import NOW, PREFIX, one
 from benchmarks.hostile.worlds import random_class
-from provisioner.controller.border import Border
+from provisioner.controller.sanitize import Sanitizer
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
 from provisioner.model import (
     Breaker,
@@ -111,11 +111,11 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
         mishaps=trouble.mishaps(rng, ids, 1000) if load.eaters else (),
         completions=trouble.completions(rng, ids, 1000) if load.eaters else None,
     )
-    sites = {SITE: PolledSite(SITE, Border().taken_over(site, NOW, 0.0))}
+    sites = {SITE: PolledSite(SITE, Sanitizer().sanitized(site, NOW, 0.0))}
     if load.owned:
         safe = SiteView("safe", NOW - 1, {}, {"s": 5})
         types = (*types, DroneType("safe", "s", 1000, 16, 32_768, 0, vram_mib=40_960, capability=80, price=2.0))
-        sites["safe"] = PolledSite("safe", Border().taken_over(safe, NOW, 0.0))
+        sites["safe"] = PolledSite("safe", Sanitizer().sanitized(safe, NOW, 0.0))
     return Snapshot(
         now=NOW,
         tick=7,
@@ -123,7 +123,7 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
         next_serial=drones + 1,
         policy=policy,
         types=types,
-        overlay=PolledOverlay(Border().taken_over(pool, NOW, 0.0)),
+        overlay=PolledOverlay(Sanitizer().sanitized(pool, NOW, 0.0)),
         sites=sites,
         drones={drone.id: drone for drone in made},
         breakers=_breakers(rng, types, classes, node_count) if load.breakers else {},

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from benchmarks.hostile import ads, trouble
 from benchmarks.hostile.trouble import NODES, NOW, PREFIX, odd_time, one, past
-from provisioner.controller.border import Border
+from provisioner.controller.sanitize import Sanitizer
 from provisioner.estimates import HORIZONS_S, NO_ESTIMATES, Estimates, OwnerGrowth, StartDelays
 from provisioner.model import (
     ENDS,
@@ -79,7 +79,7 @@ def world(seed: int) -> Snapshot:
     listed = random_listings(rng, drones)
     seen = random_pool(rng, classes, slots, list(drones), hostile=hostile, calm=calm)
     overlay = PolledOverlay(
-        Border().taken_over(seen, NOW, one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0, 1e7)) if rng.random() < 0.97 else None,
+        Sanitizer().sanitized(seen, NOW, one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0, 1e7)) if rng.random() < 0.97 else None,
         Fault(FaultKind.DOWN, "d", NOW - 1) if not calm and rng.random() < 0.1 else None,
     )
     configured = SITES if rng.random() < 0.97 else SITES[:1]  # its drones are on record all the same
@@ -438,10 +438,10 @@ def random_reading(
     )
     if calm:
         view = replace(view, taken_at=NOW - 1, downtime_at=one(rng, 0.0, 0.0, 0.0, view.downtime_at))
-        return PolledSite(site, Border().taken_over(view, NOW, 0.0))
+        return PolledSite(site, Sanitizer().sanitized(view, NOW, 0.0))
     fault = Fault(rng.choice(list(FaultKind)), "f", NOW - 2) if rng.random() < 0.1 else None
     ahead_s = one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0)
-    seen = Border().taken_over(view, NOW, ahead_s) if rng.random() < 0.95 else None
+    seen = Sanitizer().sanitized(view, NOW, ahead_s) if rng.random() < 0.95 else None
     return PolledSite(site, seen, fault, rng.random() < 0.1)
 
 

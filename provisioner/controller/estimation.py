@@ -1,7 +1,7 @@
 """Experience, gathered tick by tick from what the controller sees and does anyway; see :mod:`provisioner.estimates`.
 
 Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:mod:`provisioner.controller.keeping` keeps it in the store now and then, so that a restarted controller need not
+:mod:`provisioner.controller.estimate_store` keeps it in the store now and then, so that a restarted controller need not
 learn it
 anew; losing it costs nothing but that. What happened while nobody looked is left out, not made up.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil
 
-from provisioner.controller.unfinished import Unfinished, expected
+from provisioner.controller.survival import UnfinishedJobs, expected
 from provisioner.estimates import (
     HORIZONS_S,
     NO_ESTIMATES,
@@ -67,7 +67,7 @@ FADE_S = 7 * 86400.0
 
 
 @dataclass(slots=True)
-class Ghost:
+class DepartedDrone:
     """A drone that left for want of work."""
 
     idle_s: float
@@ -75,7 +75,7 @@ class Ghost:
 
 
 @dataclass(slots=True)
-class SiteMemory:
+class SiteHistory:
     """What is remembered of one site."""
 
     use_milli: deque[int] = field(default_factory=lambda: deque(maxlen=USE_KEPT))
@@ -85,14 +85,14 @@ class SiteMemory:
     rise_at: float = 0.0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     """How long drones waited for their next job, or would have."""
-    ghosts: deque[Ghost] = field(default_factory=lambda: deque(maxlen=500))
+    ghosts: deque[DepartedDrone] = field(default_factory=lambda: deque(maxlen=500))
     taken: float = 0.0
     run_s: float = 0.0
     counted_at: float = 0.0
     """Until when ``run_s`` was counted; 0: not yet in this life of the controller."""
 
     @classmethod
-    def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteMemory:
+    def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteHistory:
         """What is kept of a site, after ``away_s`` in which nobody looked."""
         fresh = 0.5 ** (away_s / FADE_S)
         site = cls(used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh)
@@ -112,20 +112,20 @@ class SiteMemory:
 
 
 @dataclass(slots=True)
-class Memory:
+class EstimateHistory:
     """All that is remembered. Ghosts are forgotten with this life of the controller; the rest is kept."""
 
     runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Never changed in place: what is kept of them now and then is these very values."""
     delays: dict[str, StartDelays] = field(default_factory=dict)
-    sites: dict[str, SiteMemory] = field(default_factory=dict)
+    sites: dict[str, SiteHistory] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Learning:
+class EstimateCollector:
     """Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot."""
 
-    memory: Memory = field(default_factory=Memory)
+    memory: EstimateHistory = field(default_factory=EstimateHistory)
     estimates: Estimates = NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Jobs that were counted: those told now, and of those told before what ended in the last :data:`SEEN_S`."""
@@ -136,7 +136,7 @@ class Learning:
     """Of the policy, at the newest tick."""
     _pool_at: float = 0.0
     """When the pool was seen last."""
-    _unfinished: Unfinished = field(default_factory=Unfinished)
+    _unfinished: UnfinishedJobs = field(default_factory=UnfinishedJobs)
     _looked_at: float = 0.0
     """When those that are not done were looked through."""
 
@@ -174,10 +174,10 @@ class Learning:
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with what an earlier controller has kept: what it knew, this one knows from its first tick on."""
         away_s = max(0.0, now - kept.at)
-        self.memory = Memory(
+        self.memory = EstimateHistory(
             dict(kept.runs),
             dict(kept.delays),
-            {name: SiteMemory.of(site, now, away_s) for name, site in kept.sites.items()},
+            {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()},
         )
         self._seen, self._waiting_cost = kept.seen, waiting_cost
         self.estimates = self._tell()
@@ -189,7 +189,7 @@ class Learning:
         memory, (kind, _, name) = self.memory, what.partition(":")
         match kind:
             case "all":
-                self.memory, self._unfinished = Memory(), Unfinished()
+                self.memory, self._unfinished = EstimateHistory(), UnfinishedJobs()
             case "user":
                 memory.runs = {key: runs for key, runs in memory.runs.items() if key and owner_of(key) != name}
                 self._unfinished.forget(name)
@@ -198,8 +198,8 @@ class Learning:
                 memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
         self.estimates = self._tell()
 
-    def _site(self, name: str) -> SiteMemory:
-        return self.memory.sites.setdefault(name, SiteMemory())
+    def _site(self, name: str) -> SiteHistory:
+        return self.memory.sites.setdefault(name, SiteHistory())
 
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
         told = frozenset((each.job_id, each.ended_at) for each in completions)
@@ -269,7 +269,7 @@ class Learning:
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
             if isinstance(drain.reason, IdleTimeout):
-                self._site(drain.drone.site).ghosts.append(Ghost(drain.reason.idle_s, snapshot.now))
+                self._site(drain.drone.site).ghosts.append(DepartedDrone(drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             ghosts = self._site(start.drone.site).ghosts
             if ghosts:  # the one that left last would have served these jobs

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from provisioner.controller.controller import Controller, Decided
+from provisioner.controller.loop import Controller, PlanningTime
 from provisioner.interfaces import Overlay, Site
 from provisioner.model import (
     WHOLE_GPU,
@@ -281,7 +281,7 @@ class Simulation:
         self.record = RunRecord()
         self.collapse = ""
         """The error that ended the controller."""
-        self.decided: list[Decided] = []
+        self.decided: list[PlanningTime] = []
         """Of each controller that ran."""
         self.samples: list[Sample] = []
         self.still_s: float | None = None

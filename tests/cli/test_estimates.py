@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_said_and_can_be_forgotten(on: Cli, record: Path)
     import sqlite3
 
     with sqlite3.connect(record) as sql:
-        sql.execute("UPDATE experience SET body = x'00'")
+        sql.execute("UPDATE estimates SET body = x'00'")
     sql.close()
     ran = on("estimates")
     assert ran.code == Exit.FAILED and "is damaged" in ran.err and "Traceback" not in ran.err

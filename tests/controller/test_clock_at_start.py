@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner.controller.clock import SteadyClock
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.model import (
     Breaker,
     BreakerState,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.controller.controller import LEAVE_PATIENCE_S
+from provisioner.controller.loop import SHUTDOWN_WAIT_S
 from provisioner.interfaces import AuthError
 from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
 from provisioner.planner import decide
@@ -113,7 +113,7 @@ def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> 
         async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
             await controller.tick()
             asked = loop.time()
-        assert LEAVE_PATIENCE_S <= loop.time() - asked < LEAVE_PATIENCE_S + 1
+        assert SHUTDOWN_WAIT_S <= loop.time() - asked < SHUTDOWN_WAIT_S + 1
         assert {d.site: d.state for d in store.drones.values()} == {"slow": S.SUBMITTED, "deaf": S.REQUESTED}
 
     run_virtual(story(), start_epoch=EPOCH)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from provisioner.controller import dead_slots
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.interfaces import AuthError, SupportsForget
 from provisioner.model import (
     DroneId,
@@ -145,7 +145,7 @@ def test_a_slot_that_the_pool_has_heard_from_since_stays() -> None:
 
 
 def test_a_drone_that_its_site_lists_again_keeps_its_slot() -> None:
-    """Batch systems put a preempted job back into the queue, under the same name."""
+    """OrderBatch systems put a preempted job back into the queue, under the same name."""
 
     async def story() -> None:
         place = Place()

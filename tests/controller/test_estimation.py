@@ -17,8 +17,8 @@ from provisioner.controller.estimation import (
     USE_FILLED,
     USE_KEPT,
     USE_NEEDED,
-    Ghost,
-    Learning,
+    DepartedDrone,
+    EstimateCollector,
     best_timeout_s,
     rise_of,
     thinned,
@@ -54,7 +54,7 @@ def done(n: int, run_s: float, owner: str = "anna", schedd: str = "") -> Complet
 
 
 def test_a_run_time_that_is_told_in_many_looks_counts_once() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     told = [done(n, 100.0 + n) for n in range(RUNS_NEEDED)]
     for n in range(1, RUNS_NEEDED + 1):
         made = with_done(snapshot(), *told[:n])
@@ -65,7 +65,7 @@ def test_a_run_time_that_is_told_in_many_looks_counts_once() -> None:
 
 
 def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     here, there = [done(n, 60.0, schedd="a#") for n in range(300, 310)], [done(n, 60.0, schedd="b#") for n in range(5)]
 
     def told(at: float, *jobs: CompletedJob) -> int:
@@ -82,20 +82,20 @@ def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
 
 
 def test_the_jobs_of_nobody_in_particular_count_once() -> None:
-    learning, made = Learning(), with_done(snapshot(), *(done(n, 60.0, owner="") for n in range(3)))
+    learning, made = EstimateCollector(), with_done(snapshot(), *(done(n, 60.0, owner="") for n in range(3)))
     learning.note(made, nothing(made))
     assert len(learning.memory.runs[""]) == 3
 
 
 def test_of_few_jobs_nothing_is_concluded() -> None:
-    learning, made = Learning(), with_done(snapshot(), *(done(n, 60.0) for n in range(RUNS_NEEDED - 1)))
+    learning, made = EstimateCollector(), with_done(snapshot(), *(done(n, 60.0) for n in range(RUNS_NEEDED - 1)))
     learning.note(made, nothing(made))
     assert learning.estimates.runs == {}
 
 
-def watching(at: float = NOW) -> Learning:
+def watching(at: float = NOW) -> EstimateCollector:
     """One who saw the pool a moment ago."""
-    learning, made = Learning(), replace(snapshot(), now=at - 15.0)
+    learning, made = EstimateCollector(), replace(snapshot(), now=at - 15.0)
     learning.note(made, nothing(made))
     return learning
 
@@ -128,7 +128,7 @@ def test_a_gap_across_a_clock_set_back_is_none() -> None:
 
 
 def test_an_owner_who_takes_eight_gpus_each_morning_is_known_after_some_days() -> None:
-    learning, made = Learning(), snapshot()
+    learning, made = EstimateCollector(), snapshot()
     reading = made.sites["topas"]
     assert reading.view is not None
     for step in range(5 * 24 * 30):
@@ -171,7 +171,7 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
 
 
 def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
-    learning, idle = Learning(), drone("d", DroneState.IDLE)
+    learning, idle = EstimateCollector(), drone("d", DroneState.IDLE)
     made = snapshot(drones=[idle])
     left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(60.0, 60.0))
     learning.note(made, replace(nothing(made), drains=(left,)))
@@ -205,9 +205,9 @@ def with_owner(made: Snapshot, now: float, gpu_milli: int) -> Snapshot:
     return replace(made, now=now, sites={"topas": replace(reading, view=view)})
 
 
-def restarted(learning: Learning, kept_at: float, now: float) -> Learning:
+def restarted(learning: EstimateCollector, kept_at: float, now: float) -> EstimateCollector:
     """The next controller's, from what this one kept."""
-    again = Learning()
+    again = EstimateCollector()
     again.recall(learning.experience(kept_at), now, 0.3)
     return again
 
@@ -235,7 +235,7 @@ def test_the_next_controller_knows_the_same_from_its_first_tick_on() -> None:
 
 
 def test_a_job_that_was_told_before_the_restart_counts_no_second_time() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     before = with_done(snapshot(), *(done(n, 60.0) for n in range(5)))
     learning.note(before, nothing(before))
     again = restarted(learning, NOW, NOW + 60)
@@ -250,7 +250,7 @@ def test_a_job_that_was_told_before_the_restart_counts_no_second_time() -> None:
 
 @pytest.mark.parametrize(("missed", "filled"), [(1, True), (USE_FILLED, True), (USE_FILLED + 1, False), (700, False)])
 def test_of_a_long_absence_nothing_is_made_up(missed: int, filled: bool) -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     for step in range(3):
         then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 2000)
         learning.note(then, nothing(then))
@@ -263,7 +263,7 @@ def test_of_a_long_absence_nothing_is_made_up(missed: int, filled: bool) -> None
 
 
 def test_after_a_fortnight_away_nothing_is_left_of_an_owners_use_but_what_follows_from_it() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     learning.recall(EstimateSamples(NOW, sites={"topas": SiteSamples((3000,) * USE_KEPT, NOW)}), NOW + 30 * 86400, 0.3)
     back = with_owner(snapshot(), NOW + 30 * 86400, 1000)
     learning.note(back, nothing(back))
@@ -283,9 +283,9 @@ def test_no_rise_reaches_across_an_absence() -> None:
 
 def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance() -> None:
     """At the first look after the restart a drone has come, one works and one has gone: since when, nobody saw."""
-    before = Learning()
+    before = EstimateCollector()
     before.memory.delays[A100.key] = StartDelays(30.0, 70.0)
-    before._site("topas").ghosts.append(Ghost(60.0, NOW - 10))
+    before._site("topas").ghosts.append(DepartedDrone(60.0, NOW - 10))
     before._site("topas").taken, before._site("topas").run_s = 2.0, 7200.0
     learning = restarted(before, NOW - FADE_S, NOW)
     boots = replace(drone("b", DroneState.BOOTING), requested_at=NOW - 9000, started_at=NOW - 8000)
@@ -310,7 +310,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
 
 def test_a_clock_that_was_set_back_meanwhile_stops_no_series() -> None:
     kept = EstimateSamples(NOW + 9000, sites={"topas": SiteSamples((1000,), NOW + 9000)})
-    learning = Learning()
+    learning = EstimateCollector()
     learning.recall(kept, NOW, 0.3)
     for step in range(1, 4):
         then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 2000)
@@ -325,7 +325,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
     delays = {"topas/a100": StartDelays(1.0, 2.0), "horeka/h100": StartDelays(3.0, 4.0)}
 
     def left(what: str) -> EstimateSamples:
-        learning = Learning()
+        learning = EstimateCollector()
         learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
         learning.forget(what)
         assert set(learning.estimates.runs) == set(learning.memory.runs), "the next tick plans without it"
@@ -340,7 +340,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
 
 
 def test_the_newest_run_times_are_kept_and_none_of_them_is_nothing() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     told = with_done(snapshot(), *(done(n, n + 0.04) for n in range(RUNS_KEPT + 50)))
     learning.note(told, nothing(told))
     runs = learning.memory.runs["anna"]

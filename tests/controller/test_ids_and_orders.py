@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.controller.act import Batch, carry_out
-from provisioner.controller.controller import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS
-from provisioner.controller.sense import Senses, Watch
+from provisioner.controller.actuation import OrderBatch, carry_out
+from provisioner.controller.loop import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS
+from provisioner.controller.polling import Poller, PollTarget
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     Breaker,
@@ -212,7 +212,7 @@ def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
 
     async def story() -> None:
         order = StartOrder(DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
-        answers = await carry_out(Batch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
+        answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
         assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, OrderOutcome.UNKNOWN)]
 
     run_virtual(story(), start_epoch=EPOCH)
@@ -232,8 +232,8 @@ def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: Fault | None,
     async def story() -> None:
         banned = Breaker("here", BreakerState.BANNED, until=EPOCH + 100)
         async with asyncio.TaskGroup() as group:
-            sites = {"here": Watch("here", poll, 5.0, fault=fault)}
-            await Senses(group, VirtualClock(), Watch("overlay", pool, 5.0), sites).poll({"here": banned})
+            sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
+            await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll({"here": banned})
 
     run_virtual(story(), start_epoch=EPOCH)
     assert len(asked) == looks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from provisioner.controller.lag import LagProbe
+from provisioner.controller.clock import LagProbe
 
 
 async def test_a_blocking_call_is_noticed() -> None:

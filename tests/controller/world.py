@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from provisioner.controller.controller import Controller
+from provisioner.controller.loop import Controller
 from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Bootstrap,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.controller.act import batches
+from provisioner.controller.actuation import batches
 from provisioner.model import (
     BreakerState,
     Drone,

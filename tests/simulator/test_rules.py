@@ -14,7 +14,7 @@ from benchmarks.deciding.glidein import Glidein
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import POOL, UNLIMITED, Place
-from provisioner.controller.act import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
+from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
 from provisioner.simulator.drones import Habits
 from provisioner.simulator.jobs import SimJob, Wants

@@ -349,7 +349,7 @@ class _Ends:
         return taken
 
 
-class Border:
+class Sanitizer:
     """What the views of one adapter cross. It remembers the newest one: an adapter may give the same values again."""
 
     def __init__(self) -> None:
@@ -360,7 +360,7 @@ class Border:
         """What came of that."""
         self._ends = _Ends()
 
-    def taken_over(self, view: View, began: float, ahead_s: float) -> View:
+    def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """``view`` as the controller may use it. ``began``: when it was asked for; its age counts from then, for the
         answer says nothing of what happened since. ``ahead_s``: how far the host's clock, by which adapters tell time,
         is ahead of the controller's."""
@@ -397,7 +397,7 @@ class Border:
         return counts and crossing.drones(view.drones) is self._taken.drones
 
 
-def receipt_taken_over(receipt: OrderResult) -> OrderResult:
+def sanitize_result(receipt: OrderResult) -> OrderResult:
     """An answer that cannot be recorded would be tried again for ever."""
     fault = receipt.fault
     if fault is not None:

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from provisioner import serialization
-from provisioner.controller.controller import Controller
+from provisioner.controller.estimate_store import ASK_EVERY_S, KEEP_EVERY_S
 from provisioner.controller.estimation import RUNS_NEEDED
-from provisioner.controller.keeping import ASK_EVERY_S, KEEP_EVERY_S
+from provisioner.controller.loop import Controller
 from provisioner.estimates import EstimateSamples, StartDelays
 from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
 from provisioner.planner import decide

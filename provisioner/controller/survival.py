@@ -1,10 +1,10 @@
-"""Jobs that run, or were cut short: how long they have run so far is the least that such jobs take.
+"""Survival estimates: run times of jobs, some of which are not done.
 
-Learning from jobs that are done alone is blind where it matters: of a user's first jobs of a day none is done for a
-day, and what an owner cuts short each time never is. Both say that such jobs run *longer* than so and so; the estimate
-of Kaplan and Meier ("Nonparametric estimation from incomplete observations", J. Am. Stat. Assoc. 53, 1958) takes that
-in, here in the form of Efron ("The two sample problem with censored data", Proc. 5th Berkeley Symp. 4, 1967): the
-weight of what is unfinished goes to all that took longer, in equal parts.
+A job that runs, or was cut short, takes longer than it has run so far. To learn from completed jobs alone is blind
+where it matters: none of a user's first jobs of a day is completed for a day, and a job that an owner cuts short each
+time never is. The estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", J. Am. Stat.
+Assoc. 53, 1958) takes such jobs in, here in the form of Efron ("The two sample problem with censored data", Proc. 5th
+Berkeley Symp. 4, 1967): the weight of an unfinished job goes to all that took longer, in equal parts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Keys = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Unfinished:
+class UnfinishedJobs:
     """Jobs that run alone in a drone, and such that were evicted from one. Forgotten with this life of the controller:
     what runs then is seen again."""
 

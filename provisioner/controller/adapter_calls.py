@@ -1,18 +1,46 @@
-"""The door of a site adapter: it is opened by whoever looks first, and again and again while that fails."""
+"""Calls of adapters: with deadlines, with errors as data, and sites that need not be connected yet."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from provisioner.interfaces import Site, SupportsConsoleOutput, UnavailableError
-from provisioner.model import DroneId, OrderResult, SiteView, StartOrder, StopOrder
+from provisioner.controller.sanitize import held
+from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, UnavailableError
+from provisioner.model import DroneId, Fault, FaultKind, OrderResult, SiteView, StartOrder, StopOrder
+
+T = TypeVar("T")
+
+
+async def within(deadline_s: float, call: Awaitable[T]) -> T:
+    """The answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises; but never a
+    cancellation of the adapter's own making: it would be taken for ours and end the service."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await call
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("the adapter let a cancelled call through") from error
+
+
+def fault_of(error: BaseException, at: float) -> Fault:
+    """What went wrong, as data: the four errors by their kind, a deadline as a silence, all else as unknown."""
+    match error:
+        case AdapterError():
+            return Fault(error.kind, held(str(error)) or type(error).__name__, at)
+        case TimeoutError():
+            return Fault(FaultKind.DOWN, "no answer within its deadline", at)
+        case _:
+            return Fault(FaultKind.UNKNOWN, held(f"{type(error).__name__}: {error}"), at)
 
 
 @dataclass(slots=True, eq=False)
-class Door:
+class LazySite:
     """A :class:`~provisioner.interfaces.Site` that may not be entered yet: one that is down when the controller
     starts must
     not keep the controller from the others."""
@@ -54,7 +82,7 @@ class Door:
         if self._stack is None:
             raise UnavailableError("it could not be connected yet")
 
-    async def __aenter__(self) -> Door:
+    async def __aenter__(self) -> LazySite:
         await self.open()
         return self
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner import serialization
-from provisioner.controller.border import LARGEST, LONGEST, Border, View, receipt_taken_over
-from provisioner.controller.calls import fault_of
+from provisioner.controller.adapter_calls import fault_of
+from provisioner.controller.sanitize import LARGEST, LONGEST, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     CompletedJob,
@@ -107,23 +107,23 @@ def test_no_view_however_nasty_breaks_a_decision_or_the_record(
 
 
 def taken_over(view: View, began: float, ahead_s: float) -> View:
-    return Border().taken_over(view, began, ahead_s)
+    return Sanitizer().sanitized(view, began, ahead_s)
 
 
 def test_the_same_value_is_judged_once_and_another_of_its_kind_anew() -> None:
-    border = Border()
+    border = Sanitizer()
     sound, odd = Slot(DroneId("kit-ab12-1"), SlotState.IDLE, NOW - 5), Slot(DroneId("kit-ab12-2"), SlotState.IDLE, nan)
     for n in range(3):
-        view = border.taken_over(OverlayView(NOW + n, slots=(sound, odd)), NOW + n, 0.0)
+        view = border.sanitized(OverlayView(NOW + n, slots=(sound, odd)), NOW + n, 0.0)
         assert view.slots[0] is sound and view.slots[1].heard_at == 0.0
         assert view.notices == ("1 values that cannot be: slot kit-ab12-2: heard_at = nan",), "told at every look"
     again = replace(sound, heard_at=nan)
-    assert border.taken_over(OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0].heard_at == 0.0
-    set_back = border.taken_over(OverlayView(NOW - 3600, slots=(sound,)), NOW, -3600.0)
+    assert border.sanitized(OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0].heard_at == 0.0
+    set_back = border.sanitized(OverlayView(NOW - 3600, slots=(sound,)), NOW, -3600.0)
     assert set_back.slots[0].heard_at == NOW - 5 + 3600, "by a clock that was set back, it is another time"
     remote = RemoteDrone(sound.drone_id, RemoteState.RUNNING)
     for key in (sound.drone_id, DroneId("kit-ab12-3")):
-        listed = border.taken_over(SiteView("topas", NOW, {key: remote}), NOW, 0.0)
+        listed = border.sanitized(SiteView("topas", NOW, {key: remote}), NOW, 0.0)
         assert listed.drones[key].drone_id == key, "the site's own key says which drone it is"
 
 
@@ -211,10 +211,10 @@ def test_a_quota_and_free_gpus_that_are_sound_cross_as_they_are() -> None:
 
 
 def test_a_quota_that_an_adapter_changes_in_place_is_judged_anew() -> None:
-    border, quota = Border(), {"a100": 3}
+    border, quota = Sanitizer(), {"a100": 3}
     for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
         quota["a100"] = count
-        view = border.taken_over(SiteView("topas", now, quota=quota), now, 0.0)
+        view = border.sanitized(SiteView("topas", now, quota=quota), now, 0.0)
         assert (view.quota, len(view.notices)) == ({"a100": max(0, count)}, notices)
 
 
@@ -245,7 +245,7 @@ def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
 
 def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
     fault = Fault(FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
-    receipt = receipt_taken_over(OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, "r\udcff", fault))
+    receipt = sanitize_result(OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, "r\udcff", fault))
     assert serialization.from_json(OrderResult, serialization.to_json(receipt)) == receipt
     assert receipt.fault is not None and len(receipt.fault.message) == LONGEST
     assert serialization.to_json(fault_of(UnavailableError("/tmp/\udcff"), NOW))
@@ -265,14 +265,17 @@ def test_what_a_class_wants_of_a_type_that_it_refuses_can_be_recorded(text: str)
 @pytest.mark.parametrize("step_s", [120.0, -3600.0])
 def test_the_end_of_a_job_is_one_end_while_the_clock_is_off_and_after_it(step_s: float) -> None:
     """The drift is made up for little by little: by it the same end had another time at each look."""
-    border, raw = Border(), tuple(CompletedJob(f"{n}.0", NOW - 100 - n, NOW - 5000, 60.0, 1000, 1, 1) for n in range(3))
+    border, raw = (
+        Sanitizer(),
+        tuple(CompletedJob(f"{n}.0", NOW - 100 - n, NOW - 5000, 60.0, 1000, 1, 1) for n in range(3)),
+    )
     late = CompletedJob("9.0", NOW + 20, NOW - 5000, 60.0, 1000, 1, 1)
     ends: dict[str, set[float]] = {}
     for poll, drift_s in enumerate([0.0, 0.0, step_s, step_s / 2, step_s / 3, 0.0, 0.0]):
         told = (*raw, late) if poll > 2 else raw
         if poll == 3:
             told = (late,)  # the schedd of the others does not answer for once
-        view = border.taken_over(OverlayView(NOW + poll, completions=told), NOW + poll, drift_s)
+        view = border.sanitized(OverlayView(NOW + poll, completions=told), NOW + poll, drift_s)
         for each in view.completions or ():
             ends.setdefault(each.job_id, set()).add(each.ended_at)
     assert {job: len(times) for job, times in ends.items()} == {"0.0": 1, "1.0": 1, "2.0": 1, "9.0": 1}
@@ -281,8 +284,8 @@ def test_the_end_of_a_job_is_one_end_while_the_clock_is_off_and_after_it(step_s:
 def test_a_second_class_of_one_id_is_left_out_and_told() -> None:
     first, other = JobClass("jobs", 1000, 1, 1024, waiting=2), JobClass("other", 0, 1, 1024, waiting=1)
     second = JobClass("jobs", 200, 64, 4096, waiting=50)
-    border = Border()
-    taken = border.taken_over(OverlayView(NOW, (first, other, second)), NOW, 0.0)
+    border = Sanitizer()
+    taken = border.sanitized(OverlayView(NOW, (first, other, second)), NOW, 0.0)
     assert taken.classes == (first, other)
     assert "class jobs: a second one of this id" in taken.notices[0] and not taken.remarks
-    assert border.taken_over(OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()
+    assert border.sanitized(OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()

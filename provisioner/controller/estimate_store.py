@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from provisioner.controller.clock import Clock
-from provisioner.controller.estimation import Learning
+from provisioner.controller.estimation import EstimateCollector
+from provisioner.model import CompletedJob, OverlayView
 from provisioner.store import ForgetRequest, Store, StoreError
 
 log = structlog.get_logger()
@@ -19,11 +21,11 @@ ASK_EVERY_S = 60.0
 
 
 @dataclass(slots=True)
-class Keeping:
+class EstimateStore:
     """:meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`end` after the last. A store that fails
     is told of; it ends nothing."""
 
-    estimation: Learning
+    estimation: EstimateCollector
     store: Store
     clock: Clock
     _kept_at: float = 0.0
@@ -94,3 +96,30 @@ class Keeping:
             await self.store.event(self.clock.now(), name, fields)
         except StoreError as error:
             log.error("store.write_failed", message=str(error))
+
+
+@dataclass(slots=True)
+class CompletedJobRecorder:
+    """What of the overlay's newest completions is on record already.
+
+    After a restart all that are told are offered to the store again: it knows those that it has.
+    """
+
+    _recorded: Mapping[tuple[str, float], CompletedJob] = field(default_factory=dict)
+    """By job and end. What is told no more needs no remembering: that bounds it."""
+    _seen: tuple[CompletedJob, ...] = ()
+
+    async def keep(self, store: Store, view: OverlayView | None) -> None:
+        """To be called once a tick. What cannot be written is tried again at the next: it decides nothing."""
+        told = view.completions if view is not None else None
+        if told is None or told == self._seen:
+            return
+        known = {(each.job_id, each.ended_at): each for each in told}
+        new = [each for key, each in known.items() if key not in self._recorded]
+        if new:
+            try:
+                await store.completed(new)
+            except StoreError as error:
+                log.error("completed_jobs.write_failed", message=str(error), jobs=len(new))
+                return
+        self._recorded, self._seen = known, told

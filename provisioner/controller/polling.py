@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from provisioner.controller.border import Border
-from provisioner.controller.calls import fault_of, within
+from provisioner.controller.adapter_calls import fault_of, within
 from provisioner.controller.clock import Clock
+from provisioner.controller.sanitize import Sanitizer
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     Breaker,
@@ -27,7 +27,7 @@ from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
 
-PATIENCE_S = 5.0
+TICK_WAIT_S = 5.0
 """How long a tick waits for looks; what takes longer goes on, and its answer serves a later tick."""
 ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
@@ -36,7 +36,7 @@ View = TypeVar("View", SiteView, OverlayView)
 
 
 @dataclass(slots=True)
-class Watch(Generic[View]):
+class PollTarget(Generic[View]):
     """The newest good view through one pair of eyes, and what went wrong since."""
 
     name: str
@@ -45,7 +45,7 @@ class Watch(Generic[View]):
     view: View | None = None
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
-    border: Border = field(default_factory=Border)
+    border: Sanitizer = field(default_factory=Sanitizer)
     _first: UnavailableError | None = None
     """Error of the first attempt of the look that goes on."""
 
@@ -53,7 +53,7 @@ class Watch(Generic[View]):
         """Look; retried once if the service does not answer, within one deadline. Never raises."""
         began = clock.now()
         try:
-            view = self.border.taken_over(await within(self.deadline_s, self._looked()), began, clock.drift_s())
+            view = self.border.sanitized(await within(self.deadline_s, self._looked()), began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
             told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
@@ -105,17 +105,17 @@ class Watch(Generic[View]):
 
 
 @dataclass(slots=True)
-class Senses:
+class Poller:
     """All watches. Tasks live in the given group, so none outlives the service."""
 
     group: asyncio.TaskGroup
     clock: Clock
-    overlay: Watch[OverlayView]
-    sites: dict[str, Watch[SiteView]] = field(default_factory=dict)
+    overlay: PollTarget[OverlayView]
+    sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
 
     async def poll(self, breakers: Mapping[str, Breaker]) -> None:
         """Begin every look that is due, wait for them with patience. A banned site that did not answer rests."""
-        due: list[Watch[OverlayView] | Watch[SiteView]] = [self.overlay]
+        due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
         due += [w for name, w in self.sites.items() if not self._rests(w, breakers.get(name))]
         tasks: list[asyncio.Task[None]] = []
         for watch in due:
@@ -123,7 +123,7 @@ class Senses:
                 watch.in_flight = self.group.create_task(watch.once(self.clock), name=f"look:{watch.name}")
             tasks.append(watch.in_flight)
         if tasks:
-            await asyncio.wait(tasks, timeout=PATIENCE_S)
+            await asyncio.wait(tasks, timeout=TICK_WAIT_S)
 
     def close(self) -> None:
         """Break off what is in flight."""
@@ -131,7 +131,7 @@ class Senses:
         for watch in self.sites.values():
             watch.close()
 
-    def _rests(self, watch: Watch[SiteView], breaker: Breaker | None) -> bool:
+    def _rests(self, watch: PollTarget[SiteView], breaker: Breaker | None) -> bool:
         return (
             breaker is not None
             and breaker.state is BreakerState.BANNED

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from provisioner.controller.border import Border
-from provisioner.controller.sense import ATTEMPTS, RETRY_AFTER_S, Watch
+from provisioner.controller.polling import ATTEMPTS, RETRY_AFTER_S, PollTarget
+from provisioner.controller.sanitize import Sanitizer
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, FaultKind, RemoteDrone, RemoteState, SiteView
 from provisioner.simulator.loop import VirtualClock, run_virtual
@@ -29,11 +29,11 @@ class Eyes:
         return answer
 
 
-def watched(eyes: Eyes, *, looks: int = 1) -> Watch[SiteView]:
+def watched(eyes: Eyes, *, looks: int = 1) -> PollTarget[SiteView]:
     """Return a watch after so many polls."""
 
-    async def story() -> Watch[SiteView]:
-        watch = Watch("kit", eyes.poll, 5.0)
+    async def story() -> PollTarget[SiteView]:
+        watch = PollTarget("kit", eyes.poll, 5.0)
         for _ in range(looks):
             await watch.once(VirtualClock())
         return watch
@@ -79,12 +79,12 @@ def test_any_other_error_is_not_tried_again() -> None:
 def test_a_listing_that_an_adapter_changes_in_place_is_seen_as_it_is_now() -> None:
     first, second = (RemoteDrone(DroneId(f"kit-ab12-{n}"), RemoteState.RUNNING) for n in (1, 2))
     drones, free = {first.drone_id: first}, {"a100": 3}
-    border, view = Border(), SiteView("kit", AT, drones, free)
-    assert border.taken_over(view, AT, 0.0) == border.taken_over(view, AT, 0.0)
-    before = border.taken_over(view, AT, 0.0)
+    border, view = Sanitizer(), SiteView("kit", AT, drones, free)
+    assert border.sanitized(view, AT, 0.0) == border.sanitized(view, AT, 0.0)
+    before = border.sanitized(view, AT, 0.0)
     drones[second.drone_id] = second
     free["a100"] = 2
-    after = border.taken_over(view, AT, 0.0)
+    after = border.sanitized(view, AT, 0.0)
     assert (len(before.drones), len(after.drones)) == (1, 2)
     assert (before.free, after.free) == ({"a100": 3}, {"a100": 2})
-    assert border.taken_over(view, AT - 7, 0.0).taken_at == AT - 7
+    assert border.sanitized(view, AT - 7, 0.0).taken_at == AT - 7

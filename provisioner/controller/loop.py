@@ -12,13 +12,12 @@ from typing import Self
 import structlog
 
 from provisioner import formatting
-from provisioner.controller import act
+from provisioner.controller import actuation
+from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
-from provisioner.controller.dead_slots import DeadSlots
-from provisioner.controller.estimation import Learning
-from provisioner.controller.history import History
-from provisioner.controller.keeping import Keeping
-from provisioner.controller.sense import PATIENCE_S, Senses, Watch
+from provisioner.controller.estimate_store import CompletedJobRecorder, EstimateStore
+from provisioner.controller.estimation import EstimateCollector
+from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import (
     Breaker,
@@ -68,7 +67,7 @@ SERIALS_MISSED = 1_000_000
 and whoever shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
-LEAVE_PATIENCE_S = 60.0
+SHUTDOWN_WAIT_S = 60.0
 """How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
 QUICK_FOR_S = 300.0
 """A drone that stays in one state for longer is on the move no more: it is waited for at the usual pace."""
@@ -92,7 +91,7 @@ class TickReport:
 
 
 @dataclass(slots=True)
-class Decided:
+class PlanningTime:
     """How long the planner has taken: real time, even where the service's clock is virtual. (Processor time would be
     nearer the truth on a busy host, but to ask for it can cost more than a quick decision.)"""
 
@@ -108,7 +107,7 @@ class Decided:
 
 
 @dataclass(slots=True)
-class Failures:
+class PlannerFailures:
     """Decisions that failed one after the other. The log tells each new error once with its traceback, and one that
     goes on only when its count has doubled: at every tick it would fill the disk."""
 
@@ -150,17 +149,17 @@ class Controller:
     clock: Clock
     interval_s: float = 15.0
     active_interval_s: float = 2.0
-    estimation: Learning = field(default_factory=Learning)
+    estimation: EstimateCollector = field(default_factory=EstimateCollector)
     planner: PlanFunction = decide
     judge: PlanValidator = validate_plan
-    decided: Decided = field(default_factory=Decided)
+    decided: PlanningTime = field(default_factory=PlanningTime)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`; whoever changes something takes it."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _senses: Senses | None = None
-    _acts: dict[asyncio.Task[act.Answers], str] = field(default_factory=dict)
+    _senses: Poller | None = None
+    _acts: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
-    _failures: Failures = field(default_factory=Failures)
+    _failures: PlannerFailures = field(default_factory=PlannerFailures)
     _faults: tuple[str, ...] = ()
     """Breaches at the newest tick, so that each is reported once and not at every tick."""
     _suspects: tuple[str, ...] = ()
@@ -176,8 +175,8 @@ class Controller:
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _stepped: bool = False
-    _history: History = field(default_factory=History)
-    _keeping: Keeping | None = None
+    _history: CompletedJobRecorder = field(default_factory=CompletedJobRecorder)
+    _keeping: EstimateStore | None = None
     _dead_slots: DeadSlots = field(init=False)
     _tellers: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
     """The sites that tell last words: asking a protocol is not for every tick."""
@@ -187,11 +186,11 @@ class Controller:
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        self._keeping = Keeping(self.estimation, self.store, self.clock)
+        self._keeping = EstimateStore(self.estimation, self.store, self.clock)
         await self._keeping.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
-        overlay = Watch(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
-        self._senses = Senses(self._group, self.clock, overlay)
+        overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
+        self._senses = Poller(self._group, self.clock, overlay)
         self._watch_sites()
         return self
 
@@ -206,7 +205,7 @@ class Controller:
                 await self._keeping.end()
             if error is None and self._acts:
                 log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._acts.values()))
-                await asyncio.wait(self._acts, timeout=LEAVE_PATIENCE_S)
+                await asyncio.wait(self._acts, timeout=SHUTDOWN_WAIT_S)
                 await self._settle()
         finally:
             for task in self._acts:
@@ -463,16 +462,16 @@ class Controller:
                 await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
-        for batch in act.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
+        for batch in actuation.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
             site = self.sites.get(batch.site)
             limits = self.policy.sites.get(batch.site)
-            deadline_s = limits.order_deadline_s if limits else act.DRAIN_DEADLINE_S
+            deadline_s = limits.order_deadline_s if limits else actuation.DRAIN_DEADLINE_S
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
-            work = act.carry_out(batch, site, self.overlay, self.clock, deadline_s)
+            work = actuation.carry_out(batch, site, self.overlay, self.clock, deadline_s)
             self._acts[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
         if self._acts:
-            await asyncio.wait(self._acts, timeout=PATIENCE_S)
+            await asyncio.wait(self._acts, timeout=TICK_WAIT_S)
 
     async def _remove_dead_slots(self, snapshot: Snapshot, plan: Plan) -> None:
         """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
@@ -505,13 +504,13 @@ class Controller:
                     why=formatting.excerpt(move.drone.drain_refusal),
                 )
 
-    def _meaning(self, answers: act.Answers) -> tuple[list[StateChange], list[Breaker]]:
+    def _meaning(self, answers: actuation.BatchResults) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
         moves: list[StateChange | None] = []
         refused = (r for r in answers.admissions if r.answer is OrderOutcome.REJECTED)
         for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
-            if drone is not None and act.still_waits(drone):
+            if drone is not None and actuation.still_waits(drone):
                 moves.append(apply_start_result(drone, receipt, now))
         for receipt in answers.leaves:
             drone = drones.get(receipt.drone_id)
@@ -534,7 +533,7 @@ class Controller:
         sites: Mapping[str, Site],
         interval_s: float,
         active_interval_s: float,
-    ) -> Collection[asyncio.Task[act.Answers]]:
+    ) -> Collection[asyncio.Task[actuation.BatchResults]]:
         """Take over a changed configuration between two ticks. Returns the orders under way: what they were given to
         must stay open until they are done."""
         self.policy, self.types, self.sites = policy, types, sites
@@ -550,8 +549,8 @@ class Controller:
             watch = before.pop(name, None)
             if watch is not None and watch.poll != site.poll:  # an adapter built anew: what is known of the site stays
                 watch.close()
-                watch = Watch(name, site.poll, 0.0, watch.view, watch.fault)
-            watch = watch or Watch(name, site.poll, 0.0)
+                watch = PollTarget(name, site.poll, 0.0, watch.view, watch.fault)
+            watch = watch or PollTarget(name, site.poll, 0.0)
             watch.deadline_s = self.policy.sites[name].poll_deadline_s
             self._senses.sites[name] = watch
         for gone in before.values():

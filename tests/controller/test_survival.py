@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.controller.estimation import RUNS_KEPT, RUNS_NEEDED, RUNS_TOLD, UNFINISHED_EVERY_S, Learning
-from provisioner.controller.unfinished import CUT_KEPT, LONGER, Unfinished, expected
+from provisioner.controller.estimation import RUNS_KEPT, RUNS_NEEDED, RUNS_TOLD, UNFINISHED_EVERY_S, EstimateCollector
+from provisioner.controller.survival import CUT_KEPT, LONGER, UnfinishedJobs, expected
 from provisioner.estimates import USUAL_RUN_S, Estimates
 from provisioner.model import CompletedJob, DroneId, Eviction, Slot, SlotState, Snapshot
 from tests.controller.test_learning import done, nothing
@@ -81,7 +81,7 @@ def seen(
 
 
 def learns(*looks: Snapshot) -> Estimates:
-    learning = Learning()
+    learning = EstimateCollector()
     for made in looks:
         learning.note(made, nothing(made))
     return learning.estimates
@@ -136,7 +136,7 @@ def test_what_was_cut_short_is_not_forgotten() -> None:
 
 
 def test_of_a_job_that_is_cut_short_again_and_again_the_longest_time_counts() -> None:
-    unfinished = Unfinished()
+    unfinished = UnfinishedJobs()
     for began_s, ran_s in ((0.0, 50.0), (100.0, 70.0), (200.0, 10.0)):
         view = seen(NOW, runs(1, begun_at=NOW + began_s)).overlay.view
         evicted = seen(NOW, evictions=(Eviction(DroneId("d-1"), "7.0", NOW + began_s + ran_s, 1000, ran_s),))
@@ -147,7 +147,7 @@ def test_of_a_job_that_is_cut_short_again_and_again_the_longest_time_counts() ->
 
 
 def test_what_is_remembered_is_bounded_and_can_be_forgotten() -> None:
-    unfinished = Unfinished()
+    unfinished = UnfinishedJobs()
     many = range(CUT_KEPT + 10)
     for made in (
         seen(NOW, *(runs(n) for n in many)),
@@ -161,7 +161,7 @@ def test_what_is_remembered_is_bounded_and_can_be_forgotten() -> None:
 
 
 def test_a_user_is_forgotten_with_what_was_cut_short() -> None:
-    learning = Learning()
+    learning = EstimateCollector()
     cut = tuple(Eviction(DroneId(f"d-{n}"), f"{n}.0", NOW + 6 * HOUR_S, 1000, 1.0) for n in range(30))
     looks = (
         seen(NOW + 6 * HOUR_S - 60, *(runs(n) for n in range(30)), done=SHORT),

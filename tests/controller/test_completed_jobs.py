@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from provisioner.controller.history import History
+from provisioner.controller.estimate_store import CompletedJobRecorder
 from provisioner.model import CompletedJob, OverlayView
 from provisioner.store import StoreUnusableError
 from provisioner.store.memory import MemoryStore
@@ -35,7 +35,7 @@ def view(*done: CompletedJob) -> OverlayView:
 
 
 async def test_what_is_told_in_many_looks_is_written_once() -> None:
-    store, history = Counted(), History()
+    store, history = Counted(), CompletedJobRecorder()
     await history.keep(store, None)
     await history.keep(store, OverlayView(200.0))
     for told in (view(ONE), view(ONE), view(ONE, TWO), view(TWO, THREE), OverlayView(200.0), view(TWO, THREE)):
@@ -46,13 +46,13 @@ async def test_what_is_told_in_many_looks_is_written_once() -> None:
 
 async def test_a_new_controller_offers_all_again_and_nothing_is_there_twice() -> None:
     store = Counted()
-    await History().keep(store, view(ONE, TWO))
-    await History().keep(store, view(TWO, THREE))
+    await CompletedJobRecorder().keep(store, view(ONE, TWO))
+    await CompletedJobRecorder().keep(store, view(TWO, THREE))
     assert store.reader().completions(0.0, 1e9) == [ONE, TWO, THREE]
 
 
 async def test_what_a_full_disk_refuses_is_tried_again() -> None:
-    store, history = Counted(), History()
+    store, history = Counted(), CompletedJobRecorder()
     store.full = True
     await history.keep(store, view(ONE))
     store.full = False

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from provisioner.controller.controller import _is_within
+from provisioner.controller.loop import _is_within
 from provisioner.model import (
     DrainMode,
     DroneId,

@@ -1,0 +1,320 @@
+"""Carrying out a plan: one batch per site, each with a deadline; every order gets a receipt, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import structlog
+
+from provisioner.controller.adapter_calls import fault_of, within
+from provisioner.controller.clock import Clock
+from provisioner.controller.sanitize import sanitize_result
+from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
+from provisioner.model import (
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Fault,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    Plan,
+    Policy,
+    PolledOverlay,
+    PolledSite,
+    RemoteState,
+    StartOrder,
+    StateChange,
+    StopOrder,
+    TypeKey,
+)
+from provisioner.reasons import EndedAtSite, Preempted
+
+log = structlog.get_logger()
+
+DRAIN_DEADLINE_S = 30.0
+ADMISSION_DEADLINE_S = 30.0
+OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
+"""A drone leaves by itself, without us, only well after we would have asked it to."""
+OWN_TIMEOUT_WARM_S = 6 * 3600.0
+"""At least so long where there is headroom: any idle drone may be one that is kept warm."""
+KEEP_FOR_JOBS_S = 90.0
+"""A negotiation cycle of HTCondor's default (60 s) and some: by then the jobs that a drone was started for have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOrder:
+    """Ask one drone to leave the overlay."""
+
+    drone_id: DroneId
+    mode: DrainMode
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OrderBatch:
+    """All that one site, or the overlay (``site`` empty), is asked for in one tick."""
+
+    site: str
+    starts: tuple[StartOrder, ...] = ()
+    stops: tuple[StopOrder, ...] = ()
+    drains: tuple[DrainOrder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResults:
+    """What came of a batch."""
+
+    site: str
+    starts: tuple[OrderResult, ...] = ()
+    leaves: tuple[OrderResult, ...] = ()
+    admissions: tuple[OrderResult, ...] = ()
+    """The overlay's, for the same drones as ``starts``: where it refused one, the site was not asked."""
+
+
+def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[OrderBatch]:
+    """A plan's actions, put together by whom they are asked of."""
+    found: list[OrderBatch] = []
+    if plan.drains:
+        found.append(OrderBatch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
+    asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
+    for site in sorted(asked):
+        grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
+        comes_within_s = _comes_within_s(policy, site)
+        own_timeout = _own_timeout_s(policy, site)
+        found.append(
+            OrderBatch(
+                site,
+                tuple(
+                    StartOrder(
+                        s.drone.id,
+                        _for_its_life(types[s.drone.type], s.walltime_s),
+                        own_timeout,
+                        grace_s,
+                        kept_vram_mib=s.vram_mib,
+                        kept_s=KEEP_FOR_JOBS_S,
+                        uses_reserve=s.uses_reserve,
+                        avoids=s.drone.avoids,
+                        comes_within_s=comes_within_s,
+                    )
+                    for s in plan.starts
+                    if s.drone.site == site
+                ),
+                tuple(StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site)
+                + tuple(StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site),
+            )
+        )
+    return found
+
+
+def _comes_within_s(policy: Policy, site: str) -> float:
+    """Return the longest time from an order to a drone that accepts jobs, by the site's limits."""
+    limits = policy.sites.get(site)
+    return limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s if limits else 0.0
+
+
+def _own_timeout_s(policy: Policy, site: str) -> float:
+    usual_s = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+    warm = any(headroom.site in ("", site) for headroom in policy.headroom)
+    return max(usual_s, OWN_TIMEOUT_WARM_S) if warm else usual_s
+
+
+def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:
+    return replace(kind, walltime_s=walltime_s) if walltime_s else kind
+
+
+async def carry_out(
+    batch: OrderBatch, site: Site | None, overlay: Overlay, clock: Clock, deadline_s: float
+) -> BatchResults:
+    """Do what a batch says. Stops come first: they make room. Never raises."""
+    if site is None:
+        receipts: list[OrderResult] = []
+        for mode, why in dict.fromkeys((d.mode, d.why) for d in batch.drains):
+            ids = [d.drone_id for d in batch.drains if (d.mode, d.why) == (mode, why)]
+            receipts += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
+        return BatchResults("", leaves=tuple(receipts))
+    leaves: list[OrderResult] = []
+    if batch.stops:
+        stop_ids = [o.drone_id for o in batch.stops]
+        leaves = await _asked(stop_ids, lambda: site.stop(batch.stops), clock, deadline_s)
+    if not batch.starts:
+        return BatchResults(batch.site, leaves=tuple(leaves))
+    admitted, admissions = await _admit(batch.starts, overlay, clock)
+    starts: list[OrderResult] = []
+    if admitted:
+        start_ids = [o.drone_id for o in admitted]
+        starts = await _asked(start_ids, lambda: site.start(admitted), clock, deadline_s)
+    return BatchResults(batch.site, tuple(starts), tuple(leaves), tuple(admissions))
+
+
+async def _admit(
+    orders: Sequence[StartOrder], overlay: Overlay, clock: Clock
+) -> tuple[list[StartOrder], list[OrderResult]]:
+    """Give every order what its drone needs to join, as late as possible; the site is not asked without it."""
+    admitted: list[StartOrder] = []
+    receipts: list[OrderResult] = []
+    loop = asyncio.get_running_loop()
+    until = loop.time() + ADMISSION_DEADLINE_S  # for all of them: a silent overlay must not hold up a site for long
+    for order in orders:
+        try:
+            bootstrap = await within(until - loop.time(), overlay.bootstrap(order))
+        except Exception as error:
+            fault = fault_of(error, clock.now())
+            log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)
+            receipts.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
+        else:
+            admitted.append(replace(order, bootstrap=bootstrap))
+            receipts.append(OrderResult(order.drone_id, OrderOutcome.OK))
+    return admitted, receipts
+
+
+async def _asked(
+    ids: Sequence[DroneId], ask: Callable[[], Awaitable[Sequence[OrderResult]]], clock: Clock, deadline_s: float
+) -> list[OrderResult]:
+    """One receipt per id. Writes are not retried; what was not answered is unknown, never "not done"."""
+    try:
+        answered = {r.drone_id: sanitize_result(r) for r in await within(deadline_s, ask())}
+    except (UnavailableError, RejectedError, AuthError) as error:
+        fault = fault_of(error, clock.now())
+        return [OrderResult(i, OrderOutcome.REJECTED, fault=fault) for i in ids]
+    except Exception as error:
+        fault = fault_of(error, clock.now())
+        return [OrderResult(i, OrderOutcome.UNKNOWN, fault=fault) for i in ids]
+    silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", clock.now())
+    return [answered.get(i) or OrderResult(i, OrderOutcome.UNKNOWN, fault=silence) for i in ids]
+
+
+def still_waits(drone: Drone) -> bool:
+    """Whether a start's receipt still is news: a listing may have settled it first."""
+    return drone.state is DroneState.REQUESTED
+
+
+# -------------------------------------------------------------------------------- slots of dead drones
+
+FORGET_DEADLINE_S = 30.0
+FORGET_ATTEMPTS = 3
+FORGET_RETRY_S = 60.0
+"""Pause after an attempt that failed."""
+FORGET_BATCH = 50
+"""Drones of one call."""
+SLOT_LIFETIME_S = 3600.0
+"""After that a pool has forgotten the slot by itself."""
+POOL_CLOCK_TOLERANCE_S = 2.0
+"""Times of a pool are whole seconds, and its clock is known as exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dead:
+    """A drone that ended, by the controller's clock."""
+
+    ended_at: float
+    attempts: int = 0
+    tried_at: float = 0.0
+
+
+@dataclass(slots=True)
+class DeadSlots:
+    """Has an overlay remove slots of dead drones, in the background. Only a site's own word counts for a death: a drone
+    that is merely missing in listings may live.
+
+    Drones of an earlier life of the controller are not known here: the pool forgets their slots in time.
+    """
+
+    overlay: object
+    clock: Clock
+    _dead: dict[DroneId, _Dead] = field(default_factory=dict)
+    _task: asyncio.Task[Sequence[OrderResult]] | None = None
+    _failing: bool = False
+    """The newest attempt failed, and that was reported."""
+
+    def note(self, moves: Iterable[StateChange]) -> None:
+        """Note the drones that ended, by a plan that is on record."""
+        if not isinstance(self.overlay, SupportsForget):
+            return
+        for move in moves:
+            drone = move.drone
+            if drone.state.ended and isinstance(move.reason, EndedAtSite | Preempted):
+                self._dead[drone.id] = _Dead(drone.ended_at)
+
+    def turn(
+        self,
+        group: asyncio.TaskGroup,
+        pool: PolledOverlay,
+        sites: Iterable[PolledSite],
+        live: Mapping[DroneId, object],
+    ) -> None:
+        """Begin to remove what is still listed, if nothing is under way."""
+        if self._task is None and isinstance(self.overlay, SupportsForget) and (due := self._due(pool, sites, live)):
+            self._task = group.create_task(self._removed(self.overlay, due), name="forget-drones")
+
+    def answered(self) -> Fault | None:
+        """Return the fault of an attempt that failed, once until one succeeds."""
+        if self._task is None or not self._task.done():
+            return None
+        receipts, self._task = self._task.result(), None
+        now, fault = self.clock.now(), None
+        for receipt in receipts:
+            dead = self._dead.pop(receipt.drone_id, None)
+            if receipt.answer is OrderOutcome.OK or dead is None:
+                continue
+            fault = receipt.fault or Fault(FaultKind.UNKNOWN, "no reason given", now)
+            if dead.attempts + 1 < FORGET_ATTEMPTS:
+                self._dead[receipt.drone_id] = replace(dead, attempts=dead.attempts + 1, tried_at=now)
+        done = [receipt.drone_id for receipt in receipts if receipt.answer is OrderOutcome.OK]
+        if done:
+            log.info("slots.removed", drones=", ".join(done))
+        known, self._failing = self._failing, fault is not None
+        return None if known else fault
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _due(
+        self, pool: PolledOverlay, sites: Iterable[PolledSite], live: Mapping[DroneId, object]
+    ) -> Mapping[DroneId, float]:
+        """Return the dead drones whose slots a look after their end shows, each with its end."""
+        view, now = pool.view, self.clock.now()
+        if not self._dead or view is None or pool.fault is not None:
+            return {}
+        heard_at = {slot.drone_id: slot.heard_at for slot in view.slots if slot.drone_id in self._dead}
+        there = {
+            drone.drone_id
+            for reading in sites
+            if reading.view is not None
+            for drone in reading.view.drones.values()
+            if drone.state is not RemoteState.ENDED
+        }
+        due: dict[DroneId, float] = {}
+        for drone_id, dead in list(self._dead.items()):
+            if view.taken_at <= dead.ended_at:
+                continue
+            alive = drone_id in live or drone_id in there
+            heard = heard_at.get(drone_id)
+            if (
+                alive
+                or heard is None
+                or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
+                or now - dead.ended_at > SLOT_LIFETIME_S
+            ):
+                del self._dead[drone_id]
+            elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(due) < FORGET_BATCH:
+                due[drone_id] = dead.ended_at
+        return due
+
+    async def _removed(self, overlay: SupportsForget, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+        """Return one receipt for each drone, whatever happens."""
+        drift_s = self.clock.drift_s()
+        silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", self.clock.now())
+        try:
+            wall = {drone_id: at + drift_s for drone_id, at in ended_at.items()}
+            answered = {r.drone_id: r for r in await within(FORGET_DEADLINE_S, overlay.forget(wall))}
+        except Exception as error:
+            silence, answered = fault_of(error, self.clock.now()), {}
+        return [answered.get(i) or OrderResult(i, OrderOutcome.UNKNOWN, fault=silence) for i in ended_at]
