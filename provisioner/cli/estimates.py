@@ -316,7 +316,7 @@ def forget(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
 ) -> None:
-    """ForgetRequest something that was learned, so that it is learned anew: an owner who has changed, a user's new code.
+    """Forget something that was learned, so that it is learned anew: an owner who has changed, a user's new code.
 
     Recorded now; the controller does it within a minute, or when one runs. Drones and jobs on record stay. Run times
     of all users taken together have a user's among them, so they go with his: ten jobs later they are known anew.
