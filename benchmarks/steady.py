@@ -20,10 +20,10 @@ import structlog
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from provisioner.controller.loop import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
 from provisioner.store.writer import SqlStore
@@ -40,7 +40,7 @@ def facility(drones: int) -> Facility:
         policy=SitePolicy("fake", max_drones=drones, max_pending=drones, max_starts_per_tick=drones),
         types=(drone_type("fake", "gpu"),),
         pools=(GpuPool("gpus", drones),),
-        habits=Habits(boot=AT_ONCE, check=AT_ONCE, release=AT_ONCE),
+        behaviour=SiteBehaviour(boot=AT_ONCE, check=AT_ONCE, release=AT_ONCE),
         latency=AT_ONCE,
     )
 
@@ -53,8 +53,8 @@ async def all_busy(store: SqlStore, drones: int) -> None:
 async def play(drones: int, path: Path) -> list[Figure]:
     place = facility(drones)
     policy = Policy(max_drones=drones, sites={place.name: place.policy})
-    jobs = [SimJob(0.0, 10 * HOUR_S, Wants()) for _ in range(drones)]
-    world = World([place], jobs, policy, seed=1, start_epoch=START, pool=PoolHabits(latency=AT_ONCE))
+    jobs = [SimulatedJob(0.0, 10 * HOUR_S, JobRequirements()) for _ in range(drones)]
+    world = World([place], jobs, policy, seed=1, start_epoch=START, pool=PoolBehaviour(latency=AT_ONCE))
     world.begin()
     stop = asyncio.Event()
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=False) as store:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.cost import Figure, cpu_s, tell
 from provisioner.model import EndKind
-from provisioner.simulator.results import Tally
+from provisioner.simulator.results import Metrics
 from provisioner.simulator.traces import read_loads
 from provisioner.simulator.world import simulate
 from tests.simulator.owner_jobs import trace_file
@@ -27,16 +27,16 @@ NAMES = {
 }
 
 
-def sent_away(tally: Tally) -> int:
+def sent_away(metrics: Metrics) -> int:
     """Drones that left before they had no more to do: for the owner, or (few) that still waited at the site."""
-    return sum(count for (_, end), count in tally.ends.items() if end in (EndKind.PREEMPTED, EndKind.STOPPED))
+    return sum(count for (_, end), count in metrics.ends.items() if end in (EndKind.PREEMPTED, EndKind.STOPPED))
 
 
-def figures(tallies: dict[Chooser, list[Tally]]) -> list[Figure]:
+def figures(tallies: dict[Chooser, list[Metrics]]) -> list[Figure]:
     found = []
     for chooser, name in NAMES.items():
         mine = tallies[chooser]
-        waits = [wait for tally in mine for wait in tally.owner_waits]
+        waits = [wait for metrics in mine for wait in metrics.owner_waits]
         blocked, late = [wait.blocked_s for wait in waits], [wait.late_s for wait in waits]
         some = [wait_s for wait_s in blocked if wait_s]
         found += [
@@ -63,14 +63,14 @@ def main() -> None:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     trace = trace_file(ROOT)
     loads = read_loads(trace) if trace else None
-    tallies: dict[Chooser, list[Tally]] = {chooser: [] for chooser in Chooser}
+    tallies: dict[Chooser, list[Metrics]] = {chooser: [] for chooser in Chooser}
     owner_jobs = 0
     for seed in range(seeds):
         load = load_of(seed, loads)
         for chooser in Chooser:
             outcome = simulate(owned(seed, load, chooser, site_waits=chooser is Chooser.PLANNER))
             assert not outcome.violations, f"seed {seed}, {chooser}: {outcome.violations[0]}"
-            tallies[chooser].append(outcome.tally)
+            tallies[chooser].append(outcome.metrics)
         owner_jobs += len(tallies[Chooser.PLANNER][-1].owner_waits)
     of = "of a trace" if loads else "made from seeds"
     tell(

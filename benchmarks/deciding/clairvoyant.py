@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from benchmarks.deciding.worlds import Place, Steps
-from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.replay import waits
-from provisioner.simulator.results import GpuHours, Waits
+from provisioner.simulator.results import GpuHours, WaitStatistics
 
 NEVER_WAIT = 1e9
 ENDLESS_S = float("inf")
@@ -36,7 +36,7 @@ class Chair:
     def __post_init__(self) -> None:
         self.ends = [end_s for _, end_s in self.windows]
 
-    def earliest(self, job: SimJob) -> float | None:
+    def earliest(self, job: SimulatedJob) -> float | None:
         """When the job could start here and end in the same window."""
         from_s = max(job.submit_s, self.free_from_s)
         for begin_s, end_s in self.windows[bisect_right(self.ends, from_s) :]:
@@ -53,8 +53,8 @@ class Chair:
 
 
 def schedule(
-    jobs: Sequence[SimJob], owner: Steps, places: Sequence[Place], *, wait_weight: float = NEVER_WAIT
-) -> tuple[GpuHours, Waits]:
+    jobs: Sequence[SimulatedJob], owner: Steps, places: Sequence[Place], *, wait_weight: float = NEVER_WAIT
+) -> tuple[GpuHours, WaitStatistics]:
     """What the schedule costs, and how long jobs wait in it. All waste is put down as boot."""
     chairs = list(_chairs(owner, places))
     waits_s, wasted_s = [], 0.0
@@ -67,7 +67,7 @@ def schedule(
     return GpuHours(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), waits(waits_s)
 
 
-def _best(chairs: Sequence[Chair], job: SimJob, wait_weight: float) -> tuple[float, float, Chair]:
+def _best(chairs: Sequence[Chair], job: SimulatedJob, wait_weight: float) -> tuple[float, float, Chair]:
     best: tuple[float, float, float, Chair] | None = None
     for chair in chairs:
         at_s = chair.earliest(job)

@@ -20,9 +20,9 @@ from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MOR
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
-from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.replay import result_of
-from provisioner.simulator.results import Decisions, Result
+from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.replay import summarize
+from provisioner.simulator.results import Decisions, ReplayResult
 from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 
 OURS, CLAIRVOYANT = "ours", "clairvoyant"
@@ -101,12 +101,12 @@ class _Kept:
         return self.timed[-1]
 
 
-def play(run: Run) -> Result:
+def play(run: Run) -> ReplayResult:
     """Play it, in this process."""
     jobs, owner = jobs_of(run.trace, run.days), owner_of(run.owner)
     if run.rule == CLAIRVOYANT:
         hours, waits = schedule(jobs, owner, PLACES)
-        return Result(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits)
+        return ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits)
     scenario = _ours(jobs) if run.rule == OURS else _reference(run.rule, jobs)
     ours = run.rule == OURS
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
@@ -116,7 +116,7 @@ def play(run: Run) -> Result:
     )
     outcome = simulate(scenario)
     types = [place.kind for place in PLACES]
-    result = result_of(outcome, policy=run.rule, trace=run.trace, jobs=jobs, types=types)
+    result = summarize(outcome, policy=run.rule, trace=run.trace, jobs=jobs, types=types)
     # A rule may ask for more than an operator would allow: that is its own affair.
     violations = outcome.violations if run.rule == OURS else ()
     return replace(result, violations=violations, decisions=planner.timed[0].decisions, samples=())
@@ -127,7 +127,7 @@ def _class_of(rule: str) -> type[Rule]:
     return made.func if isinstance(made, partial) else made  # type: ignore[return-value]
 
 
-def _ours(jobs: tuple[SimJob, ...], **policy: Any) -> Scenario:
+def _ours(jobs: tuple[SimulatedJob, ...], **policy: Any) -> Scenario:
     """The product as it comes: its own limits are the sites' quotas."""
     return Scenario(
         (),
@@ -139,7 +139,7 @@ def _ours(jobs: tuple[SimJob, ...], **policy: Any) -> Scenario:
     )
 
 
-def _reference(rule: str, jobs: tuple[SimJob, ...]) -> Scenario:
+def _reference(rule: str, jobs: tuple[SimulatedJob, ...]) -> Scenario:
     made = _class_of(rule)
     own_s = (made.idle_timeout_s - OWN_TIMEOUT_MORE_S) / OWN_TIMEOUT_FACTOR
     last_at = START_EPOCH + jobs[-1].submit_s

@@ -10,7 +10,7 @@ from typing import Self
 
 from benchmarks.deciding.play import Run
 from benchmarks.deciding.worlds import ROOT
-from provisioner.simulator.results import Result
+from provisioner.simulator.results import ReplayResult
 
 RESULTS = ROOT / "var" / "deciding"
 """Not under `build`: `make clean` would throw hours away."""
@@ -47,7 +47,7 @@ class Row:
     violations: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Run, result: Result) -> Self:
+    def of(cls, run: Run, result: ReplayResult) -> Self:
         hours, waits = result.gpu_hours, result.waits
         return cls(
             rule=run.rule,
@@ -85,7 +85,7 @@ def file_of(place: Path, run: Run) -> Path:
     return place / f"{run}.json"
 
 
-def write(place: Path, run: Run, result: Result) -> None:
+def write(place: Path, run: Run, result: ReplayResult) -> None:
     """Whole, or not at all."""
     place.mkdir(parents=True, exist_ok=True)
     path = file_of(place, run)

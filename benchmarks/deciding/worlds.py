@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.model import DroneType, SitePolicy, TypeKey
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import AT_ONCE, Fixed, LogNormal
 from provisioner.simulator.owner import OwnerSeries
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.traces import Cut, read_trace
+from provisioner.simulator.traces import TraceSelection, read_trace
 from tests.simulator.owner_jobs import trace_file
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class Place:
     boot: LogNormal
     """From the GPU to the first job."""
     owned: bool = False
-    tells_free: bool = True
+    reports_free: bool = True
     """Slurm does not say how soon it would start one."""
     release_s: float = 20.0
 
@@ -77,13 +77,13 @@ PLACES = (
     Place("topas", "v100", 32, 32, LogNormal(45, 0.4), LogNormal(75, 0.25), owned=True),
     Place("topas", "a100", 24, 40, LogNormal(45, 0.4), LogNormal(75, 0.25), owned=True),
     Place("cloud", "a100", 12, 40, LogNormal(8, 0.3), LogNormal(240, 0.35)),
-    Place("horeka", "a100", 48, 40, LogNormal(900, 1.2), LogNormal(75, 0.25), tells_free=False),
-    Place("horeka", "h100", 8, 95, LogNormal(1800, 1.2), LogNormal(75, 0.25), tells_free=False),
+    Place("horeka", "a100", 48, 40, LogNormal(900, 1.2), LogNormal(75, 0.25), reports_free=False),
+    Place("horeka", "h100", 8, 95, LogNormal(1800, 1.2), LogNormal(75, 0.25), reports_free=False),
 )
 QUOTAS: Mapping[TypeKey, int] = {place.kind.key: place.gpus for place in PLACES}
 OWNED_GPUS = sum(place.gpus for place in PLACES if place.owned)
 
-POOL = PoolHabits(negotiation_s=0.0, slot_lifetime_s=60.0, lease_s=0.0, latency=AT_ONCE, best_fit=True)
+POOL = PoolBehaviour(negotiation_s=0.0, slot_lifetime_s=60.0, lease_s=0.0, latency=AT_ONCE, best_fit=True)
 """Jobs are matched at once, each to the free drone with the least VRAM; a job whose drone was killed waits again at
 once."""
 
@@ -97,8 +97,8 @@ class Part:
     from_day: float = 0.0
     days: float = math.inf
 
-    def jobs(self) -> Sequence[SimJob]:
-        cut = Cut(
+    def jobs(self) -> Sequence[SimulatedJob]:
+        cut = TraceSelection(
             groups=self.groups,
             from_s=self.from_day * DAY_S,
             span_s=self.days * DAY_S,
@@ -118,8 +118,8 @@ class Bursts:
     every_s: float
     times: int
 
-    def jobs(self) -> Sequence[SimJob]:
-        return [SimJob(n * self.every_s, self.run_s) for n in range(self.times) for _ in range(self.count)]
+    def jobs(self) -> Sequence[SimulatedJob]:
+        return [SimulatedJob(n * self.every_s, self.run_s) for n in range(self.times) for _ in range(self.count)]
 
 
 TRACES: Mapping[str, Part | Bursts] = {
@@ -147,7 +147,7 @@ def trace_dir() -> Path:
     return found.parent
 
 
-def jobs_of(trace: str, days: float = math.inf) -> tuple[SimJob, ...]:
+def jobs_of(trace: str, days: float = math.inf) -> tuple[SimulatedJob, ...]:
     """The jobs of one of :data:`TRACES`; of the first ``days`` of it."""
     return tuple(job for job in TRACES[trace].jobs() if job.submit_s < days * DAY_S)
 
@@ -178,23 +178,23 @@ def facilities(owner: Steps, *, release_s: float = 20.0, ours: bool = True) -> t
                     max_drones=most,
                     max_pending=UNLIMITED,
                     max_starts_per_tick=UNLIMITED,
-                    queue_when_full=not places[0].tells_free,
+                    queue_when_full=not places[0].reports_free,
                     queued_s=7 * DAY_S,
                     booting_s=3600.0,
                 ),
                 types=tuple(place.kind for place in places),
                 pools=tuple(GpuPool(p.name, GPUS_PER_NODE, p.gpus // GPUS_PER_NODE) for p in places),
                 serves={place.name: place.name for place in places},
-                habits_of={place.name: _habits(place, release_s, RETIRE_S if ours else None) for place in places},
+                behaviour_of={place.name: _behaviour(place, release_s, RETIRE_S if ours else None) for place in places},
                 latency=AT_ONCE,
-                tells_free=places[0].tells_free,
-                tells_claims=False,
-                remembers_s=120.0,
+                reports_free=places[0].reports_free,
+                reports_claims=False,
+                retain_finished_s=120.0,
                 series=OwnerSeries(owner) if owned and owner else None,
             )
         )
     return tuple(found)
 
 
-def _habits(place: Place, release_s: float, retire_s: float | None) -> Habits:
-    return Habits(queue=place.queue, boot=place.boot, check=AT_ONCE, release=Fixed(release_s), retire_s=retire_s)
+def _behaviour(place: Place, release_s: float, retire_s: float | None) -> SiteBehaviour:
+    return SiteBehaviour(queue=place.queue, boot=place.boot, check=AT_ONCE, release=Fixed(release_s), retire_s=retire_s)

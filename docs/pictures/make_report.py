@@ -6,9 +6,9 @@ from pathlib import Path
 
 from provisioner.model import Policy
 from provisioner.simulator.figures import stacked_hours
-from provisioner.simulator.jobs import Wants
+from provisioner.simulator.jobs import JobRequirements
 from provisioner.simulator.loop import Uniform
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import Replay, run
 from provisioner.simulator.world_file import WorldPlan
 from tests.simulator.facilities import cloud, small
@@ -17,7 +17,7 @@ from tests.simulator.workload import Shape, day
 JOBS = 150
 SEEDS = (1, 2, 3)
 TIMEOUTS_S = {"30 s": 30.0, "5 min": 300.0, "30 min": 1800.0}
-WORLD = WorldPlan((small(gpus=4), cloud()), PoolHabits(negotiation_s=60.0))
+WORLD = WorldPlan((small(gpus=4), cloud()), PoolBehaviour(negotiation_s=60.0))
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def replay(name: str, seed: int) -> Replay:
     return Replay(
         policy=name,
         trace="a day",
-        jobs=day(count=JOBS, seed=seed, shapes=(Shape(Wants(), Uniform(120.0, 1800.0)),)),
+        jobs=day(count=JOBS, seed=seed, shapes=(Shape(JobRequirements(), Uniform(120.0, 1800.0)),)),
         world=WORLD,
         rules=Policy(idle_timeout_s=TIMEOUTS_S[name]),
         interval_s=30.0,

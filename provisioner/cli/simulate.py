@@ -24,19 +24,28 @@ from provisioner.cli.options import Exit, Format, Show, VerbError, Where, shared
 from provisioner.cli.output import note, present
 from provisioner.cli.plan import write_file
 from provisioner.formatting import age
-from provisioner.simulator.figures import FIGURES, Difference, KeyFigure, Spread, amount, change, paired, spread
+from provisioner.simulator.figures import (
+    FIGURES,
+    KeyFigure,
+    PairedDifference,
+    SeedStatistics,
+    amount,
+    change,
+    paired,
+    spread,
+)
 from provisioner.simulator.replay import Replay
-from provisioner.simulator.results import Result
+from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.traces import Trace
-from provisioner.simulator.world_file import described
+from provisioner.simulator.world_file import describe_world
 
 if TYPE_CHECKING:
-    from provisioner.simulator.replay import Misfits, Replay, Turn
-    from provisioner.simulator.results import Result
-    from provisioner.simulator.traces import Cut, Trace
+    from provisioner.simulator.replay import Replay, ReplayRun, UnplaceableJobs
+    from provisioner.simulator.results import ReplayResult
+    from provisioner.simulator.traces import Trace, TraceSelection
     from provisioner.simulator.world_file import WorldPlan
 
-    Runs = Mapping[str, Sequence[Result]]
+    Runs = Mapping[str, Sequence[ReplayResult]]
 
 SIMULATION_SCHEMA = "provisioner.simulation/1"
 
@@ -71,8 +80,8 @@ class FigureRow:
     policy: str
     alone: bool
     """There is no other policy."""
-    over: Spread
-    versus: Difference | None
+    over: SeedStatistics
+    versus: PairedDifference | None
     """Against the first policy, seed by seed."""
 
 
@@ -106,11 +115,11 @@ class SimulationRow:
 
 
 def simulation(
-    trace: Trace, replays: Sequence[Replay], runs: Mapping[str, Sequence[Result]], *, brief: bool = False
+    trace: Trace, replays: Sequence[Replay], runs: Mapping[str, Sequence[ReplayResult]], *, brief: bool = False
 ) -> Document:
     """Return the answer; with ``brief`` only the main figures."""
     seeds = tuple(result.seed for result in next(iter(runs.values()), ()))
-    world = tuple(line for replay in replays[:1] for line in described(replay.world))
+    world = tuple(line for replay in replays[:1] for line in describe_world(replay.world))
     notes = tuple(dict.fromkeys(line for replay in replays for line in replay.world.notes))
     facts = SimulationRow(trace, seeds, tuple(runs), world, notes)
     return Document(
@@ -128,7 +137,7 @@ def simulation(
     )
 
 
-def _figure_rows(runs: Mapping[str, Sequence[Result]], brief: bool) -> Iterator[FigureRow]:
+def _figure_rows(runs: Mapping[str, Sequence[ReplayResult]], brief: bool) -> Iterator[FigureRow]:
     first = next(iter(runs.values()), ())
     for heading, figures in FIGURES.items():
         for figure in figures:
@@ -141,7 +150,7 @@ def _figure_rows(runs: Mapping[str, Sequence[Result]], brief: bool) -> Iterator[
                     yield FigureRow(heading, figure, policy, len(runs) == 1, over, versus)
 
 
-def _wait_rows(runs: Mapping[str, Sequence[Result]]) -> Iterator[WaitRow]:
+def _wait_rows(runs: Mapping[str, Sequence[ReplayResult]]) -> Iterator[WaitRow]:
     for label in sorted({label for results in runs.values() for r in results for label in r.waits_by_class}):
         for policy, results in runs.items():
             told = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
@@ -152,7 +161,7 @@ def _wait_rows(runs: Mapping[str, Sequence[Result]]) -> Iterator[WaitRow]:
                 yield WaitRow(label, policy, len(runs) == 1, jobs, mean_s, p50_s, p95_s)
 
 
-def _violation_rows(runs: Mapping[str, Sequence[Result]]) -> Iterator[ViolationRow]:
+def _violation_rows(runs: Mapping[str, Sequence[ReplayResult]]) -> Iterator[ViolationRow]:
     for policy, results in runs.items():
         for result in results:
             for line in result.violations:
@@ -334,13 +343,13 @@ def replays_of(order: SimulationOrder, trace: Trace) -> list[Replay]:
 
 def _world_if(world: WorldPlan, questions: Sequence[str], span_s: float) -> WorldPlan:
     """Return ``world`` as it would be; note a change that comes after the last submission."""
-    from provisioner.simulator.what_if import Down, QuestionError, changed, read
+    from provisioner.simulator.what_if import QuestionError, SiteOutage, changed, read
 
     try:
         for text in questions:
             question = read(text, [facility.name for facility in world.facilities])
             world = changed(world, question)
-            if isinstance(question, Down) and question.from_s > span_s:
+            if isinstance(question, SiteOutage) and question.from_s > span_s:
                 note(f"--what-if: {text}: by then the last job has come: it does so after {formatting.age(span_s)}")
     except QuestionError as error:
         raise VerbError(f"--what-if: {error}", code=Exit.USAGE) from None
@@ -356,12 +365,12 @@ def _short_names(configs: Sequence[Path]) -> list[str]:
 
 def _replay_of(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
     from provisioner.config import ConfigError, load
-    from provisioner.simulator.replay import PATIENCE_S, Replay
+    from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay
     from provisioner.simulator.world_file import world_of
 
     settings = load(config, connects=False)
     try:
-        plan = world_of(settings, world, span_s=trace.span_s + PATIENCE_S)
+        plan = world_of(settings, world, span_s=trace.span_s + REPLAY_LIMIT_S)
     except ConfigError as error:
         raise VerbError(
             *map(str, error.problems), "the world file's keys: docs/how-to/simulate.md", code=Exit.UNMET
@@ -387,7 +396,7 @@ def misfit_notes(replays: Sequence[Replay]) -> list[str]:
 
 
 def _misfit_words(replay: Replay) -> str:
-    sizes = replay.misfits()
+    sizes = replay.unplaceable_jobs()
     if not sizes:
         return ""
     told = ", ".join(f"{alike.jobs:,} of {alike.label}{_lack_words(alike)}" for alike in sizes[:3])
@@ -396,7 +405,7 @@ def _misfit_words(replay: Replay) -> str:
     return f"{number} of {len(replay.jobs):,} fit no drone type and wait for ever: {told}{more}"
 
 
-def _lack_words(alike: Misfits) -> str:
+def _lack_words(alike: UnplaceableJobs) -> str:
     """Return what the nearest type lacks: ``(cpus 16 > 8 of farm/gpu)``."""
     if not alike.dimension:
         return ""
@@ -411,7 +420,7 @@ def _lack_words(alike: Misfits) -> str:
     return f" ({alike.dimension} {upto}{most} > {offered} of {alike.nearest})"
 
 
-ProgressListener = Callable[["Turn", float], None]
+ProgressListener = Callable[["ReplayRun", float], None]
 
 
 PROGRESS_LINE_INTERVAL_S = 30.0
@@ -446,7 +455,7 @@ def progress(
     with bar:
         task = bar.add_task(f"0 of {turns} replays done", total=turns)
 
-        def tell(turn: Turn, at_s: float) -> None:
+        def tell(turn: ReplayRun, at_s: float) -> None:
             nonlocal told
             reached[turn.number] = min(1.0, at_s / span_s) if span_s else 1.0
             done = sum(part >= 1.0 for part in reached.values())
@@ -646,15 +655,15 @@ def _trace_cut(
     gpus: Sequence[int] | None,
     vram_mix: bool,
     ignore: Sequence[str] | None,
-) -> Cut:
+) -> TraceSelection:
     from provisioner.config.messages import choices
-    from provisioner.simulator.traces import Cut
+    from provisioner.simulator.traces import TraceSelection
 
     for name in ignore or ():
         if name not in IGNORABLE_FIELDS:
             raise VerbError(f"--ignore {name}: {choices(name, IGNORABLE_FIELDS)}", code=Exit.USAGE)
-    plain = Cut()
-    return Cut(
+    plain = TraceSelection()
+    return TraceSelection(
         groups=tuple(name for text in groups or () for name in text.split(",")),
         from_s=_seconds("--from", begin, plain.from_s),
         span_s=_seconds("--span", span, plain.span_s),
@@ -683,8 +692,8 @@ def _seconds(option: str, text: str | None, otherwise: float) -> float:
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
-def _read_trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_cpus: bool) -> Trace:
-    from provisioner.simulator.traces import Columns, TraceError, is_swf, located, read_trace
+def _read_trace(path: Path, cut: TraceSelection, columns: str | None, skip_bad: bool, swf_cpus: bool) -> Trace:
+    from provisioner.simulator.traces import TraceColumns, TraceError, is_swf, located, read_trace
 
     swf = is_swf(path)
     if swf and columns is not None:
@@ -694,7 +703,7 @@ def _read_trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_c
     if swf_cpus and not swf:
         raise VerbError(f"--swf-cpus is for the Standard Workload Format; {path} is CSV by its name", code=Exit.USAGE)
     try:
-        declared = Columns.declared(columns) if columns is not None else None
+        declared = TraceColumns.declared(columns) if columns is not None else None
     except TraceError as error:
         raise VerbError(*(f"--trace-columns: {line}" for line in error.lines), code=Exit.USAGE) from None
     found = located(path, Path())
@@ -711,7 +720,7 @@ def _read_trace(path: Path, cut: Cut, columns: str | None, skip_bad: bool, swf_c
     return read
 
 
-def _recorded_trace(where: Where, cut: Cut) -> Trace:
+def _recorded_trace(where: Where, cut: TraceSelection) -> Trace:
     """Return the jobs on record of its last 30 days, or of ``--span``."""
     from provisioner.simulator.traces import Trace, TraceError, cut_jobs, last_look, recorded
 
@@ -758,11 +767,11 @@ def _require_writable(report: Path | None, json_file: Path | None) -> None:
         if path is not None and path.is_dir():
             raise VerbError(f"{path} is a directory: name a file")
     if report is not None:
-        from provisioner.simulator.figures import PlotsMissing, plots_there
+        from provisioner.simulator.figures import PlotsMissingError, plots_there
 
         try:
             plots_there()
-        except PlotsMissing as error:
+        except PlotsMissingError as error:
             raise VerbError(f"{report}: {error}") from None
 
 

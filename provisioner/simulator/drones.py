@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from provisioner.model import DroneId, DroneType, EndKind, Node, RemoteDrone, RemoteEnd, RemoteState, StartOrder
-from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, keyed
+from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, rng_for
 
-ENDLESS = 1 << 40
+UNCOUNTED = 1 << 40
 """Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
 
 
-class Amount(NamedTuple):
+class ResourceVector(NamedTuple):
     """What something needs, or has: GPUs in thousandths, CPUs, RAM and disk in MiB."""
 
     gpu_milli: int = 0
@@ -24,17 +24,17 @@ class Amount(NamedTuple):
     disk_mib: int = 0
 
     @classmethod
-    def of(cls, kind: DroneType) -> Amount:
+    def of(cls, kind: DroneType) -> ResourceVector:
         """What a drone of this type holds."""
         return cls(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
-    def plus(self, other: Amount) -> Amount:
-        return Amount(*(a + b for a, b in zip(self, other, strict=True)))
+    def plus(self, other: ResourceVector) -> ResourceVector:
+        return ResourceVector(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def less(self, other: Amount) -> Amount:
-        return Amount(*(a - b for a, b in zip(self, other, strict=True)))
+    def less(self, other: ResourceVector) -> ResourceVector:
+        return ResourceVector(*(a - b for a, b in zip(self, other, strict=True)))
 
-    def within(self, room: Amount) -> bool:
+    def within(self, room: ResourceVector) -> bool:
         """Whether it fits into ``room`` in every dimension."""
         return (
             self.gpu_milli <= room.gpu_milli
@@ -43,18 +43,18 @@ class Amount(NamedTuple):
             and self.disk_mib <= room.disk_mib
         )
 
-    def goes_into(self, room: Amount) -> int:
+    def goes_into(self, room: ResourceVector) -> int:
         """How often it fits; at least one dimension must be wanted."""
         return max(0, min(there // each for each, there in zip(self, room, strict=True) if each))
 
 
-NOTHING = Amount()
+NOTHING = ResourceVector()
 
 
-class Machine:
+class SimulatedNode:
     """One node. Whoever holds a part of it is a drone or an owner's job."""
 
-    def __init__(self, name: str, pool: str, total: Amount, kept: Amount = NOTHING) -> None:
+    def __init__(self, name: str, pool: str, total: ResourceVector, kept: ResourceVector = NOTHING) -> None:
         self.name = name
         self.pool = pool
         self.total = total
@@ -63,8 +63,8 @@ class Machine:
         self.outages = 0
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
-        self.drones: dict[Hashable, Amount] = {}
-        self.owners: dict[Hashable, Amount] = {}
+        self.drones: dict[Hashable, ResourceVector] = {}
+        self.owners: dict[Hashable, ResourceVector] = {}
         """What the owner's jobs hold."""
         self.free_of_drones = total
         """What would be free if no drone held anything."""
@@ -78,11 +78,11 @@ class Machine:
     def used_milli(self) -> int:
         return self.total.gpu_milli - self.free.gpu_milli
 
-    def hosts(self, amount: Amount) -> bool:
+    def hosts(self, amount: ResourceVector) -> bool:
         """Whether it has room now."""
         return self.up and self.admits(amount, self.free)
 
-    def admits(self, amount: Amount, room: Amount) -> bool:
+    def admits(self, amount: ResourceVector, room: ResourceVector) -> bool:
         """Whether it goes into ``room``, and does not eat into what the GPUs that are then free keep."""
         if not amount.within(room):
             return False
@@ -92,14 +92,14 @@ class Machine:
             for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
         )
 
-    def seat_drone(self, drone: Hashable, amount: Amount) -> str:
+    def seat_drone(self, drone: Hashable, amount: ResourceVector) -> str:
         """A drone takes its part; the name of its slot."""
         self.drones[drone] = amount
         self.free = self.free.less(amount)
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
 
-    def seat_owner(self, job: Hashable, amount: Amount) -> None:
+    def seat_owner(self, job: Hashable, amount: ResourceVector) -> None:
         self.owners[job] = amount
         self.free = self.free.less(amount)
         self.free_of_drones = self.free_of_drones.less(amount)
@@ -117,7 +117,7 @@ class Machine:
         """More is held than there is: never true if the site and its owner keep off each other."""
         return min(self.free) < 0
 
-    def recounted(self) -> Amount:
+    def recounted(self) -> ResourceVector:
         """What is free, counted anew from everyone who holds something."""
         room = self.total
         for amount in (*self.drones.values(), *self.owners.values()):
@@ -128,7 +128,7 @@ class Machine:
         """The node as its site tells it; ``kinds``: the drone types that may run in its pool."""
         return Node(
             name=self.name,
-            types=tuple(kind.name for kind in kinds if Amount.of(kind).within(self.total)),
+            types=tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total)),
             gpu_milli=self.total.gpu_milli,
             cpus=self.total.cpus,
             memory_mib=self.total.memory_mib,
@@ -140,7 +140,7 @@ class Machine:
         )
 
 
-class Verdict(StrEnum):
+class DroneDefect(StrEnum):
     """How a drone turns out."""
 
     WELL = "well"
@@ -156,7 +156,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class SiteBehaviour:
     """How a site treats drones. The five chances are exclusive and add up to 1 at most."""
 
     queue: Draw = AT_ONCE
@@ -177,36 +177,36 @@ class Habits:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class DroneScript:
     queue_s: float
     boot_s: float
     check_s: float
     release_s: float
     lifetime_s: float | None
-    verdict: Verdict
+    verdict: DroneDefect
     retire_s: float | None = None
 
     @classmethod
-    def drawn(cls, habits: Habits, seed: int, site: str, drone_id: DroneId) -> Fate:
+    def drawn(cls, behaviour: SiteBehaviour, seed: int, site: str, drone_id: DroneId) -> DroneScript:
         """Depends on nothing but seed, site and id."""
-        rng = keyed(seed, "fate", site, drone_id)
-        durations = [draw.draw(rng) for draw in (habits.queue, habits.boot, habits.check, habits.release)]
-        chance, verdict = rng.random(), Verdict.WELL
+        rng = rng_for(seed, "fate", site, drone_id)
+        durations = [draw.draw(rng) for draw in (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)]
+        chance, verdict = rng.random(), DroneDefect.WELL
         for candidate, share in (
-            (Verdict.DIES_YOUNG, habits.dies_young),
-            (Verdict.NEVER_JOINS, habits.never_joins),
-            (Verdict.HANGS_IN_CHECK, habits.hangs_in_check),
-            (Verdict.MATCHES_NOTHING, habits.matches_nothing),
-            (Verdict.EATS_JOBS, habits.eats_jobs),
+            (DroneDefect.DIES_YOUNG, behaviour.dies_young),
+            (DroneDefect.NEVER_JOINS, behaviour.never_joins),
+            (DroneDefect.HANGS_IN_CHECK, behaviour.hangs_in_check),
+            (DroneDefect.MATCHES_NOTHING, behaviour.matches_nothing),
+            (DroneDefect.EATS_JOBS, behaviour.eats_jobs),
         ):
             if 0.0 <= chance < share:
                 verdict = candidate
             chance -= share
-        lifetime_s = None if habits.lifetime is None else habits.lifetime.draw(rng)
-        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict, habits.retire_s)
+        lifetime_s = None if behaviour.lifetime is None else behaviour.lifetime.draw(rng)
+        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict, behaviour.retire_s)
 
 
-class Stage(StrEnum):
+class DroneStage(StrEnum):
     QUEUED = "queued"
     BOOTING = "booting"
     CHECKING = "checking"
@@ -225,7 +225,7 @@ class Ground(Protocol):
         """Something about a body is not as it was listed."""
         ...
 
-    def left(self, body: Body) -> None:
+    def left(self, body: SimulatedDrone) -> None:
         """Its GPUs are free again."""
         ...
 
@@ -233,35 +233,35 @@ class Ground(Protocol):
 class Berth(Protocol):
     """Where a body shows itself and gets its jobs: the overlay pool."""
 
-    def join(self, body: Body) -> None:
+    def join(self, body: SimulatedDrone) -> None:
         """It is in the pool, not accepting jobs yet."""
         ...
 
-    def serve(self, body: Body) -> None:
+    def serve(self, body: SimulatedDrone) -> None:
         """It accepts jobs from now on."""
         ...
 
-    def withdraw(self, body: Body) -> None:
-        """It takes no new jobs; calls :meth:`Body.emptied` once it has none."""
+    def withdraw(self, body: SimulatedDrone) -> None:
+        """It takes no new jobs; calls :meth:`SimulatedDrone.emptied` once it has none."""
         ...
 
-    def part(self, body: Body, orderly: bool) -> None:
+    def part(self, body: SimulatedDrone, orderly: bool) -> None:
         """It is out of the pool; if not orderly, the pool has yet to find out."""
         ...
 
 
-class Body:
+class SimulatedDrone:
     """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
 
-    def __init__(self, order: StartOrder, remote_id: str, fate: Fate, ground: Ground, overlay: Berth) -> None:
+    def __init__(self, order: StartOrder, remote_id: str, script: DroneScript, ground: Ground, overlay: Berth) -> None:
         self._loop = asyncio.get_running_loop()
         self.order = order
         self.id: DroneId = order.drone_id
         self.type: DroneType = order.type
         self.remote_id = remote_id
-        self.fate = fate
-        self.stage = Stage.QUEUED
-        self.machine: Machine | None = None
+        self.script = script
+        self.stage = DroneStage.QUEUED
+        self.machine: SimulatedNode | None = None
         self.slot = ""
         self.accepted_s = self._loop.time()
         self.granted_s: float | None = None
@@ -278,42 +278,42 @@ class Body:
 
     # -------------------------------------------------------------------------------------------------- coming
 
-    def grant(self, machine: Machine, slot: str) -> None:
+    def grant(self, machine: SimulatedNode, slot: str) -> None:
         """The site gives it its place."""
         self.machine, self.slot = machine, slot
         self.granted_s = self._loop.time()
-        self._enter(Stage.BOOTING)
-        if self.fate.lifetime_s is not None:
-            self._after(self.fate.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
+        self._enter(DroneStage.BOOTING)
+        if self.script.lifetime_s is not None:
+            self._after(self.script.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
         if self.type.walltime_s:
             left_s = max(0.0, self.type.walltime_s - self.order.grace_s)
             self._after(left_s, lambda: self.leave(EndKind.EXITED, 0, "end of walltime", self.order.grace_s))
-        match self.fate.verdict:
-            case Verdict.DIES_YOUNG:
-                self._after(self.fate.boot_s + 1.0, lambda: self._finish(EndKind.EXITED, 71, "GPU check failed"))
-            case Verdict.NEVER_JOINS:
+        match self.script.verdict:
+            case DroneDefect.DIES_YOUNG:
+                self._after(self.script.boot_s + 1.0, lambda: self._finish(EndKind.EXITED, 71, "GPU check failed"))
+            case DroneDefect.NEVER_JOINS:
                 pass
             case _:
-                self._after(self.fate.boot_s, self._join)
+                self._after(self.script.boot_s, self._join)
 
     def _join(self) -> None:
         if self._leaving is not None:
             return
-        self._enter(Stage.CHECKING)
+        self._enter(DroneStage.CHECKING)
         self._overlay.join(self)
-        if self.fate.verdict is not Verdict.HANGS_IN_CHECK:
-            self._after(self.fate.check_s, self._serve)
+        if self.script.verdict is not DroneDefect.HANGS_IN_CHECK:
+            self._after(self.script.check_s, self._serve)
 
     def _serve(self) -> None:
         if self._leaving is None:
-            self._enter(Stage.SERVING)
+            self._enter(DroneStage.SERVING)
             self.serving_s = self._loop.time()
             self._overlay.serve(self)
-            if self.fate.retire_s is not None:
-                self._after(self.fate.retire_s, self._retire)
+            if self.script.retire_s is not None:
+                self._after(self.script.retire_s, self._retire)
 
     def _retire(self) -> None:
-        if self.stage is Stage.SERVING and self._leaving is None:
+        if self.stage is DroneStage.SERVING and self._leaving is None:
             self._retired = True
             self._overlay.withdraw(self)
 
@@ -321,7 +321,7 @@ class Body:
 
     @property
     def alive(self) -> bool:
-        return self.stage is not Stage.GONE
+        return self.stage is not DroneStage.GONE
 
     @property
     def told_to_leave(self) -> bool:
@@ -341,9 +341,9 @@ class Body:
         if kind is EndKind.PREEMPTED:
             self._notice_s = self._loop.time()
             self._stir()
-        if self.stage is Stage.QUEUED:
+        if self.stage is DroneStage.QUEUED:
             self._finish(kind, None, message)
-        elif self.stage is Stage.BOOTING:
+        elif self.stage is DroneStage.BOOTING:
             self._release()
         else:
             self._after(within_s, self._release)
@@ -364,12 +364,12 @@ class Body:
         self._finish(EndKind.STOPPED, None, "killed on request")
 
     def _release(self) -> None:
-        if self.stage in (Stage.LEAVING, Stage.GONE) or self._leaving is None:
+        if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or self._leaving is None:
             return
-        self._enter(Stage.LEAVING)
+        self._enter(DroneStage.LEAVING)
         self.left_s = self._loop.time()
         self._overlay.part(self, orderly=True)
-        self._after(self.fate.release_s, lambda: self._finish(*(self._leaving or (EndKind.EXITED, 0, ""))))
+        self._after(self.script.release_s, lambda: self._finish(*(self._leaving or (EndKind.EXITED, 0, ""))))
 
     def _finish(self, kind: EndKind, exit_code: int | None, message: str) -> None:
         if not self.alive:
@@ -377,9 +377,9 @@ class Body:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        if self.stage in (Stage.CHECKING, Stage.SERVING):
+        if self.stage in (DroneStage.CHECKING, DroneStage.SERVING):
             self._overlay.part(self, orderly=False)
-        self._enter(Stage.GONE)
+        self._enter(DroneStage.GONE)
         self.end = RemoteEnd(kind, self._ground.start_epoch + self._loop.time(), exit_code, message)
         self._ground.left(self)
 
@@ -390,9 +390,9 @@ class Body:
         if self._view is None:
             epoch = self._ground.start_epoch
             match self.stage:
-                case Stage.QUEUED:
+                case DroneStage.QUEUED:
                     state, reason = RemoteState.PENDING, "Resources"
-                case Stage.GONE:
+                case DroneStage.GONE:
                     state, reason = RemoteState.ENDED, ""
                 case _:
                     state, reason = RemoteState.RUNNING, ""
@@ -410,7 +410,7 @@ class Body:
             )
         return self._view
 
-    def _enter(self, stage: Stage) -> None:
+    def _enter(self, stage: DroneStage) -> None:
         self.stage = stage
         self._stir()
 

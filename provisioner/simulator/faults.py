@@ -12,14 +12,14 @@ from typing import NoReturn, Protocol, TypeVar
 
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
-from provisioner.simulator.loop import Draw, VirtualClock, drawn, keyed
+from provisioner.simulator.loop import Draw, VirtualClock, draw_for, rng_for
 
 OVERLAY = "overlay"
 """What the overlay is called in ``where``; sites go by their names."""
 
 
-class Trouble(StrEnum):
-    """What happens to one call. Where it says amount, :attr:`Spell.amount` is meant."""
+class ServiceFaultKind(StrEnum):
+    """What happens to one call. Where it says amount, :attr:`ServiceFault.amount` is meant."""
 
     # refused or broken, nothing done
     DOWN = "down"
@@ -58,15 +58,23 @@ class Trouble(StrEnum):
     UNKNOWN_STATES = "unknown-states"
 
 
-LIES = frozenset({Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.FREE_WRONG, Trouble.UNKNOWN_STATES})
-ACTS = frozenset({"start", "stop", "drain", "bootstrap"})
+VIEW_FAULTS = frozenset(
+    {
+        ServiceFaultKind.EMPTY,
+        ServiceFaultKind.PARTIAL,
+        ServiceFaultKind.STALE,
+        ServiceFaultKind.FREE_WRONG,
+        ServiceFaultKind.UNKNOWN_STATES,
+    }
+)
+ACTING_CALLS = frozenset({"start", "stop", "drain", "bootstrap"})
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class ServiceFault:
     """Calls of ``verb`` to ``where`` meet ``trouble``, each with ``chance``, from ``from_s`` until ``to_s``."""
 
-    trouble: Trouble
+    kind: ServiceFaultKind
     where: str = "*"
     """A site, :data:`OVERLAY`, or ``*``."""
     verb: str = "*"
@@ -80,11 +88,11 @@ class Spell:
         return (
             self.from_s <= now_s < self.to_s
             and self.where in ("*", where)
-            and (self.verb in ("*", verb) or (self.verb == "act" and verb in ACTS))
+            and (self.verb in ("*", verb) or (self.verb == "act" and verb in ACTING_CALLS))
         )
 
 
-class BlowKind(StrEnum):
+class HardwareFaultKind(StrEnum):
     NODE_FAILS = "node-fails"
     """A node takes its drones with it and is away for ``for_s``."""
     DOWNTIME = "downtime"
@@ -94,10 +102,10 @@ class BlowKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class HardwareFault:
     """Something that happens to hardware or pool at ``at_s``, whoever calls."""
 
-    kind: BlowKind
+    kind: HardwareFaultKind
     at_s: float
     for_s: float
     where: str = OVERLAY
@@ -105,35 +113,37 @@ class Blow:
     notice_s: float = 0.0
 
 
-def struck(seed: int, spells: Sequence[Spell], where: str, verb: str, call: int, now_s: float) -> Spell | None:
+def matching_fault(
+    seed: int, service_faults: Sequence[ServiceFault], where: str, verb: str, call: int, now_s: float
+) -> ServiceFault | None:
     """The first spell that hits call number ``call``; None for a call in peace."""
-    for index, spell in enumerate(spells):
+    for index, spell in enumerate(service_faults):
         if spell.covers(where, verb, now_s) and (
-            spell.chance >= 1.0 or keyed(seed, "spell", index, where, verb, call).random() < spell.chance
+            spell.chance >= 1.0 or rng_for(seed, "spell", index, where, verb, call).random() < spell.chance
         ):
             return spell
     return None
 
 
-def rough_wire(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[Spell, ...]:
+def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[ServiceFault, ...]:
     """Orders lost, late and doubled, replies lost and torn: three kinds by seed, and one trouble with looks."""
-    rng = keyed(seed, "rough wire")
+    rng = rng_for(seed, "rough wire")
     acts = [
-        Spell(Trouble.ORDER_LOST, verb="act"),
-        Spell(Trouble.ORDER_HANGS, verb="act"),
-        Spell(Trouble.REPLY_LOST, verb="act"),
-        Spell(Trouble.REPLY_HANGS, verb="act"),
-        Spell(Trouble.REPLY_TORN, verb="start", amount=0.5),
-        Spell(Trouble.LATE, verb="act", amount=rng.uniform(1.0, late_s)),
-        Spell(Trouble.TWICE, verb="act", amount=rng.uniform(1.0, late_s)),
-        Spell(Trouble.SLOW, verb="act", amount=rng.uniform(0.5, late_s)),
-        Spell(Trouble.DOWN, verb="act"),
+        ServiceFault(ServiceFaultKind.ORDER_LOST, verb="act"),
+        ServiceFault(ServiceFaultKind.ORDER_HANGS, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_LOST, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_HANGS, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_TORN, verb="start", amount=0.5),
+        ServiceFault(ServiceFaultKind.LATE, verb="act", amount=rng.uniform(1.0, late_s)),
+        ServiceFault(ServiceFaultKind.TWICE, verb="act", amount=rng.uniform(1.0, late_s)),
+        ServiceFault(ServiceFaultKind.SLOW, verb="act", amount=rng.uniform(0.5, late_s)),
+        ServiceFault(ServiceFaultKind.DOWN, verb="act"),
     ]
     looks = [
-        Spell(Trouble.DOWN, verb="poll"),
-        Spell(Trouble.HANG, verb="poll"),
-        Spell(Trouble.SLOW, verb="poll", amount=rng.uniform(0.5, 15.0)),
-        Spell(Trouble.BUG, verb="poll"),
+        ServiceFault(ServiceFaultKind.DOWN, verb="poll"),
+        ServiceFault(ServiceFaultKind.HANG, verb="poll"),
+        ServiceFault(ServiceFaultKind.SLOW, verb="poll", amount=rng.uniform(0.5, 15.0)),
+        ServiceFault(ServiceFaultKind.BUG, verb="poll"),
     ]
     chosen = (*rng.sample(acts, 3), rng.choice(looks))
     return tuple(replace(spell, chance=rng.uniform(0.3, 1.0) * chance) for spell in chosen)
@@ -142,27 +152,34 @@ def rough_wire(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple
 T = TypeVar("T")
 
 
-class Lying(Protocol[T]):
+class ViewDistortion(Protocol[T]):
     """Turns a true view into what a spell makes of it."""
 
-    def __call__(self, view: T, spell: Spell) -> T: ...
+    def __call__(self, view: T, spell: ServiceFault) -> T: ...
 
 
-class Wire:
+class Network:
     """Calls to one part of the world (``name``: a site or the overlay)."""
 
-    def __init__(self, name: str, seed: int, latency: Draw, spells: Sequence[Spell], met: Counter[Trouble]) -> None:
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        latency: Draw,
+        service_faults: Sequence[ServiceFault],
+        met: Counter[ServiceFaultKind],
+    ) -> None:
         self.name = name
         self.seed = seed
         self._latency = latency
-        self._spells = spells
+        self._service_faults = service_faults
         self._met = met
         self._calls = 0
 
-    async def poll(self, see: Callable[[], T], lie: Lying[T]) -> T:
+    async def poll(self, see: Callable[[], T], lie: ViewDistortion[T]) -> T:
         """What ``see`` returns when the question arrives, bent by ``lie`` where a spell wants it."""
         spell, latency_s = self._next("poll")
-        if spell is not None and spell.trouble in LIES:
+        if spell is not None and spell.kind in VIEW_FAULTS:
             return lie(await self._exchange(see, latency_s), spell)
         return await self._troubled(see, latency_s, spell)
 
@@ -170,7 +187,7 @@ class Wire:
         """Have orders carried out. Raises as the seams say; hangs where the answer is lost without a word."""
         spell, latency_s = self._next(verb)
         receipts = await self._troubled(carry_out, latency_s, spell)
-        if spell is not None and spell.trouble is Trouble.REPLY_TORN:
+        if spell is not None and spell.kind is ServiceFaultKind.REPLY_TORN:
             return [self._torn(receipt, spell) for receipt in receipts]
         return receipts
 
@@ -179,13 +196,17 @@ class Wire:
         spell, latency_s = self._next(verb)
         return await self._troubled(answer, latency_s, spell)
 
-    def _next(self, verb: str) -> tuple[Spell | None, float]:
+    def _next(self, verb: str) -> tuple[ServiceFault | None, float]:
         self._calls += 1
         now_s = asyncio.get_running_loop().time()
-        latency_s = drawn(self._latency, self.seed, "latency", self.name, self._calls)
-        spell = struck(self.seed, self._spells, self.name, verb, self._calls, now_s) if self._spells else None
+        latency_s = draw_for(self._latency, self.seed, "latency", self.name, self._calls)
+        spell = (
+            matching_fault(self.seed, self._service_faults, self.name, verb, self._calls, now_s)
+            if self._service_faults
+            else None
+        )
         if spell is not None:
-            self._met[spell.trouble] += 1
+            self._met[spell.kind] += 1
         return spell, latency_s
 
     async def _exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
@@ -205,52 +226,52 @@ class Wire:
         loop.call_later(latency_s / 2, arrive)
         return await reply
 
-    async def _troubled(self, carry_out: Callable[[], T], latency_s: float, spell: Spell | None) -> T:
+    async def _troubled(self, carry_out: Callable[[], T], latency_s: float, spell: ServiceFault | None) -> T:
         if spell is None:
             return await self._exchange(carry_out, latency_s)
-        match spell.trouble:
-            case Trouble.SLOW:
+        match spell.kind:
+            case ServiceFaultKind.SLOW:
                 return await self._exchange(carry_out, latency_s + spell.amount)
-            case Trouble.TWICE:
+            case ServiceFaultKind.TWICE:
                 asyncio.get_running_loop().call_later(latency_s + spell.amount, _unheard, carry_out)
                 return await self._exchange(carry_out, latency_s)
-            case Trouble.LATE:
+            case ServiceFaultKind.LATE:
                 asyncio.get_running_loop().call_later(spell.amount, _unheard, carry_out)
                 await _never()
-            case Trouble.REPLY_HANGS:
+            case ServiceFaultKind.REPLY_HANGS:
                 asyncio.get_running_loop().call_later(latency_s / 2, _unheard, carry_out)
                 await _never()
-            case Trouble.REPLY_LOST:
+            case ServiceFaultKind.REPLY_LOST:
                 await self._exchange(carry_out, latency_s)
                 raise OutcomeUnknownError(f"{self.name}: connection lost before the answer")
-            case Trouble.HANG | Trouble.ORDER_HANGS:
+            case ServiceFaultKind.HANG | ServiceFaultKind.ORDER_HANGS:
                 await _never()
-            case Trouble.REPLY_TORN:
+            case ServiceFaultKind.REPLY_TORN:
                 return await self._exchange(carry_out, latency_s)
             case refusing:
                 await asyncio.sleep(latency_s)
                 raise _error(self.name, refusing)
 
-    def _torn(self, receipt: OrderResult, spell: Spell) -> OrderResult:
-        if keyed(self.seed, "torn", self._calls, receipt.drone_id).random() >= spell.amount:
+    def _torn(self, receipt: OrderResult, spell: ServiceFault) -> OrderResult:
+        if rng_for(self.seed, "torn", self._calls, receipt.drone_id).random() >= spell.amount:
             return receipt
         fault = Fault(FaultKind.UNKNOWN, "the answer was torn", VirtualClock().now())
         return replace(receipt, answer=OrderOutcome.UNKNOWN, remote_id="", fault=fault)
 
 
-def _error(name: str, trouble: Trouble) -> Exception:
+def _error(name: str, trouble: ServiceFaultKind) -> Exception:
     match trouble:
-        case Trouble.DOWN:
+        case ServiceFaultKind.DOWN:
             return UnavailableError(f"{name}: no route to host")
-        case Trouble.DENIED:
+        case ServiceFaultKind.DENIED:
             return AuthError(f"{name}: token expired")
-        case Trouble.QUOTA:
+        case ServiceFaultKind.QUOTA:
             return RejectedError(f"{name}: quota exceeded", FaultKind.QUOTA)
-        case Trouble.CAPACITY:
+        case ServiceFaultKind.CAPACITY:
             return RejectedError(f"{name}: no valid host was found", FaultKind.CAPACITY)
-        case Trouble.THROTTLED:
+        case ServiceFaultKind.THROTTLED:
             return RejectedError(f"{name}: too many requests", FaultKind.THROTTLED)
-        case Trouble.ORDER_LOST:
+        case ServiceFaultKind.ORDER_LOST:
             return OutcomeUnknownError(f"{name}: connection reset while sending")
         case _:
             return KeyError(f"{name}: an adapter's own mistake ({trouble})")

@@ -15,14 +15,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from provisioner.formatting import sanitize
-from provisioner.simulator.results import GpuHours, Result, Sample, Waits
+from provisioner.simulator.results import GpuHours, ReplayResult, Sample, WaitStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOTHING = "-"
-MOST_NAME = 60
+MAX_NAME_LENGTH = 60
 """Longest foreign name in a table; in plots it is half of that."""
 
 
@@ -66,7 +66,7 @@ def span(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
-def name(text: str, most: int = MOST_NAME) -> str:
+def name(text: str, most: int = MAX_NAME_LENGTH) -> str:
     """A policy, class, site or trace by its foreign name: one line, nothing invisible, not too long."""
     return sanitize(text, most).strip() or "(no name)"
 
@@ -110,14 +110,14 @@ class KeyFigure:
 
     name: str
     unit: str
-    of: Callable[[Result], float | None]
+    of: Callable[[ReplayResult], float | None]
     """None where the replay does not tell."""
     better: int = 0
     """1: more is better, -1: less is, 0: neither."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedStatistics:
     """Of one figure over seeds."""
 
     count: int
@@ -127,25 +127,25 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class PairedDifference:
     """Of one figure between two policies, seed by seed: what both share, as the trace does, falls out."""
 
-    spread: Spread
+    spread: SeedStatistics
     improved: int
     """Seeds in which the second policy is the better one."""
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
+def spread(values: Iterable[float | None]) -> SeedStatistics | None:
     """Of what is known; None where nothing is."""
     known = [value for value in values if value is not None]
     if not known:
         return None
     if not all(map(isfinite, known)):
-        return Spread(len(known), inf, 0.0)
-    return Spread(len(known), statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0)
+        return SeedStatistics(len(known), inf, 0.0)
+    return SeedStatistics(len(known), statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0)
 
 
-def paired(figure: KeyFigure, first: Sequence[Result], second: Sequence[Result]) -> Difference | None:
+def paired(figure: KeyFigure, first: Sequence[ReplayResult], second: Sequence[ReplayResult]) -> PairedDifference | None:
     """``second`` less ``first`` over the seeds of both; None where no pair has finite values."""
     before = {(result.trace, result.seed): figure.of(result) for result in first}
     changes: list[float] = []
@@ -154,10 +154,10 @@ def paired(figure: KeyFigure, first: Sequence[Result], second: Sequence[Result])
         if a is not None and b is not None and isfinite(a) and isfinite(b):
             changes.append(b - a)
     over = spread(changes)
-    return Difference(over, sum(change * figure.better > 0 for change in changes)) if over else None
+    return PairedDifference(over, sum(change * figure.better > 0 for change in changes)) if over else None
 
 
-def common_seeds(runs: Mapping[str, Sequence[Result]]) -> int:
+def common_seeds(runs: Mapping[str, Sequence[ReplayResult]]) -> int:
     """Replays of the same trace with the same seed that every policy has."""
     return len(set.intersection(*({(result.trace, result.seed) for result in results} for results in runs.values())))
 
@@ -186,11 +186,11 @@ def _boot_and_release(hours: GpuHours) -> float:
     return hours.boot + hours.release
 
 
-def _per_job(amount: float | None, result: Result) -> float | None:
+def _per_job(amount: float | None, result: ReplayResult) -> float | None:
     return None if amount is None or not result.jobs_done else amount / result.jobs_done
 
 
-def _decisions_per_second(result: Result) -> float | None:
+def _decisions_per_second(result: ReplayResult) -> float | None:
     return result.decisions.per_second if result.decisions.count else None
 
 
@@ -208,7 +208,7 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("by boot and release", "%", lambda r: of_good(_boot_and_release, r.gpu_hours), -1),
         KeyFigure("by badput", "%", lambda r: of_good(lambda h: h.badput, r.gpu_hours), -1),
     ),
-    "Waits": (
+    "WaitStatistics": (
         KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
         KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
         KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
@@ -267,7 +267,7 @@ SCHEMES = (
 )
 
 
-class PlotsMissing(RuntimeError):
+class PlotsMissingError(RuntimeError):
     """The plotting library is not installed; the text says how to get it."""
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ def plots_there() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise PlotsMissing from None
+        raise PlotsMissingError from None
 
 
 def svg(title: str, told: str, paint: Callable[[Figure], None], *, height: float, width: float = 7.4) -> str:
@@ -325,7 +325,7 @@ def _tidied(text: str, title: str, told: str) -> str:
     )
 
 
-Runs = Mapping[str, Sequence[Result]]
+Runs = Mapping[str, Sequence[ReplayResult]]
 """Policy to its replays, one for each seed."""
 PARTS = (
     ("good", "#2f9e5f"),
@@ -337,10 +337,10 @@ PARTS = (
 """Of the GPU-hours held, with colours that can be told from a white and from a black page."""
 COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
 MARKERS = "osD^vP*X"
-MOST_BARS = 48
-MOST_CLASSES = 12
-MOST_SITES = 8
-MOST_POINTS = 300
+MAX_BARS = 48
+MAX_CLASSES = 12
+MAX_SITES = 8
+MAX_POINTS = 300
 
 
 def stacked_hours(runs: Runs) -> str:
@@ -363,7 +363,7 @@ def site_waste(runs: Runs) -> str:
         for site in named_sites(runs)
         for policy, results in runs.items()
         if (hours := mean_hours([r.by_site.get(site, GpuHours()) for r in results])).held
-    ][:MOST_BARS]
+    ][:MAX_BARS]
     return svg(
         "Waste by site",
         f"Stacked bars by site for {_listed(runs)}: badput, boot, release and idle GPU-hours.",
@@ -386,7 +386,7 @@ def waste_wait_scatter(runs: Runs) -> str:
 
 def class_waits(runs: Runs) -> str:
     """Median, mean and 95th percentile of waits, for all jobs and for the classes with most of them."""
-    kinds = named_classes(runs)[: max(1, min(MOST_CLASSES, MOST_BARS // len(runs)))]
+    kinds = named_classes(runs)[: max(1, min(MAX_CLASSES, MAX_BARS // len(runs)))]
     bands = [("all jobs", {policy: mean_waits([r.waits for r in results]) for policy, results in runs.items()})]
     bands += [(kind, {policy: mean_waits(waits_of(kind, rs)) for policy, rs in runs.items()}) for kind in kinds]
     return svg(
@@ -398,7 +398,7 @@ def class_waits(runs: Runs) -> str:
     )
 
 
-def time_line(result: Result) -> str:
+def time_line(result: ReplayResult) -> str:
     """Jobs, GPUs and sites over the time of one replay, one below the other."""
     return svg(
         f"Time line of {name(result.policy)}, seed {result.seed}",
@@ -429,18 +429,18 @@ def named_classes(runs: Runs) -> list[str]:
     return sorted(jobs, key=lambda kind: (-jobs[kind], kind))
 
 
-def waits_of(kind: str, results: Sequence[Result]) -> list[Waits]:
+def waits_of(kind: str, results: Sequence[ReplayResult]) -> list[WaitStatistics]:
     """Of the jobs of one class, in the replays that had any."""
     return [result.waits_by_class[kind] for result in results if kind in result.waits_by_class]
 
 
-def mean_waits(waits: Sequence[Waits]) -> Waits | None:
+def mean_waits(waits: Sequence[WaitStatistics]) -> WaitStatistics | None:
     """Means over the seeds in which there were any such jobs."""
     known = [each for each in waits if each.jobs]
     if not known:
         return None
     count = len(known)
-    return Waits(
+    return WaitStatistics(
         jobs=round(sum(w.jobs for w in known) / count),
         mean_s=sum(w.mean_s for w in known) / count,
         p50_s=sum(w.p50_s for w in known) / count,
@@ -448,7 +448,7 @@ def mean_waits(waits: Sequence[Waits]) -> Waits | None:
     )
 
 
-def finite_points(results: Sequence[Result]) -> list[tuple[float, float]]:
+def finite_points(results: Sequence[ReplayResult]) -> list[tuple[float, float]]:
     """Mean wait in seconds and waste in percent, of the replays in which both are known and finite."""
     both = [(r.waits.mean_s, waste(r.gpu_hours)) for r in results if r.waits.jobs]
     return [(wait_s, percent) for wait_s, percent in both if percent is not None and isfinite(percent)]
@@ -505,7 +505,7 @@ def _scatter(figure: Figure, points: Mapping[str, Sequence[tuple[float, float]]]
 
 
 def _dumbbells(
-    figure: Figure, bands: Sequence[tuple[str, Mapping[str, Waits | None]]], policies: Sequence[str]
+    figure: Figure, bands: Sequence[tuple[str, Mapping[str, WaitStatistics | None]]], policies: Sequence[str]
 ) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -537,8 +537,8 @@ def _dumbbells(
         figure.legend(loc="outside upper left", ncols=3)
 
 
-def _time_line(figure: Figure, result: Result) -> None:
-    samples = thinned(result.samples, MOST_POINTS)
+def _time_line(figure: Figure, result: ReplayResult) -> None:
+    samples = thinned(result.samples, MAX_POINTS)
     unit_s, unit = (86400.0, "days") if samples and samples[-1].at_s > 3 * 86400 else (3600.0, "hours")
     times = [sample.at_s / unit_s for sample in samples]
     jobs, gpus, places = figure.subplots(3, sharex=True)
@@ -551,7 +551,7 @@ def _time_line(figure: Figure, result: Result) -> None:
     gpus.plot(times, [s.gpus_owner for s in samples], color=INK, linestyle=":", linewidth=1.2, label="owner's")
     places.set_title("GPUs held, by site")
     here = sites(samples)
-    named, others = here[:MOST_SITES], here[MOST_SITES:]
+    named, others = here[:MAX_SITES], here[MAX_SITES:]
     layers = [[s.by_site.get(site, 0.0) for s in samples] for site in named]
     labels = [_entry(site) for site in named]
     if others:

@@ -12,7 +12,7 @@ from provisioner.sharing import share_milli, shares_needed
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class JobRequirements:
     """What jobs of one class ask for; units as in :class:`provisioner.model.JobClass`."""
 
     gpu_milli: int = 1000
@@ -40,7 +40,7 @@ class Wants:
             told.append(self.gpu_model)
         return ", ".join(told)
 
-    def misfit(self, kind: DroneType) -> UnmetRequirement | None:
+    def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
         """The first dimension in which an empty drone of ``kind`` falls short; None if it would do."""
         if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
             return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
@@ -68,12 +68,12 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
-class SimJob:
+class SimulatedJob:
     """One job: it arrives ``submit_s`` after the start of the scenario and computes for ``duration_s``."""
 
     submit_s: float
     duration_s: float
-    wants: Wants = field(default_factory=Wants)
+    wants: JobRequirements = field(default_factory=JobRequirements)
     checkpoint_s: float = 0.0
     """Run time between two checkpoints, from which another attempt goes on; 0 for a job that makes none."""
 
@@ -83,11 +83,11 @@ class SimJob:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class QueuedJob:
     """A job in the pool, with what became of it so far. Times are those of the loop."""
 
     serial: int
-    job: SimJob
+    job: SimulatedJob
     starts: int = 0
     idle_s: float = 0.0
     """Since when it waits, of one that was cut short since then; -1 while it runs."""
@@ -99,22 +99,22 @@ class Ticket:
     done_s: float | None = None
 
     @property
-    def wants(self) -> Wants:
+    def wants(self) -> JobRequirements:
         return self.job.wants
 
 
-class Bucket:
+class QueuedJobClass:
     """The jobs of one class: idle ones oldest first, and how many run."""
 
-    def __init__(self, name: str, wants: Wants, idle_in: dict[str, Bucket]) -> None:
+    def __init__(self, name: str, wants: JobRequirements, idle_in: dict[str, QueuedJobClass]) -> None:
         self.name = name
         self.wants = wants
         self.label = wants.label
         self._idle_in = idle_in
         self.running = 0
-        self._judged: list[tuple[float, int, Ticket]] = []
-        self._fresh: list[tuple[float, int, Ticket]] = []
-        self._waits: deque[tuple[float, Ticket]] = deque()
+        self._judged: list[tuple[float, int, QueuedJob]] = []
+        self._fresh: list[tuple[float, int, QueuedJob]] = []
+        self._waits: deque[tuple[float, QueuedJob]] = deque()
         """Since when which job waits, in this order; those that run since are left out when they come to the front."""
         self._view: JobClass | None = None
         self._types: tuple[DroneType, ...] = ()
@@ -124,7 +124,7 @@ class Bucket:
     def idle(self) -> int:
         return len(self._judged) + len(self._fresh)
 
-    def add(self, ticket: Ticket, now_s: float) -> None:
+    def add(self, ticket: QueuedJob, now_s: float) -> None:
         """A job waits from now on, for the first time or again."""
         ticket.idle_s = now_s
         self._waits.append((now_s, ticket))
@@ -146,7 +146,7 @@ class Bucket:
         submit_s, serial, _ = min(heads, key=lambda head: head[:2])
         return submit_s, serial
 
-    def take(self) -> Ticket:
+    def take(self) -> QueuedJob:
         """The oldest idle job, which now runs."""
         heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
         self.running += 1
@@ -173,7 +173,9 @@ class Bucket:
         """The class as the overlay tells it; made again only after a change."""
         if types != self._types:
             self._types, self._view = types, None
-            self._refuses = {t.key: m for t in types if (m := self.wants.misfit(t)) and m.dimension == "gpu_model"}
+            self._refuses = {
+                t.key: m for t in types if (m := self.wants.unmet_requirement(t)) and m.dimension == "gpu_model"
+            }
         if self._view is None:
             wants = self.wants
             self._view = JobClass(
@@ -200,23 +202,23 @@ class Bucket:
         return self._view
 
 
-class JobQueue:
+class SimulatedJobQueue:
     """All jobs of the pool by class."""
 
     def __init__(self) -> None:
-        self._buckets: dict[Wants, Bucket] = {}
-        self._idle: dict[str, Bucket] = {}
+        self._buckets: dict[JobRequirements, QueuedJobClass] = {}
+        self._idle: dict[str, QueuedJobClass] = {}
 
-    def bucket(self, wants: Wants) -> Bucket:
+    def bucket(self, wants: JobRequirements) -> QueuedJobClass:
         found = self._buckets.get(wants)
         if found is None:
-            found = self._buckets[wants] = Bucket(f"c{len(self._buckets) + 1}", wants, self._idle)
+            found = self._buckets[wants] = QueuedJobClass(f"c{len(self._buckets) + 1}", wants, self._idle)
         return found
 
-    def idle(self) -> list[Bucket]:
+    def idle(self) -> list[QueuedJobClass]:
         """Classes with idle jobs."""
         return list(self._idle.values())
 
-    def alive(self) -> Iterable[Bucket]:
+    def alive(self) -> Iterable[QueuedJobClass]:
         """Classes with idle or running jobs."""
         return (bucket for bucket in self._buckets.values() if bucket.idle or bucket.running)

@@ -24,15 +24,15 @@ TURNS_WITHOUT_TIME = 1_000_000
 """So many turns of the loop at one instant are taken for an endless loop."""
 
 
-class Deadlock(RuntimeError):
+class DeadlockError(RuntimeError):
     """Every task waits and no timer is set: virtual time has nowhere to go. The message names the tasks."""
 
 
-class Livelock(RuntimeError):
+class LivelockError(RuntimeError):
     """Tasks keep each other busy without ever letting time pass. The message names the tasks."""
 
 
-class NoOutsideWorld(RuntimeError):
+class OutsideWorldError(RuntimeError):
     """Simulated code tried real input or output: a thread, a socket, a child process."""
 
 
@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if ready or self._stopping:
             self._turn_without_time()
         elif not agenda:
-            raise Deadlock(f"nothing will ever happen again at {self._now_s:.3f} s; {_waiting(self)}")
+            raise DeadlockError(f"nothing will ever happen again at {self._now_s:.3f} s; {_waiting(self)}")
         elif agenda[0][0] <= self._now_s:
             self._turn_without_time()
         else:
@@ -93,10 +93,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns += 1
         if self._turns > TURNS_WITHOUT_TIME:
             self._turns = 0  # the loop is still to be cleared away
-            raise Livelock(f"time stands still at {self._now_s:.3f} s; {_waiting(self)}")
+            raise LivelockError(f"time stands still at {self._now_s:.3f} s; {_waiting(self)}")
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
-        raise NoOutsideWorld(f"no threads in virtual time: {func!r}")
+        raise OutsideWorldError(f"no threads in virtual time: {func!r}")
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """There is none."""
@@ -138,7 +138,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, start_epoch: float = 0.0) -> T:
     """Run ``coro`` to its end in virtual time, as ``asyncio.run`` does in real time.
 
     ``start_epoch``: what :class:`VirtualClock` shows at the beginning, in seconds since the epoch. Raises
-    :class:`Deadlock`, :class:`Livelock`, :class:`NoOutsideWorld`, and whatever ``coro`` raises.
+    :class:`DeadlockError`, :class:`LivelockError`, :class:`OutsideWorldError`, and whatever ``coro`` raises.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start_epoch)) as runner:
         return runner.run(coro)
@@ -161,7 +161,7 @@ def _where(task: asyncio.Task[Any]) -> str:
     return f"in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
 
 
-def keyed(seed: int, *key: object) -> Random:
+def rng_for(seed: int, *key: object) -> Random:
     """A generator of its own for ``key``: the same in every process and every run."""
     return Random("/".join(map(str, (seed, *key))))
 
@@ -216,9 +216,9 @@ Draw = Fixed | Uniform | LogNormal
 """A distribution of durations in seconds."""
 
 
-def drawn(draw: Draw, seed: int, *key: object) -> float:
+def draw_for(draw: Draw, seed: int, *key: object) -> float:
     """What ``draw`` gives for ``key``; where it always gives the same, no generator is made for it."""
-    return draw.value_s if isinstance(draw, Fixed) else draw.draw(keyed(seed, *key))
+    return draw.value_s if isinstance(draw, Fixed) else draw.draw(rng_for(seed, *key))
 
 
 AT_ONCE = Fixed(0.0)

@@ -19,12 +19,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from provisioner.model import EndKind, OwnerDemand, OwnerLoad
-from provisioner.simulator.drones import Amount, Body, Machine
-from provisioner.simulator.loop import keyed
-from provisioner.simulator.results import OwnerWait, Tally
+from provisioner.simulator.drones import ResourceVector, SimulatedDrone, SimulatedNode
+from provisioner.simulator.loop import rng_for
+from provisioner.simulator.results import Metrics, OwnerWait
 
 
-class Victim(StrEnum):
+class VictimRule(StrEnum):
     """Whom the owner's jobs push out."""
 
     YOUNGEST = "youngest"
@@ -44,8 +44,8 @@ class OwnerJob:
     """Runs in this GPU pool only; empty: in any."""
 
     @property
-    def amount(self) -> Amount:
-        return Amount(self.gpus * 1000, self.cpus, self.memory_mib)
+    def amount(self) -> ResourceVector:
+        return ResourceVector(self.gpus * 1000, self.cpus, self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +59,22 @@ class Owner:
     """How long a job must have waited before drones are preempted for it."""
     grace_s: float = 10.0
     """Between notice and kill."""
-    victim: Victim = Victim.YOUNGEST
+    victim: VictimRule = VictimRule.YOUNGEST
     pslot_preemption: bool = False
     """Several drones of a node go, without notice, for one job larger than a slot."""
     who: str = "owner"
 
 
 @dataclass(slots=True, eq=False)
-class OwnerTicket:
+class QueuedOwnerJob:
     """An owner's job with what became of it. Times are those of the loop."""
 
     serial: int
     job: OwnerJob
     since_s: float
     """Since when it waits."""
-    amount: Amount
-    promised: Body | None = None
+    amount: ResourceVector
+    promised: SimulatedDrone | None = None
     """The drone whose place it gets."""
     alone: bool = False
     """It would run if no drone held anything, by the newest cycle."""
@@ -94,37 +94,37 @@ class OwnerTicket:
         self.booked_s = now_s
 
 
-class OwnerQueue:
+class SimulatedOwnerQueue:
     """The owner's jobs at one site, as they really are."""
 
     def __init__(
         self,
         owner: Owner,
-        machines: Sequence[Machine],
-        bodies: Callable[[], Iterator[Body]],
+        machines: Sequence[SimulatedNode],
+        bodies: Callable[[], Iterator[SimulatedDrone]],
         place_drones: Callable[[], None],
-        tally: Tally,
+        metrics: Metrics,
         *,
         seed: int,
         start_epoch: float,
     ) -> None:
-        self.waiting: list[OwnerTicket] = []
+        self.waiting: list[QueuedOwnerJob] = []
         """First come, first served."""
-        self.running: dict[OwnerTicket, tuple[Machine, asyncio.TimerHandle]] = {}
+        self.running: dict[QueuedOwnerJob, tuple[SimulatedNode, asyncio.TimerHandle]] = {}
         self._owner = owner
         self._machines = machines
         self._bodies = bodies
         self._place_drones = place_drones
-        self._tally = tally
+        self._metrics = metrics
         self._seed = seed
         self._epoch = start_epoch
-        self._promises: dict[Body, OwnerTicket] = {}
+        self._promises: dict[SimulatedDrone, QueuedOwnerJob] = {}
 
     def begin(self) -> None:
         """Set the timers of arrivals and of the site's cycles."""
         loop = asyncio.get_running_loop()
         for serial, job in enumerate(self._owner.jobs):
-            loop.call_at(job.submit_s, self._arrive, OwnerTicket(serial, job, job.submit_s, job.amount))
+            loop.call_at(job.submit_s, self._arrive, QueuedOwnerJob(serial, job, job.submit_s, job.amount))
         loop.call_later(self._owner.negotiation_s, self._negotiate)
 
     @property
@@ -135,7 +135,7 @@ class OwnerQueue:
 
     def claims(self) -> tuple[OwnerDemand, ...]:
         """Waiting jobs, those of one shape together."""
-        shapes: dict[tuple[str, Amount], list[OwnerTicket]] = {}
+        shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
         for ticket in self.waiting:
             shapes.setdefault((ticket.job.pool, ticket.amount), []).append(ticket)
         return tuple(
@@ -151,7 +151,7 @@ class OwnerQueue:
             for (_, amount), tickets in shapes.items()
         )
 
-    def _could_host(self, ticket: OwnerTicket) -> tuple[str, ...]:
+    def _could_host(self, ticket: QueuedOwnerJob) -> tuple[str, ...]:
         able = [m.name for m in self._allowed(ticket) if ticket.amount.within(m.total)]
         return () if len(able) == len(self._machines) else tuple(able) or ("none",)
 
@@ -164,7 +164,7 @@ class OwnerQueue:
 
     # ---------------------------------------------------------------------------------------- one cycle of the site
 
-    def _arrive(self, ticket: OwnerTicket) -> None:
+    def _arrive(self, ticket: QueuedOwnerJob) -> None:
         ticket.booked_s = self._now_s
         self.waiting.append(ticket)
 
@@ -183,9 +183,9 @@ class OwnerQueue:
                 self._preempt(ticket)
         self._place_drones()
         self._look_for_room()
-        self._tally.nodes_counted(now_s, self._machines)
+        self._metrics.nodes_counted(now_s, self._machines)
 
-    def _allowed(self, ticket: OwnerTicket) -> Iterator[Machine]:
+    def _allowed(self, ticket: QueuedOwnerJob) -> Iterator[SimulatedNode]:
         pool = ticket.job.pool
         return (m for m in self._machines if not pool or m.pool == pool)
 
@@ -216,27 +216,27 @@ class OwnerQueue:
                 machine = min(fitting, key=lambda m: room[m].gpu_milli)
                 room[machine] = room[machine].less(ticket.amount)
 
-    def _start(self, ticket: OwnerTicket, machine: Machine) -> None:
+    def _start(self, ticket: QueuedOwnerJob, machine: SimulatedNode) -> None:
         now_s = self._now_s
         ticket.book(now_s)
         self.waiting.remove(ticket)
         machine.seat_owner(ticket, ticket.amount)
-        self._tally.seated(now_s, machine)
-        self._tally.owner_waits.append(self._wait_of(ticket, now_s))
+        self._metrics.seated(now_s, machine)
+        self._metrics.owner_waits.append(self._wait_of(ticket, now_s))
         timer = asyncio.get_running_loop().call_later(ticket.job.duration_s, self._ended, ticket)
         self.running[ticket] = machine, timer
 
-    def _wait_of(self, ticket: OwnerTicket, now_s: float) -> OwnerWait:
+    def _wait_of(self, ticket: QueuedOwnerJob, now_s: float) -> OwnerWait:
         return OwnerWait(ticket.job.gpus, now_s - ticket.since_s, ticket.blocked_s, ticket.late_s)
 
-    def _ended(self, ticket: OwnerTicket) -> None:
+    def _ended(self, ticket: QueuedOwnerJob) -> None:
         machine, _ = self.running.pop(ticket)
         machine.owner_left(ticket)
         self._look_for_room()
 
     # ------------------------------------------------------------------------------------------- drones give way
 
-    def _preempt(self, ticket: OwnerTicket) -> None:
+    def _preempt(self, ticket: QueuedOwnerJob) -> None:
         """The site takes room back for a job that has waited long enough."""
         allowed = {m for m in self._allowed(ticket) if m.up}
         standing = [
@@ -245,7 +245,7 @@ class OwnerQueue:
             if b.machine in allowed and b.granted_s is not None and b.alive and not b.told_to_leave
         ]
         ranked = sorted(standing, key=self._order())
-        victim = next((b for b in ranked if ticket.amount.within(Amount.of(b.type))), None)
+        victim = next((b for b in ranked if ticket.amount.within(ResourceVector.of(b.type))), None)
         if victim is not None:
             ticket.promised = victim
             self._promises[victim] = ticket
@@ -253,13 +253,13 @@ class OwnerQueue:
         elif self._owner.pslot_preemption:
             self._clear_node(ticket, ranked)
 
-    def _order(self) -> Callable[[Body], tuple[float, str]]:
+    def _order(self) -> Callable[[SimulatedDrone], tuple[float, str]]:
         now_s = self._now_s
-        if self._owner.victim is Victim.RANDOM:
-            return lambda b: (keyed(self._seed, "victim", now_s, b.id).random(), b.id)
+        if self._owner.victim is VictimRule.RANDOM:
+            return lambda b: (rng_for(self._seed, "victim", now_s, b.id).random(), b.id)
         return lambda b: (-(b.granted_s or 0.0), b.id)
 
-    def _clear_node(self, ticket: OwnerTicket, ranked: Sequence[Body]) -> None:
+    def _clear_node(self, ticket: QueuedOwnerJob, ranked: Sequence[SimulatedDrone]) -> None:
         """Several drones of one node at once: that whose drones have run for the shortest time in all, as HTCondor's
         own PREEMPTION_RANK has it; any, if the rule is random."""
         now_s, found = self._now_s, []
@@ -268,19 +268,21 @@ class OwnerQueue:
             for body in (b for b in ranked if b.machine is machine):
                 if ticket.amount.within(room):
                     break
-                room = room.plus(Amount.of(body.type))
+                room = room.plus(ResourceVector.of(body.type))
                 leaving.append(body)
             if leaving and ticket.amount.within(room):
                 age_s = sum(now_s - (b.granted_s or 0.0) for b in leaving)
-                chance = keyed(self._seed, "node", now_s, machine.name).random()
-                found.append((chance if self._owner.victim is Victim.RANDOM else age_s, machine.name, machine, leaving))
+                chance = rng_for(self._seed, "node", now_s, machine.name).random()
+                found.append(
+                    (chance if self._owner.victim is VictimRule.RANDOM else age_s, machine.name, machine, leaving)
+                )
         if found:
             _, _, machine, leaving = min(found, key=lambda f: f[:2])
             for body in leaving:
                 body.perish(EndKind.PREEMPTED, "preempted by the owner")
             self._start(ticket, machine)
 
-    def left(self, body: Body) -> None:
+    def left(self, body: SimulatedDrone) -> None:
         """A drone is gone, and its room is free again: whoever was promised it starts there at once."""
         ticket = self._promises.pop(body, None)
         if ticket is not None:
@@ -306,10 +308,10 @@ class OwnerQueue:
         now_s = self._now_s
         for ticket in self.waiting:
             ticket.book(now_s)
-            self._tally.owner_waits.append(self._wait_of(ticket, now_s))
+            self._metrics.owner_waits.append(self._wait_of(ticket, now_s))
 
 
-def _fullest(machines: Iterator[Machine]) -> Machine | None:
+def _fullest(machines: Iterator[SimulatedNode]) -> SimulatedNode | None:
     return min(machines, key=lambda m: m.free.gpu_milli, default=None)
 
 
@@ -323,12 +325,12 @@ class OwnerSeries:
     steps: tuple[tuple[float, int], ...]
     pools: tuple[str, ...] = ()
     """Names of his GPU pools; empty: all of the site's."""
-    victim: Victim = Victim.YOUNGEST
+    victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
 
 
-class Held(Protocol):
+class OwnedPool(Protocol):
     """A GPU pool, as far as its owner is concerned."""
 
     wanted_milli: int
@@ -343,8 +345,8 @@ class SeriesOwner:
     def __init__(
         self,
         series: OwnerSeries,
-        pools: Sequence[Held],
-        victims: Callable[[Sequence[Held]], Sequence[tuple[Body, Held]]],
+        pools: Sequence[OwnedPool],
+        victims: Callable[[Sequence[OwnedPool]], Sequence[tuple[SimulatedDrone, OwnedPool]]],
         place: Callable[[], None],
         *,
         seed: int,
@@ -365,7 +367,7 @@ class SeriesOwner:
 
     def wants(self, gpus: int) -> None:
         """From now on the owner has so many GPUs, or as many as there are."""
-        rng = keyed(self._seed, "owner series", self._site, asyncio.get_running_loop().time())
+        rng = rng_for(self._seed, "owner series", self._site, asyncio.get_running_loop().time())
         more = gpus - sum(pool.wanted_milli for pool in self._pools) // ONE_GPU
         for _ in range(more):
             free = [max(0, pool.room_milli) // ONE_GPU for pool in self._pools]
@@ -386,7 +388,7 @@ class SeriesOwner:
                 return True
         return False
 
-    def _make_room(self, pool: Held) -> None:
+    def _make_room(self, pool: OwnedPool) -> None:
         """Drones of a pool go, first victim first, until nobody has more than there is."""
         bodies = [body for body, _ in self._victims([pool]) if body.type.gpu_milli]
         coming_milli = sum(body.type.gpu_milli for body in bodies if self._has_notice(body))
@@ -401,6 +403,6 @@ class SeriesOwner:
             else:
                 body.perish(EndKind.PREEMPTED, "preempted by the owner")
 
-    def _has_notice(self, body: Body) -> bool:
+    def _has_notice(self, body: SimulatedDrone) -> bool:
         """It leaves anyway, and the owner waits for that; one who gives no notice waits for nobody."""
         return self._series.notice_s > 0 and body.told_to_leave

@@ -28,22 +28,29 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.sharing import Load, load_of, rates, share_milli, shares_needed
-from provisioner.simulator.drones import Body, Verdict
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, Wire
-from provisioner.simulator.jobs import Bucket, JobQueue, SimJob, Ticket, Wants
-from provisioner.simulator.loop import Draw, Fixed, keyed
-from provisioner.simulator.results import Tally
+from provisioner.simulator.drones import DroneDefect, SimulatedDrone
+from provisioner.simulator.faults import (
+    OVERLAY,
+    HardwareFault,
+    HardwareFaultKind,
+    Network,
+    ServiceFault,
+    ServiceFaultKind,
+)
+from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJob, SimulatedJobQueue
+from provisioner.simulator.loop import Draw, Fixed, rng_for
+from provisioner.simulator.results import Metrics
 
 ROUNDING_S = 1e-3
 """Floating-point sums of times are off by far less."""
 
 
-class Run:
+class JobAttempt:
     """An attempt of a job on a drone. Work is in seconds of a run with a GPU of its own."""
 
     __slots__ = ("begun_s", "done", "gpu", "rate", "since_s", "ticket", "timer", "work_s", "worked_s")
 
-    def __init__(self, ticket: Ticket, work_s: float, done: bool, now_s: float) -> None:
+    def __init__(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
         self.ticket = ticket
         self.work_s = work_s
         self.done = done
@@ -69,14 +76,14 @@ class Run:
         return saved_s * (now_s - self.begun_s) / self.worked(now_s) if saved_s and self.gpu >= 0 else saved_s
 
 
-Ended = Callable[["Seat", Ticket, bool], None]
+Ended = Callable[["SimulatedSlot", QueuedJob, bool], None]
 """What is called when a job ends by itself; the last argument says whether it is done."""
 
 
-class Seat:
+class SimulatedSlot:
     """A drone whose jobs each have what they asked for to themselves."""
 
-    def __init__(self, body: Body, joined_s: float, ended: Ended) -> None:
+    def __init__(self, body: SimulatedDrone, joined_s: float, ended: Ended) -> None:
         kind = body.type
         self.body = body
         self.joined_s = joined_s
@@ -92,7 +99,7 @@ class Seat:
         self.disk_mib = kind.disk_mib
         self.avoids = frozenset(filter(None, body.order.avoids.split(",")))
         """Users whose jobs it does not take."""
-        self.running: dict[int, Run] = {}
+        self.running: dict[int, JobAttempt] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
         self._view: Slot | None = None
@@ -112,7 +119,7 @@ class Seat:
         """What jobs hold of the drone's GPUs."""
         return self.body.type.gpu_milli - self.gpu_milli
 
-    def fits(self, bucket: Bucket) -> bool:
+    def fits(self, bucket: QueuedJobClass) -> bool:
         wants = bucket.wants
         return (
             wants.gpu_milli <= self.gpu_milli
@@ -121,15 +128,15 @@ class Seat:
             and wants.disk_mib <= self.disk_mib
         )
 
-    def start(self, ticket: Ticket, work_s: float, done: bool, now_s: float) -> None:
+    def start(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
         """A job begins here; there must be room."""
         self._take(ticket.wants, self.milli_of(ticket.wants), 1)
         self.jobs_started += 1
-        run = self.running[ticket.serial] = Run(ticket, work_s, done, now_s)
+        run = self.running[ticket.serial] = JobAttempt(ticket, work_s, done, now_s)
         self._timed(run)
         self.touched(now_s)
 
-    def end(self, run: Run, now_s: float) -> float:
+    def end(self, run: JobAttempt, now_s: float) -> float:
         """A job is here no more, since ``now_s`` (or since the drone was lost). For how long, in seconds of one GPU, it
         has kept GPUs at work that nobody else has."""
         del self.running[run.ticket.serial]
@@ -138,17 +145,17 @@ class Seat:
         self.touched(now_s)
         return self.worth(run.ticket) / 1000 * (now_s - run.begun_s) if self.body.type.gpu_milli else 0.0
 
-    def milli_of(self, wants: Wants) -> int:
+    def milli_of(self, wants: JobRequirements) -> int:
         """What one job takes of the drone's GPUs."""
         return wants.gpu_milli
 
-    def _take(self, wants: Wants, gpu_milli: int, sign: int) -> None:
+    def _take(self, wants: JobRequirements, gpu_milli: int, sign: int) -> None:
         self.gpu_milli -= sign * gpu_milli
         self.cpus -= sign * wants.cpus
         self.memory_mib -= sign * wants.memory_mib
         self.disk_mib -= sign * wants.disk_mib
 
-    def _timed(self, run: Run) -> None:
+    def _timed(self, run: JobAttempt) -> None:
         """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
         run.timer = asyncio.get_running_loop().call_later(left_s, self._ended, self, run.ticket, run.done)
@@ -202,7 +209,7 @@ class Seat:
             self._view = replace(self._view, heard_at=heard_at, work_at=work_at)
         return self._view
 
-    def worth(self, ticket: Ticket) -> int:
+    def worth(self, ticket: QueuedJob) -> int:
         """What a job's time counts here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
         return self.milli_of(ticket.wants) if self.body.type.gpu_milli else ticket.wants.cpus * 1000
 
@@ -229,39 +236,39 @@ class Seat:
         return start_epoch + granted_s + walltime_s - self.body.order.grace_s
 
 
-class _Gpu:
+class _SharedGpu:
     """One GPU that is offered in shares: who is on it."""
 
     def __init__(self, shares: int) -> None:
         self.free = shares
-        self.runs: list[Run] = []
+        self.runs: list[JobAttempt] = []
         self.loads: list[Load] = []
         self.busy_since_s = 0.0
 
 
-class SharedSeat(Seat):
+class SharedSlot(SimulatedSlot):
     """A drone whose GPUs are offered in shares: jobs spread evenly over them, and each runs as fast as those beside it
     let it. Whoever comes or goes sets the others' timers anew."""
 
-    def __init__(self, body: Body, joined_s: float, ended: Ended) -> None:
+    def __init__(self, body: SimulatedDrone, joined_s: float, ended: Ended) -> None:
         super().__init__(body, joined_s, ended)
         self._shares = body.type.shares
-        self._gpus = [_Gpu(self._shares) for _ in range(body.type.gpu_milli // 1000)]
+        self._gpus = [_SharedGpu(self._shares) for _ in range(body.type.gpu_milli // 1000)]
 
-    def milli_of(self, wants: Wants) -> int:
+    def milli_of(self, wants: JobRequirements) -> int:
         return self._shares_of(wants) * share_milli(self._shares)
 
-    def _shares_of(self, wants: Wants) -> int:
+    def _shares_of(self, wants: JobRequirements) -> int:
         return shares_needed(wants.gpu_milli, self._shares)
 
-    def fits(self, bucket: Bucket) -> bool:
+    def fits(self, bucket: QueuedJobClass) -> bool:
         return super().fits(bucket) and self._shares_of(bucket.wants) <= max(gpu.free for gpu in self._gpus)
 
     @property
     def full(self) -> bool:
         return not any(gpu.free for gpu in self._gpus)
 
-    def start(self, ticket: Ticket, work_s: float, done: bool, now_s: float) -> None:
+    def start(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
         super().start(ticket, work_s, done, now_s)
         wants, run = ticket.wants, self.running[ticket.serial]
         run.gpu = max(range(len(self._gpus)), key=lambda n: self._gpus[n].free)
@@ -273,7 +280,7 @@ class SharedSeat(Seat):
         gpu.loads.append(load_of(wants.gpu_milli, wants.duty_milli, wants.width_milli))
         self._retime(gpu, now_s)
 
-    def end(self, run: Run, now_s: float) -> float:
+    def end(self, run: JobAttempt, now_s: float) -> float:
         super().end(run, now_s)
         gpu = self._gpus[run.gpu]
         place = gpu.runs.index(run)
@@ -284,7 +291,7 @@ class SharedSeat(Seat):
         self._retime(gpu, now_s)
         return 0.0
 
-    def _retime(self, gpu: _Gpu, now_s: float) -> None:
+    def _retime(self, gpu: _SharedGpu, now_s: float) -> None:
         """The jobs on a GPU have become more or fewer: the work left of each takes more or less time from now on."""
         if self.lost_s is not None:
             return
@@ -295,21 +302,21 @@ class SharedSeat(Seat):
                 self._timed(run)
 
 
-def seat_for(body: Body, joined_s: float, ended: Ended) -> Seat:
+def slot_for(body: SimulatedDrone, joined_s: float, ended: Ended) -> SimulatedSlot:
     """A drone's place in the pool, by how it offers its GPUs."""
-    return (SharedSeat if body.type.shares > 1 else Seat)(body, joined_s, ended)
+    return (SharedSlot if body.type.shares > 1 else SimulatedSlot)(body, joined_s, ended)
 
 
 T = TypeVar("T")
 
-EATEN_S = 5.0
+BLACK_HOLE_JOB_S = 5.0
 """How long a job lasts on a drone that eats jobs."""
-TELLS_S = 900.0
+EVENT_RETENTION_S = 900.0
 """How long an eviction, or a completion, is told."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolHabits:
+class PoolBehaviour:
     """How the overlay behaves."""
 
     negotiation_s: float = 20.0
@@ -329,7 +336,7 @@ class PoolHabits:
 
 
 class _Recent(Generic[T]):
-    """What has happened, each told for :data:`TELLS_S`. As long as it is the same, the very same tuple tells it."""
+    """Events of the last :data:`EVENT_RETENTION_S`, as the very same tuple until one comes or expires."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[float, T]] = deque()
@@ -340,7 +347,7 @@ class _Recent(Generic[T]):
         self._told = None
 
     def told(self, now: float) -> tuple[T, ...]:
-        while self._events and self._events[0][0] <= now - TELLS_S:
+        while self._events and self._events[0][0] <= now - EVENT_RETENTION_S:
             self._events.popleft()
             self._told = None
         if self._told is None:
@@ -348,52 +355,52 @@ class _Recent(Generic[T]):
         return self._told
 
 
-def _by_vram(seat: Seat) -> tuple[int, int]:
+def _by_vram(seat: SimulatedSlot) -> tuple[int, int]:
     kind = seat.body.type
     return kind.vram_mib // kind.shares, kind.capability
 
 
-class SimOverlay:
+class SimulatedOverlay:
     """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
 
     def __init__(
         self,
-        jobs: Sequence[SimJob],
-        tally: Tally,
+        jobs: Sequence[SimulatedJob],
+        metrics: Metrics,
         *,
-        habits: PoolHabits,
+        behaviour: PoolBehaviour,
         seed: int,
         start_epoch: float,
-        spells: Sequence[Spell] = (),
-        blows: Sequence[Blow] = (),
+        service_faults: Sequence[ServiceFault] = (),
+        hardware_faults: Sequence[HardwareFault] = (),
     ) -> None:
         self.done = 0
         self.starts = 0
         """Attempts ever begun."""
-        self.tickets = [Ticket(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
+        self.tickets = [QueuedJob(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
         self._arrived = 0
-        self._queue = JobQueue()
-        self._seats: dict[DroneId, Seat] = {}
-        self._lost: dict[DroneId, Seat] = {}
+        self._queue = SimulatedJobQueue()
+        self._seats: dict[DroneId, SimulatedSlot] = {}
+        self._lost: dict[DroneId, SimulatedSlot] = {}
         """Those that perished, for as long as they are listed."""
         self._slots: tuple[Slot, ...] = ()
         self._classes: tuple[JobClass, ...] = ()
         """As they were last told: the very same where nothing has changed."""
-        self._roomy: dict[DroneId, Seat] = {}
+        self._roomy: dict[DroneId, SimulatedSlot] = {}
         """Without negotiation cycles: slots that may have room."""
         self._suits: dict[tuple[str, str], bool] = {}
-        self._habits = habits
-        self._tally = tally
+        self._behaviour = behaviour
+        self._metrics = metrics
         self._seed = seed
         self._start_epoch = start_epoch
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
-        self._wire = Wire(OVERLAY, seed, habits.latency, spells, tally.troubles)
+        self._wire = Network(OVERLAY, seed, behaviour.latency, service_faults, metrics.troubles)
         self._frozen: dict[int, OverlayView] = {}
         self._evictions = _Recent[Eviction]()
         self._completions = _Recent[CompletedJob]()
         self._mishaps = _Recent[JobFailure]()
-        self._pauses = [blow for blow in blows if blow.kind is BlowKind.NO_NEGOTIATION]
+        self._pauses = [blow for blow in hardware_faults if blow.kind is HardwareFaultKind.NO_NEGOTIATION]
 
     @property
     def _now_s(self) -> float:
@@ -422,7 +429,7 @@ class SimOverlay:
         loop = asyncio.get_running_loop()
         self._next_arrival()
         if not self._at_once:
-            loop.call_later(self._habits.negotiation_s, self._negotiate)
+            loop.call_later(self._behaviour.negotiation_s, self._negotiate)
         for pause in self._pauses:
             loop.call_at(pause.at_s, self._pause, pause.for_s)
 
@@ -447,12 +454,12 @@ class SimOverlay:
     # ----------------------------------------------------------------------------------------------- what is listed
 
     def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
-        now_s, habits = self._now_s, self._habits
+        now_s, behaviour = self._now_s, self._behaviour
         for drone_id in [d for d, seat in self._lost.items() if self._expired(seat, now_s)]:
             seat = self._lost.pop(drone_id)
             if self._seats.get(drone_id) is seat:
                 del self._seats[drone_id]
-        slots = [seat.listed(now_s, habits.update_s, self._start_epoch) for seat in self._seats.values()]
+        slots = [seat.listed(now_s, behaviour.update_s, self._start_epoch) for seat in self._seats.values()]
         if len(slots) != len(self._slots) or not all(map(is_, slots, self._slots)):
             self._slots = tuple(slots)
         classes = [bucket.view(types, self._start_epoch) for bucket in self._queue.alive()]
@@ -468,17 +475,17 @@ class SimOverlay:
             mishaps=self._mishaps.told(self._start_epoch + now_s),
         )
 
-    def _expired(self, seat: Seat, now_s: float) -> bool:
-        return seat.lost_s is not None and now_s - seat.lost_s >= self._habits.slot_lifetime_s
+    def _expired(self, seat: SimulatedSlot, now_s: float) -> bool:
+        return seat.lost_s is not None and now_s - seat.lost_s >= self._behaviour.slot_lifetime_s
 
-    def _lie(self, view: OverlayView, spell: Spell) -> OverlayView:
-        match spell.trouble:
-            case Trouble.EMPTY:
+    def _lie(self, view: OverlayView, spell: ServiceFault) -> OverlayView:
+        match spell.kind:
+            case ServiceFaultKind.EMPTY:
                 return replace(view, classes=(), slots=())
-            case Trouble.PARTIAL:
-                rolls = {s.drone_id: keyed(self._seed, "hidden", spell, s.drone_id).random() for s in view.slots}
+            case ServiceFaultKind.PARTIAL:
+                rolls = {s.drone_id: rng_for(self._seed, "hidden", spell, s.drone_id).random() for s in view.slots}
                 return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id] >= spell.amount))
-            case Trouble.STALE:
+            case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
             case _:
                 return view
@@ -508,7 +515,7 @@ class SimOverlay:
         return self._now_s < self._paused_until_s
 
     def _negotiate(self) -> None:
-        asyncio.get_running_loop().call_later(self._habits.negotiation_s, self._negotiate)
+        asyncio.get_running_loop().call_later(self._behaviour.negotiation_s, self._negotiate)
         if not self._paused:
             self._negotiated_s = self._now_s
             self._cycle()
@@ -519,7 +526,7 @@ class SimOverlay:
         if not idle or self._paused:
             return
         seats = [seat for seat in self._seats.values() if seat.open]
-        if self._habits.best_fit:
+        if self._behaviour.best_fit:
             seats.sort(key=_by_vram)
         # A slot too small for a class stays so for the rest of the cycle: each class goes down the list once.
         rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
@@ -539,9 +546,9 @@ class SimOverlay:
 
     @property
     def _at_once(self) -> bool:
-        return self._habits.negotiation_s == 0
+        return self._behaviour.negotiation_s == 0
 
-    def _offer(self, bucket: Bucket) -> None:
+    def _offer(self, bucket: QueuedJobClass) -> None:
         """Jobs of a class have come, or come back."""
         if self._paused:
             return
@@ -549,15 +556,15 @@ class SimOverlay:
         while bucket.idle and (seat := self._with_room(bucket)) is not None:
             self._start(bucket, seat)
 
-    def _with_room(self, bucket: Bucket) -> Seat | None:
+    def _with_room(self, bucket: QueuedJobClass) -> SimulatedSlot | None:
         """The slot that a job of the class goes to now."""
         full = [drone_id for drone_id, seat in self._roomy.items() if seat.full or not seat.open]
         for drone_id in full:
             del self._roomy[drone_id]
         fitting = (seat for seat in self._roomy.values() if self._match(bucket, seat))
-        return min(fitting, key=_by_vram, default=None) if self._habits.best_fit else next(fitting, None)
+        return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
-    def _opened(self, seat: Seat) -> None:
+    def _opened(self, seat: SimulatedSlot) -> None:
         """A slot has room: for whoever is first of those that fit."""
         if not self._at_once or not seat.open:
             return
@@ -571,18 +578,18 @@ class SimOverlay:
                 break
             self._start(bucket, seat)
 
-    def _match(self, bucket: Bucket, seat: Seat) -> bool:
+    def _match(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
         welcome = seat.open and bucket.wants.owner not in seat.avoids
         return welcome and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
 
-    def _suitable(self, bucket: Bucket, seat: Seat) -> bool:
+    def _suitable(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
         kind = seat.body.type
         key = bucket.name, kind.key
         if key not in self._suits:
-            self._suits[key] = bucket.wants.misfit(kind) is None
-        return self._suits[key] and seat.body.fate.verdict is not Verdict.MATCHES_NOTHING
+            self._suits[key] = bucket.wants.unmet_requirement(kind) is None
+        return self._suits[key] and seat.body.script.verdict is not DroneDefect.MATCHES_NOTHING
 
-    def _too_short(self, bucket: Bucket, seat: Seat) -> bool:
+    def _too_short(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
         """The job says that it needs longer than the drone has."""
         walltime_s, granted_s = seat.body.type.walltime_s, seat.body.granted_s
         if not bucket.wants.walltime_s or not walltime_s or granted_s is None:
@@ -591,7 +598,7 @@ class SimOverlay:
 
     # ----------------------------------------------------------------------------------------------- jobs on drones
 
-    def _start(self, bucket: Bucket, seat: Seat) -> None:
+    def _start(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
         ticket, now_s = bucket.take(), self._now_s
         if seat.idle_timer is not None:
             seat.idle_timer.cancel()
@@ -601,18 +608,18 @@ class SimOverlay:
         ticket.begun_s = now_s
         if ticket.first_begun_s is None:
             ticket.first_begun_s = now_s
-            self._tally.first_starts.append((ticket.job.submit_s, now_s))
-        eaten = seat.body.fate.verdict is Verdict.EATS_JOBS
+            self._metrics.first_starts.append((ticket.job.submit_s, now_s))
+        eaten = seat.body.script.verdict is DroneDefect.EATS_JOBS
         left_s = ticket.job.duration_s - ticket.saved_s
-        seat.start(ticket, min(EATEN_S, left_s) if eaten else left_s, not eaten, now_s)
+        seat.start(ticket, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
 
-    def _ended(self, seat: Seat, ticket: Ticket, done: bool) -> None:
+    def _ended(self, seat: SimulatedSlot, ticket: QueuedJob, done: bool) -> None:
         """A job ended by itself; the slot takes the next one, or falls idle."""
         bucket = self._close(seat, ticket, done)
         if not done:
             at, owner = self._start_epoch + self._now_s, ticket.wants.owner
             self._mishaps.add(at, JobFailure(seat.body.id, f"{ticket.serial}.0", at, owner, "broke off"))
-        if self._habits.reuses_claims and bucket.idle and self._match(bucket, seat):
+        if self._behaviour.reuses_claims and bucket.idle and self._match(bucket, seat):
             self._start(bucket, seat)
         self._opened(seat)
         if self._at_once and not done:
@@ -620,15 +627,15 @@ class SimOverlay:
         if not seat.running:
             self._idle(seat)
 
-    def _close(self, seat: Seat, ticket: Ticket, done: bool) -> Bucket:
+    def _close(self, seat: SimulatedSlot, ticket: QueuedJob, done: bool) -> QueuedJobClass:
         """Book the end of an attempt; a job that is not done waits again."""
         now_s, bucket, kind = self._now_s, self._queue.bucket(ticket.wants), seat.body.type
         until_s = now_s if seat.lost_s is None else seat.lost_s
         run = seat.running[ticket.serial]
         ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
         lost_s = None if done else ran_s - run.kept_s(until_s)
-        self._tally.attempt(kind, seat.milli_of(ticket.wants), ran_s, lost_s)
-        self._tally.at_work(kind, seat.end(run, until_s))
+        self._metrics.attempt(kind, seat.milli_of(ticket.wants), ran_s, lost_s)
+        self._metrics.at_work(kind, seat.end(run, until_s))
         bucket.ran()
         if done:
             self._done(seat, ticket, ran_s)
@@ -637,11 +644,11 @@ class SimOverlay:
             bucket.add(ticket, self._now_s)
         return bucket
 
-    def _done(self, seat: Seat, ticket: Ticket, ran_s: float) -> None:
+    def _done(self, seat: SimulatedSlot, ticket: QueuedJob, ran_s: float) -> None:
         job, wants = ticket.job, ticket.wants
         ticket.done_s = self._now_s
         self.done += 1
-        self._tally.waited(self._queue.bucket(wants).label, ticket.done_s - job.duration_s - job.submit_s)
+        self._metrics.waited(self._queue.bucket(wants).label, ticket.done_s - job.duration_s - job.submit_s)
         ended_at = self._start_epoch + ticket.done_s
         self._completions.add(
             ended_at,
@@ -663,10 +670,10 @@ class SimOverlay:
             ),
         )
 
-    def _cut_short(self, seat: Seat) -> None:
+    def _cut_short(self, seat: SimulatedSlot) -> None:
         """End all jobs of a seat; they wait again."""
         until_s = self._now_s if seat.lost_s is None else seat.lost_s
-        back: dict[str, Bucket] = {}
+        back: dict[str, QueuedJobClass] = {}
         for run in list(seat.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             at, worth = self._start_epoch + self._now_s, seat.worth(run.ticket)
@@ -677,7 +684,7 @@ class SimOverlay:
             for bucket in back.values():
                 self._offer(bucket)
 
-    def _idle(self, seat: Seat) -> None:
+    def _idle(self, seat: SimulatedSlot) -> None:
         """A seat without jobs: it leaves if it was asked to, and by itself after its own time-out."""
         seat.idle_since_s = self._now_s
         seat.touched(self._now_s)
@@ -689,11 +696,11 @@ class SimOverlay:
 
     # ------------------------------------------------------------------------------------------- drones come and go
 
-    def join(self, body: Body) -> None:
+    def join(self, body: SimulatedDrone) -> None:
         """A drone shows itself in the pool, not accepting jobs yet."""
-        self._seats[body.id] = seat_for(body, self._now_s, self._ended)
+        self._seats[body.id] = slot_for(body, self._now_s, self._ended)
 
-    def serve(self, body: Body) -> None:
+    def serve(self, body: SimulatedDrone) -> None:
         """It accepts jobs from now on."""
         seat = self._seat_of(body)
         if seat is not None:
@@ -701,7 +708,7 @@ class SimOverlay:
             self._idle(seat)
             self._opened(seat)
 
-    def withdraw(self, body: Body) -> None:
+    def withdraw(self, body: SimulatedDrone) -> None:
         """It takes no new jobs, and leaves once it has none."""
         seat = self._seat_of(body)
         if seat is not None:
@@ -710,12 +717,12 @@ class SimOverlay:
         if seat is None or not seat.running:
             body.emptied("drained")
 
-    def _seat_of(self, body: Body) -> Seat | None:
+    def _seat_of(self, body: SimulatedDrone) -> SimulatedSlot | None:
         """Its seat; none where another drone has come under the same id (which the tally calls by its name)."""
         seat = self._seats.get(body.id)
         return seat if seat is not None and seat.body is body else None
 
-    def part(self, body: Body, orderly: bool) -> None:
+    def part(self, body: SimulatedDrone, orderly: bool) -> None:
         """It leaves. Not orderly: nobody tells the pool, whose slot and running jobs go on to be listed for a while."""
         seat = self._seat_of(body)
         if seat is None:
@@ -731,7 +738,7 @@ class SimOverlay:
         self._lost[body.id] = seat
         for run in seat.running.values():
             run.timer.cancel()
-        asyncio.get_running_loop().call_later(self._habits.lease_s, self._cut_short, seat)
+        asyncio.get_running_loop().call_later(self._behaviour.lease_s, self._cut_short, seat)
 
     def _drain(self, drone_id: DroneId, mode: DrainMode) -> OrderResult:
         seat = self._seats.get(drone_id)
@@ -752,7 +759,7 @@ class SimOverlay:
                     self._vacate(seat, at_once=True)
         return OrderResult(drone_id, OrderOutcome.OK)
 
-    def _vacate(self, seat: Seat, at_once: bool = False) -> None:
+    def _vacate(self, seat: SimulatedSlot, at_once: bool = False) -> None:
         """End the jobs of a draining drone, which then leaves."""
         seat.draining = seat.draining or at_once
         if seat.draining and seat.lost_s is None:

@@ -18,11 +18,11 @@ from provisioner.planner.matching import nearness
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.owner import OwnerSeries
-from provisioner.simulator.results import GpuHours, GpuSeconds, Result, Waits
+from provisioner.simulator.results import GpuHours, GpuSeconds, ReplayResult, WaitStatistics
 from provisioner.simulator.sites import Facility
-from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
 
 BURST_JOBS, BURST_S = 20, 120.0
@@ -31,20 +31,20 @@ BURST_SHARE = 0.8
 DAY_S = 86400.0
 
 
-def result_of(
-    outcome: Outcome,
+def summarize(
+    outcome: SimulationOutcome,
     *,
     policy: str,
     trace: str,
-    jobs: Sequence[SimJob],
+    jobs: Sequence[SimulatedJob],
     types: Sequence[DroneType],
     carbon_g_per_kwh: float | None = None,
-) -> Result:
+) -> ReplayResult:
     """The numbers of a replay of ``jobs``. ``carbon_g_per_kwh``: CO2 of the grid, where that is told."""
-    tally = outcome.tally
-    bursts = list(burst_waits(tally.first_starts, [job.submit_s for job in jobs]))
-    energy_kwh = tally.energy_kwh
-    return Result(
+    metrics = outcome.metrics
+    bursts = list(burst_waits(metrics.first_starts, [job.submit_s for job in jobs]))
+    energy_kwh = metrics.energy_kwh
+    return ReplayResult(
         policy=policy,
         trace=trace,
         seed=outcome.seed,
@@ -52,11 +52,11 @@ def result_of(
         jobs=outcome.jobs,
         jobs_done=outcome.jobs_done,
         jobs_impossible=_impossible(jobs, types),
-        gpu_hours=hours(tally.gpu_seconds),
-        waits=waits(tally.waits_s),
-        waits_by_class={label: waits(tally.waits_by_class[label]) for label in sorted(tally.waits_by_class)},
-        owner_wait_s=tally.owner_blocked_s if tally.owner_waits else None,
-        requests=sum(tally.accepted.values()),
+        gpu_hours=hours(metrics.gpu_seconds),
+        waits=waits(metrics.waits_s),
+        waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
+        owner_wait_s=metrics.owner_blocked_s if metrics.owner_waits else None,
+        requests=sum(metrics.accepted.values()),
         drones_started=outcome.started,
         withdrawn=outcome.withdrawn,
         preempted=outcome.preempted,
@@ -66,7 +66,7 @@ def result_of(
         decisions=outcome.decisions,
         energy_kwh=energy_kwh,
         co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
-        by_site={site: hours(book.gpu_seconds) for site, book in sorted(tally.books.items())},
+        by_site={site: hours(book.gpu_seconds) for site, book in sorted(metrics.books.items())},
         samples=outcome.samples,
     )
 
@@ -75,11 +75,11 @@ def hours(spent: GpuSeconds) -> GpuHours:
     return GpuHours(*(getattr(spent, part) / 3600.0 for part in ("held", "good", "badput", "boot", "release", "idle")))
 
 
-def waits(waits_s: Iterable[float]) -> Waits:
+def waits(waits_s: Iterable[float]) -> WaitStatistics:
     ordered = sorted(waits_s)
     if not ordered:
-        return Waits()
-    return Waits(len(ordered), statistics.fmean(ordered), _part(ordered, 0.5), _part(ordered, 0.95))
+        return WaitStatistics()
+    return WaitStatistics(len(ordered), statistics.fmean(ordered), _part(ordered, 0.5), _part(ordered, 0.95))
 
 
 def _part(ordered: Sequence[float], share: float) -> float:
@@ -106,22 +106,22 @@ def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]
         n = end
 
 
-def _impossible(jobs: Sequence[SimJob], types: Sequence[DroneType]) -> int:
-    fits: dict[Wants, bool] = {}
+def _impossible(jobs: Sequence[SimulatedJob], types: Sequence[DroneType]) -> int:
+    fits: dict[JobRequirements, bool] = {}
     for job in jobs:
         if job.wants not in fits:
-            fits[job.wants] = any(job.wants.misfit(kind) is None for kind in types)
+            fits[job.wants] = any(job.wants.unmet_requirement(kind) is None for kind in types)
     return sum(not fits[job.wants] for job in jobs)
 
 
-PATIENCE_S = 14 * 86400.0
+REPLAY_LIMIT_S = 14 * 86400.0
 """A replay breaks off so long after the last job came."""
-STILL_S = 86400.0
+REPLAY_STALL_S = 86400.0
 """It breaks off before that when no job has run for so long, and for as long as a drone may take to come."""
 _TELL_EACH_S = 0.2
 """Real seconds between two words on how far a replay is."""
 _TURN_S = 0.1
-SAMPLES = 1000
+SAMPLES_PER_REPLAY = 1000
 """Of the state of things, in a replay."""
 
 
@@ -132,7 +132,7 @@ class Replay:
     policy: str
     """Its name in the results."""
     trace: str
-    jobs: tuple[SimJob, ...]
+    jobs: tuple[SimulatedJob, ...]
     world: WorldPlan
     rules: Policy
     interval_s: float = 15.0
@@ -150,18 +150,21 @@ class Replay:
     def types(self) -> tuple[DroneType, ...]:
         return tuple(kind for facility in self.world.facilities for kind in facility.types)
 
-    def misfits(self) -> list[Misfits]:
+    def unplaceable_jobs(self) -> list[UnplaceableJobs]:
         """Return the jobs that fit no drone type, by size and by what the nearest type lacks; most jobs first."""
         counted = Counter(job.wants for job in self.jobs)
-        found: dict[Misfits, tuple[int, set[str]]] = {}
+        found: dict[UnplaceableJobs, tuple[int, set[str]]] = {}
         for wants, number in counted.items():
-            lacks = [(kind, bad) for kind in self.types if (bad := wants.misfit(kind)) is not None]
+            lacks = [(kind, bad) for kind in self.types if (bad := wants.unmet_requirement(kind)) is not None]
             if len(lacks) < len(self.types):
                 continue
-            alike, asked = Misfits(wants.label), set[str]()
+            alike, asked = UnplaceableJobs(wants.label), set[str]()
             if lacks:
                 kind, why = max(lacks, key=lambda pair: nearness(*pair))
-                alike, asked = Misfits(wants.label, why.dimension, why.available, str(kind.key)), {why.requested}
+                alike, asked = (
+                    UnplaceableJobs(wants.label, why.dimension, why.available, str(kind.key)),
+                    {why.requested},
+                )
             jobs, wanted = found.get(alike, (0, set[str]()))
             found[alike] = (jobs + number, wanted | asked)
         made = [replace(alike, jobs=jobs, wanted=tuple(sorted(wanted))) for alike, (jobs, wanted) in found.items()]
@@ -176,11 +179,11 @@ class Replay:
             interval_s=self.interval_s,
             active_interval_s=self.active_interval_s,
             pool=self.world.pool,
-            spells=self.world.spells,
-            blows=self.world.blows,
-            limit_s=self.span_s + PATIENCE_S,
-            patience_s=STILL_S + max(map(_longest_s, self.world.facilities), default=0.0),
-            samples_s=max(60.0, self.span_s / SAMPLES),
+            service_faults=self.world.service_faults,
+            hardware_faults=self.world.hardware_faults,
+            limit_s=self.span_s + REPLAY_LIMIT_S,
+            patience_s=REPLAY_STALL_S + max(map(_longest_s, self.world.facilities), default=0.0),
+            samples_s=max(60.0, self.span_s / SAMPLES_PER_REPLAY),
         )
         return scenario if self.planner is None else replace(scenario, planner=self.planner)
 
@@ -188,9 +191,9 @@ class Replay:
 def _longest_s(facility: Facility) -> float:
     """For how long a drone may be on its way there while all goes well: almost the longest queue and boot, and the
     longest time for which the owner has all GPUs."""
-    ways = (facility.habits, *facility.habits_of.values())
+    ways = (facility.behaviour, *facility.behaviour_of.values())
     full_s = _longest_full_s(facility, facility.series) if facility.series is not None else 0.0
-    return full_s + max(habits.queue.mostly_below_s + habits.boot.mostly_below_s for habits in ways)
+    return full_s + max(behaviour.queue.mostly_below_s + behaviour.boot.mostly_below_s for behaviour in ways)
 
 
 def _longest_full_s(facility: Facility, series: OwnerSeries) -> float:
@@ -207,12 +210,12 @@ Tell = Callable[[float], None]
 """Called now and then with the virtual time that a replay has reached."""
 
 
-def run(replay: Replay, seed: int, tell: Tell | None = None) -> Result:
+def run(replay: Replay, seed: int, tell: Tell | None = None) -> ReplayResult:
     """Replay once, in this process."""
     scenario = replay.scenario(seed)
     if tell is not None:
         scenario = _telling(scenario, tell)
-    return result_of(
+    return summarize(
         simulate(scenario),
         policy=replay.policy,
         trace=replay.trace,
@@ -241,7 +244,7 @@ def _telling(scenario: Scenario, tell: Tell) -> Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Misfits:
+class UnplaceableJobs:
     """Jobs of one size that fit no drone type."""
 
     label: str
@@ -254,7 +257,7 @@ class Misfits:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ReplayRun:
     """One replay of several."""
 
     number: int
@@ -263,28 +266,34 @@ class Turn:
 
 
 def run_all(
-    replays: Sequence[Replay], seeds: Sequence[int], *, jobs: int, tell: Callable[[Turn, float], None] | None = None
-) -> Mapping[str, tuple[Result, ...]]:
+    replays: Sequence[Replay],
+    seeds: Sequence[int],
+    *,
+    jobs: int,
+    tell: Callable[[ReplayRun, float], None] | None = None,
+) -> Mapping[str, tuple[ReplayResult, ...]]:
     """All ``replays`` with all ``seeds``, ``jobs`` at a time; the results of each, by its policy's name, in the order
     of the seeds. ``tell`` hears of each how far it is; ``inf`` says that it is done."""
-    turns = [Turn(n, r, s) for n, (s, r) in enumerate((s, r) for s in seeds for r in replays)]
+    turns = [ReplayRun(n, r, s) for n, (s, r) in enumerate((s, r) for s in seeds for r in replays)]
     told = tell or (lambda turn, at_s: None)
     done = dict(_alone(turns, told) if jobs == 1 or len(turns) == 1 else _beside(turns, min(jobs, len(turns)), told))
     return {replay.policy: tuple(done[turn.number] for turn in turns if turn.replay is replay) for replay in replays}
 
 
-def _alone(turns: Sequence[Turn], tell: Callable[[Turn, float], None]) -> Iterator[tuple[int, Result]]:
+def _alone(turns: Sequence[ReplayRun], tell: Callable[[ReplayRun, float], None]) -> Iterator[tuple[int, ReplayResult]]:
     for turn in turns:
         yield turn.number, run(turn.replay, turn.seed, lambda at_s, turn=turn: tell(turn, at_s))  # type: ignore[misc]
         tell(turn, float("inf"))
 
 
-def _beside(turns: Sequence[Turn], processes: int, tell: Callable[[Turn, float], None]) -> Iterator[tuple[int, Result]]:
+def _beside(
+    turns: Sequence[ReplayRun], processes: int, tell: Callable[[ReplayRun, float], None]
+) -> Iterator[tuple[int, ReplayResult]]:
     spawn = multiprocessing.get_context("spawn")
     queue: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
     pool = ProcessPoolExecutor(processes, mp_context=spawn, initializer=_begin, initargs=(queue, turns))
     try:
-        futures: dict[Future[Result], Turn] = {pool.submit(_work, turn.number): turn for turn in turns}
+        futures: dict[Future[ReplayResult], ReplayRun] = {pool.submit(_work, turn.number): turn for turn in turns}
         pending = set(futures)
         while pending:
             finished, pending = wait(pending, timeout=_TURN_S, return_when=FIRST_COMPLETED)
@@ -310,18 +319,18 @@ def _give_up(pool: ProcessPoolExecutor) -> None:
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-_given: tuple[SimpleQueue[tuple[int, float]], Sequence[Turn]] | None = None
+_given: tuple[SimpleQueue[tuple[int, float]], Sequence[ReplayRun]] | None = None
 """In a process of its own: where progress is told, and what there is to be done."""
 
 
-def _begin(queue: SimpleQueue[tuple[int, float]], turns: Sequence[Turn]) -> None:
+def _begin(queue: SimpleQueue[tuple[int, float]], turns: Sequence[ReplayRun]) -> None:
     """Once in each process, so that jobs and world travel once. Ctrl-C is the parent's."""
     global _given
     _given = queue, turns
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _work(number: int) -> Result:
+def _work(number: int) -> ReplayResult:
     assert _given is not None
     queue, turns = _given
     turn = turns[number]

@@ -20,10 +20,10 @@ from provisioner.formatting import count, sanitize
 from provisioner.simulator.figures import (
     FIGURES,
     NOTHING,
-    Difference,
     KeyFigure,
+    PairedDifference,
     Runs,
-    Spread,
+    SeedStatistics,
     amount,
     change,
     class_waits,
@@ -46,7 +46,7 @@ from provisioner.simulator.figures import (
     waste,
     waste_wait_scatter,
 )
-from provisioner.simulator.results import SCHEMA, GpuHours, Result, Waits
+from provisioner.simulator.results import SCHEMA, GpuHours, ReplayResult, WaitStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class Report:
 
     schema: Literal[1]
     """Version of this form."""
-    runs: Mapping[str, tuple[Result, ...]]
+    runs: Mapping[str, tuple[ReplayResult, ...]]
 
 
-def to_json(runs: Mapping[str, Sequence[Result]]) -> str:
+def to_json(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """``runs`` as compact JSON. ``ValueError`` for a number that JSON does not know (infinite, not a number)."""
     report = Report(1, {policy: tuple(results) for policy, results in runs.items()})
     return json.dumps(serialization.to_plain(report), allow_nan=False, separators=(",", ":"))
 
 
-def from_json(text: str | bytes) -> dict[str, tuple[Result, ...]]:
+def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
     """What :func:`to_json` wrote. ``ValueError`` for anything else; its text says what is wrong, and where."""
     try:
         version = json.loads(text)["schema"]
@@ -80,14 +80,14 @@ def from_json(text: str | bytes) -> dict[str, tuple[Result, ...]]:
         raise ValueError(f"no report of a replay: {where}: {first['msg']}") from None
 
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-FILE = "simulate.schema.json"
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_FILE = "simulate.schema.json"
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of the JSON form."""
     body = TypeAdapter(Report).json_schema(mode="serialization")
-    return {"$schema": DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
+    return {"$schema": SCHEMA_DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
 
 
 def schema_text() -> str:
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     """Write the schema into the directory after ``--write``, or to standard output."""
     match arguments:
         case ["--write", directory]:
-            (Path(directory) / FILE).write_text(schema_text(), encoding="utf-8")
+            (Path(directory) / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
         case []:
             sys.stdout.write(schema_text())
         case _:
@@ -108,31 +108,31 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-Cell = str | float | Spread | Difference | None
-MOST_ROWS = 200
+Cell = str | float | SeedStatistics | PairedDifference | None
+MAX_TABLE_ROWS = 200
 """More do not help a reader; the JSON form has them all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
+class GroupHeading:
     """A row that names the group of those below."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """The first cell of each row is its heading."""
 
     caption: str
     head: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...] | Heading]
+    rows: Sequence[tuple[Cell, ...] | GroupHeading]
 
 
-def html_of(table: Table) -> str:
+def html_of(table: ReportTable) -> str:
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.head)
-    rows = "\n".join(_row(row, len(table.head)) for row in table.rows[:MOST_ROWS])
-    left_out = len(table.rows) - MOST_ROWS
+    rows = "\n".join(_row(row, len(table.head)) for row in table.rows[:MAX_TABLE_ROWS])
+    left_out = len(table.rows) - MAX_TABLE_ROWS
     more = f"; {left_out} more rows are in the JSON form" if left_out > 0 else ""
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{escape(table.caption)}"><table>\n'
@@ -141,8 +141,8 @@ def html_of(table: Table) -> str:
     )
 
 
-def _row(row: tuple[Cell, ...] | Heading, width: int) -> str:
-    if isinstance(row, Heading):
+def _row(row: tuple[Cell, ...] | GroupHeading, width: int) -> str:
+    if isinstance(row, GroupHeading):
         return f'<tr><th scope="rowgroup" colspan="{width}" class="group">{escape(row.text)}</th></tr>'
     first, *rest = row
     return f'<tr><th scope="row">{_cell(first)}</th>{"".join(f"<td>{_cell(cell)}</td>" for cell in rest)}</tr>'
@@ -154,9 +154,9 @@ def _cell(cell: Cell) -> str:
             return NOTHING
         case str():
             return escape(cell)
-        case Spread():
+        case SeedStatistics():
             return _number(cell.mean, amount(cell.mean)) + _deviation(cell)
-        case Difference():
+        case PairedDifference():
             better = f' <span class="aside">better in {cell.improved} of {cell.spread.count}</span>'
             return _number(cell.spread.mean, change(cell.spread.mean)) + _deviation(cell.spread) + better
         case _:
@@ -168,43 +168,43 @@ def _number(value: float, text: str) -> str:
     return f'<data value="{value!r}">{text}</data>'
 
 
-def _deviation(spread: Spread) -> str:
+def _deviation(spread: SeedStatistics) -> str:
     return f' <span class="aside">± {amount(spread.deviation)}</span>' if spread.count > 1 else ""
 
 
-MOST_TIMES = 48
+MAX_TIME_ROWS = 48
 """Rows of the time line's table."""
 HOURS = ("good", "badput", "boot", "release", "idle", "held")
 WAITS = ("mean wait s", "median wait s", "95th percentile s")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """A plot, what to make of it, and its numbers."""
 
     title: str
     words: str
     svg: str
-    table: Table
+    table: ReportTable
 
 
-def headline(runs: Runs) -> Table:
+def headline(runs: Runs) -> ReportTable:
     """Every figure by policy: mean and standard deviation over the seeds."""
-    rows: list[tuple[Cell, ...] | Heading] = []
+    rows: list[tuple[Cell, ...] | GroupHeading] = []
     for heading, figures in FIGURES.items():
         body = [
             (_label(figure), *(spread(figure.of(result) for result in results) for results in runs.values()))
             for figure in figures
         ]
         known = [row for row in body if any(cell is not None for cell in row[1:])]
-        rows += [Heading(heading), *known] if known else []
-    return Table("Figures by policy: mean ± standard deviation over the seeds", ("", *_names(runs)), rows)
+        rows += [GroupHeading(heading), *known] if known else []
+    return ReportTable("Figures by policy: mean ± standard deviation over the seeds", ("", *_names(runs)), rows)
 
 
-def differences(runs: Runs) -> Table:
+def differences(runs: Runs) -> ReportTable:
     """Every policy less the first one, seed by seed."""
     first, *others = runs
-    rows: list[tuple[Cell, ...] | Heading] = []
+    rows: list[tuple[Cell, ...] | GroupHeading] = []
     for heading, figures in FIGURES.items():
         body = [
             (_label(figure), *(paired(figure, runs[first], runs[other]) for other in others))
@@ -212,12 +212,12 @@ def differences(runs: Runs) -> Table:
             if figure.better
         ]
         known = [row for row in body if any(cell is not None for cell in row[1:])]
-        rows += [Heading(heading), *known] if known else []
+        rows += [GroupHeading(heading), *known] if known else []
     caption = f"Difference from {name(first)} over the seeds that both have: mean ± standard deviation"
-    return Table(caption, ("", *_names(others)), rows)
+    return ReportTable(caption, ("", *_names(others)), rows)
 
 
-def sections(runs: Runs) -> Iterable[Section]:
+def sections(runs: Runs) -> Iterable[ReportSection]:
     """In the order of the page; those of which the replays tell nothing are left out."""
     yield _hours(runs)
     yield _seeds(runs)
@@ -228,18 +228,18 @@ def sections(runs: Runs) -> Iterable[Section]:
         yield _time_line(result)
 
 
-def _hours(runs: Runs) -> Section:
+def _hours(runs: Runs) -> ReportSection:
     rows = [(name(policy), *_hours_of([r.gpu_hours for r in results])) for policy, results in runs.items()]
-    return Section(
+    return ReportSection(
         "Where the GPU-hours went",
         "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
         "cut short and must be done again. Means over the seeds.",
         stacked_hours(runs),
-        Table("GPU-hours by policy, means over the seeds", ("Policy", *HOURS, "waste %"), rows),
+        ReportTable("GPU-hours by policy, means over the seeds", ("Policy", *HOURS, "waste %"), rows),
     )
 
 
-def _seeds(runs: Runs) -> Section:
+def _seeds(runs: Runs) -> ReportSection:
     rows: list[tuple[Cell, ...]] = [
         (
             name(policy),
@@ -255,11 +255,11 @@ def _seeds(runs: Runs) -> Section:
     ]
     hidden = sum(len(results) - len(finite_points(results)) for results in runs.values())
     missing = f" {hidden} without good GPU-hours or waits cannot be shown." if hidden else ""
-    return Section(
+    return ReportSection(
         "Waste against mean wait",
         "A point for each seed: less waste is further down, shorter waits are further left." + missing,
         waste_wait_scatter(runs),
-        Table(
+        ReportTable(
             "Each replay",
             ("Policy", "trace", "seed", "waste %", *WAITS, "requests", "violations"),
             rows,
@@ -267,7 +267,7 @@ def _seeds(runs: Runs) -> Section:
     )
 
 
-def _waits(runs: Runs) -> Section:
+def _waits(runs: Runs) -> ReportSection:
     rows: list[tuple[Cell, ...]] = [
         ("all jobs", name(policy), *_jobs_and_waits([r.waits for r in results])) for policy, results in runs.items()
     ]
@@ -276,13 +276,13 @@ def _waits(runs: Runs) -> Section:
         for kind in named_classes(runs)
         for policy, results in runs.items()
     ]
-    return Section(
+    return ReportSection(
         "Waits by class of job",
         "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
         "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
         "as wait. Classes with most jobs come first.",
         class_waits(runs),
-        Table(
+        ReportTable(
             "Waits by class and policy, means over the seeds",
             ("Class", "policy", "jobs", *WAITS),
             rows,
@@ -290,23 +290,23 @@ def _waits(runs: Runs) -> Section:
     )
 
 
-def _sites(runs: Runs) -> Section:
+def _sites(runs: Runs) -> ReportSection:
     rows = [
         (name(site), name(policy), *_hours_of([r.by_site.get(site, GpuHours()) for r in results]))
         for site in named_sites(runs)
         for policy, results in runs.items()
     ]
-    return Section(
+    return ReportSection(
         "Waste by site",
         "GPU-hours that were held and not good; behind each bar the waste in percent of that site's good GPU-hours. "
         "Means over the seeds.",
         site_waste(runs),
-        Table("GPU-hours by site and policy, means over the seeds", ("Site", "policy", *HOURS, "waste %"), rows),
+        ReportTable("GPU-hours by site and policy, means over the seeds", ("Site", "policy", *HOURS, "waste %"), rows),
     )
 
 
-def _time_line(result: Result) -> Section:
-    samples = thinned(result.samples, MOST_TIMES)
+def _time_line(result: ReplayResult) -> ReportSection:
+    samples = thinned(result.samples, MAX_TIME_ROWS)
     here = sites(samples)
     rows: list[tuple[Cell, ...]] = [
         (
@@ -322,15 +322,15 @@ def _time_line(result: Result) -> Section:
     ]
     title = f"Time line: {name(result.policy)}, trace {name(result.trace)}, seed {result.seed}"
     head = ("Hours", "jobs waiting", "jobs running", "GPUs held", "GPUs busy", "GPUs of owner", *map(name, here))
-    return Section(
+    return ReportSection(
         title,
         "Each point is the mean over its stretch of time.",
         time_line(result),
-        Table(title, head, rows),
+        ReportTable(title, head, rows),
     )
 
 
-def _one_seed(runs: Runs) -> list[Result]:
+def _one_seed(runs: Runs) -> list[ReplayResult]:
     """One replay of each policy that has samples: of the first policy's first seed where there is one."""
     sampled = {policy: [r for r in results if r.samples] for policy, results in runs.items()}
     wanted = next(((results[0].trace, results[0].seed) for results in sampled.values() if results), None)
@@ -346,7 +346,7 @@ def _hours_of(hours: Sequence[GpuHours]) -> tuple[Cell, ...]:
     return (*(getattr(mean, part) for part in HOURS), wastes and wastes.mean)
 
 
-def _jobs_and_waits(waits: Sequence[Waits]) -> tuple[Cell, ...]:
+def _jobs_and_waits(waits: Sequence[WaitStatistics]) -> tuple[Cell, ...]:
     mean = mean_waits(waits)
     return (mean.jobs, mean.mean_s, mean.p50_s, mean.p95_s) if mean else (0, None, None, None)
 
@@ -359,7 +359,7 @@ def _names(policies: Iterable[str]) -> tuple[str, ...]:
     return tuple(name(policy) for policy in policies)
 
 
-MOST_VIOLATIONS = 100
+MAX_VIOLATIONS = 100
 """Lines that are shown of them; each is counted."""
 
 _SECTION = Template(
@@ -375,7 +375,7 @@ $table
 
 
 def write_html(
-    path: str | Path, runs: Mapping[str, Sequence[Result]], *, title: str = "", notes: Sequence[str] = ()
+    path: str | Path, runs: Mapping[str, Sequence[ReplayResult]], *, title: str = "", notes: Sequence[str] = ()
 ) -> None:
     """Write the report on ``runs``, policy to one replay for each seed, to ``path``.
 
@@ -385,7 +385,7 @@ def write_html(
 
 
 def html_page(
-    runs: Mapping[str, Sequence[Result]], *, title: str = "", notes: Sequence[str] = (), command: str = ""
+    runs: Mapping[str, Sequence[ReplayResult]], *, title: str = "", notes: Sequence[str] = (), command: str = ""
 ) -> str:
     """Return the page's text; the same for the same input. ``command``: the command line that it was made by."""
     _complain(runs)
@@ -402,7 +402,7 @@ def html_page(
     )
 
 
-def _complain(runs: Mapping[str, Sequence[Result]]) -> None:
+def _complain(runs: Mapping[str, Sequence[ReplayResult]]) -> None:
     if not runs:
         raise ValueError("no replay to report on")
     for policy, results in runs.items():
@@ -415,7 +415,7 @@ def _complain(runs: Mapping[str, Sequence[Result]]) -> None:
             seen.add((result.trace, result.seed))
 
 
-def _subject(runs: Mapping[str, Sequence[Result]]) -> str:
+def _subject(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """What was replayed, in one line."""
     results = [result for each in runs.values() for result in each]
     traces = sorted({name(result.trace) for result in results})
@@ -426,13 +426,13 @@ def _subject(runs: Mapping[str, Sequence[Result]]) -> str:
     return f"{', '.join(traces)}: {days} days, {policies}, {count(seeds, 'seed')}"
 
 
-def _title(runs: Mapping[str, Sequence[Result]]) -> str:
+def _title(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     traces = sorted({name(result.trace) for results in runs.values() for result in results})
     policies = " against ".join(map(name, runs)) if len(runs) < 4 else count(len(runs), "policy", "policies")
     return f"Replay of {', '.join(traces)}: {policies}"
 
 
-def _answer(runs: Mapping[str, Sequence[Result]]) -> str:
+def _answer(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """Return the figures that most readers look for, in a sentence for each policy; means over its seeds."""
     lines = []
     for policy, results in runs.items():
@@ -448,7 +448,7 @@ def _answer(runs: Mapping[str, Sequence[Result]]) -> str:
     return f'<ul class="answer">{"".join(lines)}</ul>'
 
 
-def _verdict(runs: Mapping[str, Sequence[Result]]) -> str:
+def _verdict(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     """Whether every promise was kept; if not, this is the first thing on the page."""
     lines = [
         f"{name(policy)}, trace {name(result.trace)}, seed {result.seed}: {sanitize(line)}"
@@ -459,14 +459,14 @@ def _verdict(runs: Mapping[str, Sequence[Result]]) -> str:
     replays = count(sum(map(len, runs.values())), "replay")
     if not lines:
         return f'<p class="kept">No promise was broken in {replays}.</p>'
-    shown = "\n".join(f"<li>{escape(line)}</li>" for line in lines[:MOST_VIOLATIONS])
-    more = len(lines) - MOST_VIOLATIONS
+    shown = "\n".join(f"<li>{escape(line)}</li>" for line in lines[:MAX_VIOLATIONS])
+    more = len(lines) - MAX_VIOLATIONS
     rest = f"\n<li>and {more} more</li>" if more > 0 else ""
     head = f"{count(len(lines), 'broken promise')} in {replays}"
     return f'<section class="broken" role="alert"><h2>{head}</h2>\n<ul>\n{shown}{rest}\n</ul></section>'
 
 
-def _comparison(runs: Mapping[str, Sequence[Result]]) -> str:
+def _comparison(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     if len(runs) < 2:
         return ""
     return (
@@ -477,7 +477,7 @@ def _comparison(runs: Mapping[str, Sequence[Result]]) -> str:
     )
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     return _SECTION.substitute(
         title=escape(section.title), words=escape(section.words), svg=section.svg, table=html_of(section.table)
     )

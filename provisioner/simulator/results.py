@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sharing import kwh
-from provisioner.simulator.drones import Machine
-from provisioner.simulator.faults import Trouble
+from provisioner.simulator.drones import SimulatedNode
+from provisioner.simulator.faults import ServiceFaultKind
 
 SCHEMA = 1
 """Version of the JSON form; a field that changes its meaning raises it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitStatistics:
     """Of jobs: completion - submission - run time, so that work lost to preemption counts as wait. Seconds."""
 
     jobs: int = 0
@@ -89,7 +89,7 @@ class Decisions:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """One replay."""
 
     policy: str
@@ -101,8 +101,8 @@ class Result:
     jobs_impossible: int
     """That fit no drone type."""
     gpu_hours: GpuHours
-    waits: Waits
-    waits_by_class: Mapping[str, Waits] = field(default_factory=dict)
+    waits: WaitStatistics
+    waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     owner_wait_s: float | None = None
     """Mean over the owners' jobs, of their wait that drones caused; None where no job of an owner is known: there is no
     owner, or his load is a step function."""
@@ -133,7 +133,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class CapBroken:
+class LimitExceeded:
     """More drones, or GPUs, lived at one instant than the operator allowed."""
 
     at_s: float
@@ -162,7 +162,7 @@ class OwnerWait(NamedTuple):
 
 
 @dataclass(slots=True)
-class Book:
+class GpuTimeAccount:
     """GPU time of drones as it is entered, in seconds of one whole GPU, and the energy of their GPUs at work."""
 
     held_s: float = 0.0
@@ -187,7 +187,7 @@ class _Live:
 
 
 @dataclass(slots=True)
-class Tally:
+class Metrics:
     """Books kept by the world. Caps are checked at every instant at which a count rises."""
 
     policy: Policy
@@ -214,12 +214,12 @@ class Tally:
     """Nodes on which more was held than there is, a line each."""
     attempts: int = 0
     attempts_lost: int = 0
-    caps_broken: list[CapBroken] = field(default_factory=list)
+    caps_broken: list[LimitExceeded] = field(default_factory=list)
     doubles: list[DroneId] = field(default_factory=list)
     """Ids under which two drones lived at once."""
-    troubles: Counter[Trouble] = field(default_factory=Counter)
+    troubles: Counter[ServiceFaultKind] = field(default_factory=Counter)
     """Calls that a spell has hit."""
-    books: defaultdict[str, Book] = field(default_factory=lambda: defaultdict(Book))
+    books: defaultdict[str, GpuTimeAccount] = field(default_factory=lambda: defaultdict(GpuTimeAccount))
     """By site."""
     _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
     _ids: Counter[DroneId] = field(default_factory=Counter)
@@ -245,9 +245,9 @@ class Tally:
             live.peak = max(live.peak, live.drones)
             drones, gpu_milli = self._limits.get(scope, (None, None))
             if drones is not None and live.drones > drones:
-                self.caps_broken.append(CapBroken(at_s, scope, "drones", live.drones, drones))
+                self.caps_broken.append(LimitExceeded(at_s, scope, "drones", live.drones, drones))
             if gpu_milli is not None and live.gpu_milli > gpu_milli:
-                self.caps_broken.append(CapBroken(at_s, scope, "milli-GPU", live.gpu_milli, gpu_milli))
+                self.caps_broken.append(LimitExceeded(at_s, scope, "milli-GPU", live.gpu_milli, gpu_milli))
 
     def gone(self, drone_id: DroneId, kind: DroneType, end: EndKind) -> None:
         self.ends[kind.site, end] += 1
@@ -282,12 +282,12 @@ class Tally:
         self.waits_s.append(wait_s)
         self.waits_by_class[label].append(wait_s)
 
-    def seated(self, at_s: float, machine: Machine) -> None:
+    def seated(self, at_s: float, machine: SimulatedNode) -> None:
         """Somebody has taken a place on a node."""
         if machine.overfull:
             self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
 
-    def nodes_counted(self, at_s: float, machines: Iterable[Machine]) -> None:
+    def nodes_counted(self, at_s: float, machines: Iterable[SimulatedNode]) -> None:
         """From time to time all that is held on the nodes is counted anew."""
         for machine in machines:
             there = machine.recounted()
@@ -299,9 +299,9 @@ class Tally:
         return self._live[scope].peak
 
     @property
-    def total(self) -> Book:
+    def total(self) -> GpuTimeAccount:
         """All sites together."""
-        return Book(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
+        return GpuTimeAccount(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
 
     @property
     def gpu_seconds(self) -> GpuSeconds:

@@ -27,12 +27,21 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.drones import ENDLESS, NOTHING, Amount, Body, Fate, Habits, Machine, Stage
-from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble, Wire
-from provisioner.simulator.loop import Draw, Fixed, keyed
-from provisioner.simulator.owner import Held, Owner, OwnerQueue, OwnerSeries, SeriesOwner, Victim
-from provisioner.simulator.pool import SimOverlay
-from provisioner.simulator.results import Tally
+from provisioner.simulator.drones import (
+    NOTHING,
+    UNCOUNTED,
+    DroneScript,
+    DroneStage,
+    ResourceVector,
+    SimulatedDrone,
+    SimulatedNode,
+    SiteBehaviour,
+)
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, Network, ServiceFault, ServiceFaultKind
+from provisioner.simulator.loop import Draw, Fixed, rng_for
+from provisioner.simulator.owner import OwnedPool, Owner, OwnerSeries, SeriesOwner, SimulatedOwnerQueue, VictimRule
+from provisioner.simulator.pool import SimulatedOverlay
+from provisioner.simulator.results import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class GpuPool:
     gpus_per_node: int
     nodes: int = 1
     owner: tuple[tuple[float, int], ...] = ()
-    victim: Victim = Victim.YOUNGEST
+    victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
     cpus_per_node: int = 0
@@ -53,10 +62,10 @@ class GpuPool:
     """0: not counted."""
 
     @property
-    def node(self) -> Amount:
+    def node(self) -> ResourceVector:
         """What one node has."""
-        return Amount(
-            self.gpus_per_node * 1000, self.cpus_per_node or ENDLESS, self.memory_mib_per_node or ENDLESS, ENDLESS
+        return ResourceVector(
+            self.gpus_per_node * 1000, self.cpus_per_node or UNCOUNTED, self.memory_mib_per_node or UNCOUNTED, UNCOUNTED
         )
 
 
@@ -69,8 +78,8 @@ class Facility:
     pools: tuple[GpuPool, ...]
     serves: Mapping[str, str] = field(default_factory=dict)
     """Drone type by name to GPU pool; the first pool for types not named."""
-    habits: Habits = field(default_factory=Habits)
-    habits_of: Mapping[str, Habits] = field(default_factory=dict)
+    behaviour: SiteBehaviour = field(default_factory=SiteBehaviour)
+    behaviour_of: Mapping[str, SiteBehaviour] = field(default_factory=dict)
     """Of drone types by name, where they differ from the site's."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
     """Of each call, there and back."""
@@ -78,22 +87,22 @@ class Facility:
     """Drones that the site itself allows; more are refused one by one."""
     queues: bool = True
     """False: an order that does not fit now is refused."""
-    tells_free: bool = True
-    remembers_s: float = 3600.0
+    reports_free: bool = True
+    retain_finished_s: float = 3600.0
     """How long ended drones stay in the listing."""
     owner: Owner | None = None
     """Whose cluster it is, if his jobs are to be simulated one by one."""
     series: OwnerSeries | None = None
     """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
-    tells_claims: bool = True
+    reports_claims: bool = True
     """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
-    tells_nodes: bool = False
-    blocks: Amount = NOTHING
+    reports_nodes: bool = False
+    blocks: ResourceVector = NOTHING
     """What the site's own configuration keeps for each free GPU of its nodes. (``policy.blocking`` is what our planner
     believes.)"""
 
     def __post_init__(self) -> None:
-        if (self.owner or self.tells_nodes) and (self.series or any(pool.owner for pool in self.pools)):
+        if (self.owner or self.reports_nodes) and (self.series or any(pool.owner for pool in self.pools)):
             raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
 
     @property
@@ -101,16 +110,16 @@ class Facility:
         return self.policy.site
 
 
-class _PoolTruth:
+class _GpuPoolState:
     """What is taken of one GPU pool."""
 
-    def __init__(self, pool: GpuPool, kept: Amount = NOTHING) -> None:
+    def __init__(self, pool: GpuPool, kept: ResourceVector = NOTHING) -> None:
         self.pool = pool
         self.wanted_milli = 0
-        self._counted: list[Amount] = []
-        self._places: dict[Amount, int] = {}
+        self._counted: list[ResourceVector] = []
+        self._places: dict[ResourceVector, int] = {}
         """How many drones of a size go into what was free when that was last counted."""
-        self.machines = [Machine(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
+        self.machines = [SimulatedNode(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
 
     @property
     def total_milli(self) -> int:
@@ -121,7 +130,7 @@ class _PoolTruth:
         held_by_none = sum(m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli for m in self.machines)
         return held_by_none - self.wanted_milli
 
-    def machine_for(self, amount: Amount) -> Machine | None:
+    def machine_for(self, amount: ResourceVector) -> SimulatedNode | None:
         """The fullest node with room for a drone, if any. The steps of an owner's load take room, but no certain
         node."""
         if self.room_milli < amount.gpu_milli:
@@ -129,7 +138,7 @@ class _PoolTruth:
         fitting = [m for m in self.machines if m.hosts(amount)]
         return min(fitting, key=lambda m: m.free.gpu_milli, default=None)
 
-    def places(self, amount: Amount) -> int:
+    def places(self, amount: ResourceVector) -> int:
         """How many drones of one size there is room for, node by node."""
         free = [m.free for m in self.machines if m.up]
         if free != self._counted:
@@ -139,56 +148,56 @@ class _PoolTruth:
         return self._places[amount]
 
 
-class SimSite:
+class SimulatedSite:
     """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
 
     def __init__(
         self,
         facility: Facility,
-        overlay: SimOverlay,
-        tally: Tally,
+        overlay: SimulatedOverlay,
+        metrics: Metrics,
         *,
         seed: int,
         start_epoch: float,
-        spells: Sequence[Spell] = (),
-        blows: Sequence[Blow] = (),
+        service_faults: Sequence[ServiceFault] = (),
+        hardware_faults: Sequence[HardwareFault] = (),
     ) -> None:
         self.facility = facility
         self.start_epoch = start_epoch
-        self.bodies: dict[DroneId, Body] = {}
+        self.bodies: dict[DroneId, SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
         self._overlay = overlay
-        self._tally = tally
+        self._metrics = metrics
         self._seed = seed
-        self._wire = Wire(facility.name, seed, facility.latency, spells, tally.troubles)
-        self._pools = {pool.name: _PoolTruth(pool, facility.blocks) for pool in facility.pools}
-        self._queue: dict[DroneId, Body] = {}
+        self._wire = Network(facility.name, seed, facility.latency, service_faults, metrics.troubles)
+        self._pools = {pool.name: _GpuPoolState(pool, facility.blocks) for pool in facility.pools}
+        self._queue: dict[DroneId, SimulatedDrone] = {}
         self._serial = 0
         self._downs = 0
         """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
-        self._downtimes: list[Blow] = []
+        self._downtimes: list[HardwareFault] = []
         self._frozen: dict[int, SiteView] = {}
         self._listed: Mapping[DroneId, RemoteDrone] | None = None
         """None after a change; else what the next look is told as well."""
         self._held: list[object] | None = None
         """What was taken when the places for drones were last counted, and how many there were."""
         self._was_free: tuple[Mapping[str, int], int] = {}, 0
-        self._gone: deque[Body] = deque()
+        self._gone: deque[SimulatedDrone] = deque()
         """Ended and not yet forgotten, by end."""
-        self._blows = [blow for blow in blows if blow.where == facility.name]
+        self._hardware_faults = [blow for blow in hardware_faults if blow.where == facility.name]
         self._kinds = {
             pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
             for pool in self._pools.values()
         }
         self._machines = [machine for pool in self._pools.values() for machine in pool.machines]
-        self._owner: OwnerQueue | None = None
+        self._owner: SimulatedOwnerQueue | None = None
         if facility.owner is not None:
-            self._owner = OwnerQueue(
+            self._owner = SimulatedOwnerQueue(
                 facility.owner,
                 self._machines,
                 self._standing,
                 self._seat_waiting,
-                tally,
+                metrics,
                 seed=seed,
                 start_epoch=start_epoch,
             )
@@ -198,10 +207,10 @@ class SimSite:
         return self.facility.name
 
     @property
-    def alive(self) -> list[Body]:
+    def alive(self) -> list[SimulatedDrone]:
         return [body for body in self.bodies.values() if body.alive]
 
-    def _standing(self) -> Iterator[Body]:
+    def _standing(self) -> Iterator[SimulatedDrone]:
         return (body for body in self.bodies.values() if body.alive)
 
     def begin(self) -> None:
@@ -216,7 +225,7 @@ class SimSite:
         if series is not None:
             theirs = [pool for name, pool in self._pools.items() if name in (series.pools or self._pools)]
             SeriesOwner(series, theirs, self._series_victims, self._place, seed=self._seed, site=self.name).begin()
-        for blow in self._blows:
+        for blow in self._hardware_faults:
             loop.call_at(max(0.0, blow.at_s - blow.notice_s), self._announce, blow)
             loop.call_at(blow.at_s, self._strike, blow)
 
@@ -243,14 +252,14 @@ class SimSite:
         self._check_open()
         now = self.start_epoch + asyncio.get_running_loop().time()
         self._forget(now)
-        free, free_milli = self._told_free() if self.facility.tells_free else (None, None)
+        free, free_milli = self._told_free() if self.facility.reports_free else (None, None)
         return SiteView(
             site=self.name,
             taken_at=now,
             drones=self._drones(),
             free=free,
-            nodes=self._nodes() if self.facility.tells_nodes else (),
-            claims=self._claims(now) if self.facility.tells_claims else (),
+            nodes=self._nodes() if self.facility.reports_nodes else (),
+            claims=self._claims(now) if self.facility.reports_claims else (),
             owner_runs=self._owner_runs(),
             downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
             free_gpu_milli=free_milli,
@@ -258,7 +267,7 @@ class SimSite:
 
     def _owner_runs(self) -> OwnerLoad | None:
         if self._owner is not None:
-            return self._owner.load() if self.facility.tells_claims else None
+            return self._owner.load() if self.facility.reports_claims else None
         if self.facility.series is None:
             return None
         return OwnerLoad(gpu_milli=sum(pool.wanted_milli for pool in self._pools.values()))
@@ -266,17 +275,17 @@ class SimSite:
     def _free_milli(self) -> int:
         return sum(max(0, pool.room_milli) for pool in self._pools.values())
 
-    def _lie(self, view: SiteView, spell: Spell) -> SiteView:
+    def _lie(self, view: SiteView, spell: ServiceFault) -> SiteView:
         """The view that a spell makes of a true one."""
-        match spell.trouble:
-            case Trouble.EMPTY:
+        match spell.kind:
+            case ServiceFaultKind.EMPTY:
                 return replace(view, drones={})
-            case Trouble.PARTIAL:
-                hidden = {d for d in view.drones if keyed(self._seed, "hidden", spell, d).random() < spell.amount}
+            case ServiceFaultKind.PARTIAL:
+                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", spell, d).random() < spell.amount}
                 return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
-            case Trouble.STALE:
+            case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
-            case Trouble.FREE_WRONG:
+            case ServiceFaultKind.FREE_WRONG:
                 return replace(view, free={t.name: int(spell.amount) for t in self.facility.types})
             case _:
                 return replace(
@@ -293,12 +302,12 @@ class SimSite:
         self._listed = None
 
     def _forget(self, now: float) -> None:
-        limit = now - self.facility.remembers_s
+        limit = now - self.facility.retain_finished_s
         while self._gone and (end := self._gone[0].end) is not None and end.at <= limit:
             del self.bodies[self._gone.popleft().id]
             self.stirred()
 
-    def _pool_of(self, kind: DroneType) -> _PoolTruth:
+    def _pool_of(self, kind: DroneType) -> _GpuPoolState:
         return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
 
     def _told_free(self) -> tuple[Mapping[str, int], int]:
@@ -315,13 +324,13 @@ class SimSite:
         """Drones of a type that could start right now, were it not for others that wait."""
         pool = self._pool_of(kind)
         by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
-        return max(0, min(by_gpus, pool.places(Amount.of(kind))))
+        return max(0, min(by_gpus, pool.places(ResourceVector.of(kind))))
 
     def _free(self, kind: DroneType) -> int:
         """The same, less what drones take that wait for room already."""
         pool = self._pool_of(kind)
         queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
-        return min(self._places(kind, sum(queued)), max(0, pool.places(Amount.of(kind)) - len(queued)))
+        return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
 
     def _nodes(self) -> tuple[Node, ...]:
         return tuple(m.told(self._kinds[m.pool]) for m in self._machines if m.up)
@@ -349,16 +358,16 @@ class SimSite:
         if not self.facility.queues and not self._free(order.type):
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
-        habits = self.facility.habits_of.get(order.type.name, self.facility.habits)
-        fate = Fate.drawn(habits, self._seed, self.name, order.drone_id)
-        body = Body(order, f"{self.name}-{self._serial}", fate, self, self._overlay)
+        behaviour = self.facility.behaviour_of.get(order.type.name, self.facility.behaviour)
+        script = DroneScript.drawn(behaviour, self._seed, self.name, order.drone_id)
+        body = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
         self.bodies[body.id] = body
         self.stirred()
-        self._tally.born(body.id, body.type, asyncio.get_running_loop().time())
+        self._metrics.born(body.id, body.type, asyncio.get_running_loop().time())
         if self._free(body.type) <= 0:
-            self._tally.asked_in_vain[self.name] += 1
-        if fate.queue_s > 0:
-            asyncio.get_running_loop().call_later(fate.queue_s, self._eligible, body)
+            self._metrics.asked_in_vain[self.name] += 1
+        if script.queue_s > 0:
+            asyncio.get_running_loop().call_later(script.queue_s, self._eligible, body)
         else:
             self._eligible(body)
         return OrderResult(body.id, OrderOutcome.OK, body.remote_id)
@@ -379,8 +388,8 @@ class SimSite:
 
     # ------------------------------------------------------------------------------------------------- the hardware
 
-    def _eligible(self, body: Body) -> None:
-        if body.stage is Stage.QUEUED:
+    def _eligible(self, body: SimulatedDrone) -> None:
+        if body.stage is DroneStage.QUEUED:
             self._queue[body.id] = body
             self._place()
 
@@ -394,22 +403,22 @@ class SimSite:
         if self._downs:
             return
         for body in list(self._queue.values()):
-            amount = Amount.of(body.type)
+            amount = ResourceVector.of(body.type)
             machine = self._pool_of(body.type).machine_for(amount)
             if machine is not None:
                 del self._queue[body.id]
                 slot = machine.seat_drone(body, amount)
-                self._tally.seated(asyncio.get_running_loop().time(), machine)
-                self._tally.started += 1
+                self._metrics.seated(asyncio.get_running_loop().time(), machine)
+                self._metrics.started += 1
                 body.grant(machine, slot)
 
-    def left(self, body: Body) -> None:
+    def left(self, body: SimulatedDrone) -> None:
         """A body is gone: its room is free again."""
         assert body.end is not None
         self._gone.append(body)
         self._queue.pop(body.id, None)
-        self._tally.gone(body.id, body.type, body.end.kind)
-        self._tally.withdrawn += body.granted_s is None
+        self._metrics.gone(body.id, body.type, body.end.kind)
+        self._metrics.withdrawn += body.granted_s is None
         if body.machine is not None:
             body.machine.drone_left(body)
             self.account(body)
@@ -417,16 +426,16 @@ class SimSite:
                 self._owner.left(body)
         self._place()
 
-    def account(self, body: Body) -> None:
+    def account(self, body: SimulatedDrone) -> None:
         """Enter a body's GPU time, up to now, in the tally."""
         if body.granted_s is None:
             return
         now_s = asyncio.get_running_loop().time()
         left_s = now_s if body.left_s is None else body.left_s
         boot_end_s = left_s if body.serving_s is None else body.serving_s
-        self._tally.held(body.type, now_s - body.granted_s, boot_end_s - body.granted_s, now_s - left_s)
+        self._metrics.held(body.type, now_s - body.granted_s, boot_end_s - body.granted_s, now_s - left_s)
 
-    def _owner_wants(self, pool: _PoolTruth, milli: int) -> None:
+    def _owner_wants(self, pool: _GpuPoolState, milli: int) -> None:
         pool.wanted_milli = min(milli, pool.total_milli)
         if pool.pool.notice_s > 0:
             leaving = 0
@@ -442,30 +451,30 @@ class SimSite:
                 body.perish(EndKind.PREEMPTED, "preempted by the owner")
         self._place()
 
-    def _victims(self, pool: _PoolTruth) -> list[Body]:
+    def _victims(self, pool: _GpuPoolState) -> list[SimulatedDrone]:
         """The bodies in a GPU pool, first victim first."""
         placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
         return self._in_order(placed, pool.pool.victim)
 
-    def _series_victims(self, pools: Sequence[Held]) -> list[tuple[Body, Held]]:
+    def _series_victims(self, pools: Sequence[OwnedPool]) -> list[tuple[SimulatedDrone, OwnedPool]]:
         """The bodies in some GPU pools with theirs, first victim first."""
         assert self.facility.series is not None
         placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) in pools]
         return [(b, self._pool_of(b.type)) for b in self._in_order(placed, self.facility.series.victim)]
 
-    def _in_order(self, placed: list[Body], victim: Victim) -> list[Body]:
-        if victim is Victim.RANDOM:
+    def _in_order(self, placed: list[SimulatedDrone], victim: VictimRule) -> list[SimulatedDrone]:
+        if victim is VictimRule.RANDOM:
             now_s = asyncio.get_running_loop().time()
-            return sorted(placed, key=lambda b: keyed(self._seed, "victim", now_s, b.id).random())
+            return sorted(placed, key=lambda b: rng_for(self._seed, "victim", now_s, b.id).random())
         return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
 
-    def _announce(self, blow: Blow) -> None:
-        if blow.kind is BlowKind.DOWNTIME:
+    def _announce(self, blow: HardwareFault) -> None:
+        if blow.kind is HardwareFaultKind.DOWNTIME:
             self._downtimes.append(blow)
 
-    def _strike(self, blow: Blow) -> None:
+    def _strike(self, blow: HardwareFault) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
-        if blow.kind is BlowKind.DOWNTIME:
+        if blow.kind is HardwareFaultKind.DOWNTIME:
             struck = self._machines
             self._downs += 1
         else:
@@ -480,11 +489,11 @@ class SimSite:
                 body.perish(EndKind.FAULT, f"node failure: {blow.kind.value}")
         asyncio.get_running_loop().call_later(blow.for_s, self._recover, blow)
 
-    def _recover(self, blow: Blow) -> None:
+    def _recover(self, blow: HardwareFault) -> None:
         first = next(iter(self._pools.values())).machines
-        for machine in self._machines if blow.kind is BlowKind.DOWNTIME else [first[blow.node % len(first)]]:
+        for machine in self._machines if blow.kind is HardwareFaultKind.DOWNTIME else [first[blow.node % len(first)]]:
             machine.outages -= 1
-        if blow.kind is BlowKind.DOWNTIME:
+        if blow.kind is HardwareFaultKind.DOWNTIME:
             self._downs -= 1
             self._downtimes.remove(blow)
         self._place()

@@ -22,7 +22,7 @@ from statistics import median
 from provisioner.config.messages import nearest
 from provisioner.formatting import age, count
 from provisioner.model import WHOLE_GPU, CompletedJob, JobClass
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
 """GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
@@ -39,7 +39,7 @@ class TraceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class TraceColumns:
     """Which column of a CSV file holds what; empty: none does. Each may carry a factor: ``MemGB*1024``."""
 
     submit: str = "submit_s"
@@ -53,7 +53,7 @@ class Columns:
     group: str = "group"
 
     @classmethod
-    def declared(cls, text: str) -> Columns:
+    def declared(cls, text: str) -> TraceColumns:
         """From ``submit=SubmitTime,duration=RunTime,...``: what is not named there is in no column."""
         fields = list(cls.__dataclass_fields__)
         found: dict[str, str] = {}
@@ -70,11 +70,11 @@ class Columns:
         return cls(**({name: "" for name in fields} | found))
 
 
-COMMON = Columns()
+COMMON = TraceColumns()
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TraceSelection:
     """Which part of a trace is replayed, and what is made of its jobs."""
 
     groups: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Cut:
     vram_seed: int | None = None
     """Draw how much GPU memory each job wants from :data:`VRAM_SHARES`."""
     ignore: tuple[str, ...] = ()
-    """Fields (names as in :class:`Columns`) that the trace is taken not to tell."""
+    """Fields (names as in :class:`TraceColumns`) that the trace is taken not to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Trace:
     """What was read."""
 
     name: str
-    jobs: tuple[SimJob, ...]
+    jobs: tuple[SimulatedJob, ...]
     """By submission; times count from the begin of the cut."""
     left_out: int = 0
     """No jobs for drones: without a run time, or without a GPU."""
@@ -113,9 +113,9 @@ class Trace:
 
 def read_trace(
     path: Path,
-    cut: Cut | None = None,
+    cut: TraceSelection | None = None,
     *,
-    columns: Columns | None = None,
+    columns: TraceColumns | None = None,
     skip_bad: bool = False,
     swf_cpus: bool = False,
 ) -> Trace:
@@ -123,7 +123,7 @@ def read_trace(
 
     In SWF a processor counts as a GPU, or with ``swf_cpus`` as a CPU of a job with one GPU. Raises TraceError.
     """
-    cut, reading = cut or Cut(), _Reading(path, skip_bad)
+    cut, reading = cut or TraceSelection(), _TraceReader(path, skip_bad)
     if is_swf(path):
         rows = list(reading.swf(swf_cpus, cut.ignore))
     else:
@@ -143,7 +143,7 @@ def is_swf(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(".swf")
 
 
-def cut_jobs(jobs: Sequence[SimJob], cut: Cut) -> tuple[SimJob, ...]:
+def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection) -> tuple[SimulatedJob, ...]:
     """The part of jobs from elsewhere that ``cut`` says. Raises TraceError if that is none."""
     rows = [
         _Row(job, tuple(filter(None, (job.wants.group, job.wants.owner))), math.ceil(job.wants.gpu_milli / WHOLE_GPU))
@@ -157,12 +157,12 @@ def cut_jobs(jobs: Sequence[SimJob], cut: Cut) -> tuple[SimJob, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    job: SimJob
+    job: SimulatedJob
     groups: tuple[str, ...]
     gpus: int
 
 
-def _chosen(rows: Sequence[_Row], cut: Cut, origin_s: float) -> Iterator[SimJob]:
+def _chosen(rows: Sequence[_Row], cut: TraceSelection, origin_s: float) -> Iterator[SimulatedJob]:
     rng = Random(f"{cut.vram_seed}/vram")
     taken = 0
     for row in rows:
@@ -179,10 +179,10 @@ def _chosen(rows: Sequence[_Row], cut: Cut, origin_s: float) -> Iterator[SimJob]
             gib = rng.choices(tuple(VRAM_SHARES), tuple(VRAM_SHARES.values()))[0]
             # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for themselves.
             wants = replace(wants, vram_mib=gib * 1000)
-        yield SimJob(at_s, min(cut.cap_s, row.job.duration_s), wants)
+        yield SimulatedJob(at_s, min(cut.cap_s, row.job.duration_s), wants)
 
 
-def _nothing_left(rows: Sequence[_Row], cut: Cut) -> str:
+def _nothing_left(rows: Sequence[_Row], cut: TraceSelection) -> str:
     if not rows:
         return "no job with a run time and a GPU in it"
     groups = Counter(name for row in rows for name in row.groups)
@@ -201,12 +201,12 @@ def _near(name: str, known: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-class _Bad(ValueError):
+class _BadLineError(ValueError):
     """A line that cannot be understood: what is wrong with it, and what to write."""
 
 
 @dataclass(slots=True)
-class _Reading:
+class _TraceReader:
     """One pass over a file."""
 
     path: Path
@@ -221,7 +221,7 @@ class _Reading:
                 *self.bad[:_MOST_TOLD], *more, f"{len(self.bad)} bad lines: repair them, or leave them out: --skip-bad"
             )
 
-    def table(self, columns: Columns, ignore: Sequence[str]) -> Iterator[_Row]:
+    def table(self, columns: TraceColumns, ignore: Sequence[str]) -> Iterator[_Row]:
         """The jobs of a CSV file with a header."""
         lines = csv.reader(text_lines(self.path))
         header = next(lines, None)
@@ -239,7 +239,7 @@ class _Reading:
                 return
             if not any(cells):
                 continue
-            row = self._judged(lines.line_num, _Cells(cells, spots, len(header)).row)
+            row = self._judged(lines.line_num, _CsvLine(cells, spots, len(header)).row)
             if row is not None:
                 yield row
 
@@ -248,14 +248,14 @@ class _Reading:
         for number, line in enumerate(text_lines(self.path), 1):
             if not line.strip() or line.lstrip().startswith(";"):
                 continue
-            row = self._judged(number, _Swf(line.split(), cpus, ignore).row)
+            row = self._judged(number, _SwfLine(line.split(), cpus, ignore).row)
             if row is not None:
                 yield row
 
     def _judged(self, number: int, read: Callable[[], _Row | None]) -> _Row | None:
         try:
             row = read()
-        except _Bad as error:
+        except _BadLineError as error:
             self.bad.append(f"{self.path}:{number}: {error}")
             return None
         if row is None:
@@ -289,14 +289,14 @@ def text_lines(path: Path) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------------- lines
 
 Spots = Mapping[str, tuple[int, str, float]]
-"""Field (name as in :class:`Columns`) to the number of its column, the column's name and a factor."""
+"""Field (name as in :class:`TraceColumns`) to the number of its column, the column's name and a factor."""
 
 
-def _spots(path: Path, header: Sequence[str], columns: Columns) -> dict[str, tuple[int, str, float]]:
+def _spots(path: Path, header: Sequence[str], columns: TraceColumns) -> dict[str, tuple[int, str, float]]:
     """Where each field stands. A column that was declared must be there; of the common form, submission and run
     time."""
     found: dict[str, tuple[int, str, float]] = {}
-    for name in Columns.__dataclass_fields__:
+    for name in TraceColumns.__dataclass_fields__:
         column, star, factor = getattr(columns, name).partition("*")
         if column in header:
             found[name] = (header.index(column), column, _factor(column, factor) if star else 1.0)
@@ -319,7 +319,7 @@ def _factor(column: str, text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cells:
+class _CsvLine:
     """One line of a CSV file."""
 
     cells: Sequence[str]
@@ -328,13 +328,15 @@ class _Cells:
 
     def row(self) -> _Row | None:
         if len(self.cells) != self.width:
-            raise _Bad(f"{len(self.cells)} fields, but the header has {self.width}: quote what has a comma in it")
+            raise _BadLineError(
+                f"{len(self.cells)} fields, but the header has {self.width}: quote what has a comma in it"
+            )
         submit_s, duration_s = self.moment(), self.number("duration", 0.0)
         gpus, share_milli = self.number("gpus", 1.0), self.number("gpu_milli", 0.0)
         gpu_milli = round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
         if duration_s <= 0 or gpu_milli <= 0:
             return None
-        wants = Wants(
+        wants = JobRequirements(
             gpu_milli=gpu_milli,
             cpus=max(1, math.ceil(self.number("cpus", 1.0))),
             memory_mib=max(1, round(self.number("memory", 1024.0))),
@@ -343,7 +345,7 @@ class _Cells:
             group=self.text("group"),
         )
         names = tuple(filter(None, (self.text("group"), self.text("user"))))
-        return _Row(SimJob(submit_s, duration_s, wants), names, math.ceil(gpus))
+        return _Row(SimulatedJob(submit_s, duration_s, wants), names, math.ceil(gpus))
 
     def text(self, name: str) -> str:
         spot = self.spots.get(name)
@@ -362,18 +364,20 @@ class _Cells:
         text = self.text("submit")
         _, column, factor = self.spots["submit"]
         if not text:
-            raise _Bad(f"`{column}` is empty: when was the job submitted?")
+            raise _BadLineError(f"`{column}` is empty: when was the job submitted?")
         if text[4:5] == "-":
             try:
                 at = datetime.fromisoformat(text)
             except ValueError:
-                raise _Bad(f"`{column}`: `{text[:40]}` is no time: write 2020-05-01 12:00:00, or seconds") from None
+                raise _BadLineError(
+                    f"`{column}`: `{text[:40]}` is no time: write 2020-05-01 12:00:00, or seconds"
+                ) from None
             return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
         return _number(text, column) * factor
 
 
 @dataclass(frozen=True, slots=True)
-class _Swf:
+class _SwfLine:
     """One line of a log in the Standard Workload Format. Field numbers below are those of the standard, less 1."""
 
     words: Sequence[str]
@@ -382,7 +386,9 @@ class _Swf:
 
     def row(self) -> _Row | None:
         if len(self.words) != 18:
-            raise _Bad(f"{len(self.words)} fields, but the Standard Workload Format has 18: -1 stands for not known")
+            raise _BadLineError(
+                f"{len(self.words)} fields, but the Standard Workload Format has 18: -1 stands for not known"
+            )
         submit_s, duration_s = self.known(1, "submit time", 0.0), self.known(3, "run time", 0.0)
         processors = self.known(7, "requested processors", 0.0) or self.known(4, "allocated processors", 0.0)
         if duration_s <= 0 or processors <= 0:
@@ -391,7 +397,7 @@ class _Swf:
         memory_mib = 1024 if "memory" in self.ignore or not each_kib else math.ceil(each_kib * processors / 1024)
         user, group = self.name("user", 11), self.name("group", 12)
         count = math.ceil(processors)
-        wants = Wants(
+        wants = JobRequirements(
             gpu_milli=1000 if self.cpus else count * 1000,
             cpus=count if self.cpus and "cpus" not in self.ignore else 1,
             memory_mib=memory_mib,
@@ -399,7 +405,7 @@ class _Swf:
             group=group,
         )
         names = tuple(filter(None, (group, user)))
-        return _Row(SimJob(submit_s, duration_s, wants), names, 1 if self.cpus else count)
+        return _Row(SimulatedJob(submit_s, duration_s, wants), names, 1 if self.cpus else count)
 
     def name(self, field: str, at: int) -> str:
         """The standard has numbers for names: ``user7``; empty where it is not known, or not to be."""
@@ -415,9 +421,9 @@ def _number(text: str, column: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise _Bad(f"`{column}`: `{text[:40]}` is no number") from None
+        raise _BadLineError(f"`{column}`: `{text[:40]}` is no number") from None
     if not 0.0 <= number < math.inf:
-        raise _Bad(f"`{column}`: `{text[:40]}` is not a number from 0 up")
+        raise _BadLineError(f"`{column}`: `{text[:40]}` is not a number from 0 up")
     return number
 
 
@@ -426,7 +432,7 @@ _SERIES = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OwnerLoadSeries:
     """How many GPUs an owner wants: steps ``(at_s, GPUs)``, the first at 0, and how many there are."""
 
     name: str
@@ -437,20 +443,22 @@ class Load:
     def span_s(self) -> float:
         return self.steps[-1][0]
 
-    def scaled(self, gpus: int) -> Load:
+    def scaled(self, gpus: int) -> OwnerLoadSeries:
         """The same for an owner of a cluster of ``gpus`` GPUs, who never wants more than all of it."""
         most = max(1, self.gpus)
-        return Load(self.name, gpus, tuple((at_s, min(gpus, round(g * gpus / most))) for at_s, g in self.steps))
+        return OwnerLoadSeries(
+            self.name, gpus, tuple((at_s, min(gpus, round(g * gpus / most))) for at_s, g in self.steps)
+        )
 
-    def repeated(self, span_s: float) -> Load:
+    def repeated(self, span_s: float) -> OwnerLoadSeries:
         """The same again and again, in whole days, until ``span_s`` is covered."""
         period_s = max(1, math.ceil(self.span_s / DAY_S)) * DAY_S
         times = max(1, math.ceil(span_s / period_s))
         steps = tuple((n * period_s + at_s, gpus) for n in range(times) for at_s, gpus in self.steps)
-        return Load(self.name, self.gpus, steps)
+        return OwnerLoadSeries(self.name, self.gpus, steps)
 
 
-def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, Load]:
+def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSeries]:
     """The series of a trace in the common form (CSV, may be gzipped): ``vc, t_s, total_gpus, busy_gpus, pending_gpus``,
     a row at each change. ``pending``: GPUs that the owner waits for count as well. Raises TraceError."""
     rows: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
@@ -468,7 +476,7 @@ def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, Load]:
             ) from None
         rows[row["vc"]].append((at_s, busy + wanted if pending else busy))
         total[row["vc"]] = max(total.get(row["vc"], 0), there)
-    return {name: Load(name, total[name], tuple(steps)) for name, steps in rows.items()}
+    return {name: OwnerLoadSeries(name, total[name], tuple(steps)) for name, steps in rows.items()}
 
 
 _LATE = 0.05
@@ -477,10 +485,10 @@ _LEAST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedJobs:
     """The jobs submitted in a time, and what the record does not tell of them, a line each."""
 
-    jobs: tuple[SimJob, ...]
+    jobs: tuple[SimulatedJob, ...]
     notes: tuple[str, ...]
 
 
@@ -493,13 +501,13 @@ def last_look(store_path: Path) -> float | None:
     return view.taken_at if view is not None else None
 
 
-def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[SimJob, ...]:
+def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[SimulatedJob, ...]:
     """Jobs submitted from ``since`` on and before ``until``, by submission, counted from ``since``. See
     :func:`recorded`."""
     return recorded(store_path, since=since, until=until).jobs
 
 
-def recorded(store_path: Path, since: float, until: float) -> Recorded:
+def recorded(store_path: Path, since: float, until: float) -> RecordedJobs:
     """The same, with what is not in it. Reads only, beside a running controller too.
 
     Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
@@ -511,7 +519,7 @@ def recorded(store_path: Path, since: float, until: float) -> Recorded:
     done = [each for each in reader.completions(since, float("inf")) if since <= each.submitted_at < until]
     views = reader.views()
     view = views.overlay.view if views is not None else None
-    jobs = [SimJob(each.submitted_at - since, max(_LEAST_S, each.run_s), wants_of(each)) for each in done]
+    jobs = [SimulatedJob(each.submitted_at - since, max(_LEAST_S, each.run_s), wants_of(each)) for each in done]
     notes = _gaps(done, since, until)
     if view is None:
         notes.append("no look at the pool is on record: jobs that still wait are missing")
@@ -520,12 +528,12 @@ def recorded(store_path: Path, since: float, until: float) -> Recorded:
         running = sum(each.running for each in view.classes)
         if running and view.taken_at >= since:
             notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
-    return Recorded(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
+    return RecordedJobs(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
 
 
-def wants_of(done: CompletedJob) -> Wants:
+def wants_of(done: CompletedJob) -> JobRequirements:
     """What a job that was done had asked for."""
-    return Wants(
+    return JobRequirements(
         gpu_milli=done.gpu_milli,
         cpus=done.cpus,
         memory_mib=done.memory_mib,
@@ -552,10 +560,10 @@ def _gaps(done: list[CompletedJob], since: float, until: float) -> list[str]:
 
 def _waiting(
     classes: Iterable[JobClass], done: list[CompletedJob], since: float, until: float, notes: list[str]
-) -> list[SimJob]:
+) -> list[SimulatedJob]:
     """Jobs that waited at the last look, as if all of a class had come with its oldest: more is not on record."""
     run_s = _run_times(done)
-    added: list[SimJob] = []
+    added: list[SimulatedJob] = []
     unknown = 0
     for each in classes:
         idle = each.waiting + each.fresh
@@ -564,7 +572,7 @@ def _waiting(
         wants = _wants_of_class(each)
         takes_s = run_s.get(wants) or run_s.get(each.owner) or run_s.get("") or each.walltime_s
         if takes_s:
-            added += [SimJob(each.oldest_at - since, takes_s, wants)] * idle
+            added += [SimulatedJob(each.oldest_at - since, takes_s, wants)] * idle
         else:
             unknown += idle
     if added:
@@ -577,17 +585,17 @@ def _waiting(
     return added
 
 
-def _run_times(done: Iterable[CompletedJob]) -> Mapping[Wants | str, float]:
+def _run_times(done: Iterable[CompletedJob]) -> Mapping[JobRequirements | str, float]:
     """Median run times by what was asked for, by owner, and of all (the empty name)."""
-    samples: dict[Wants | str, list[float]] = {}
+    samples: dict[JobRequirements | str, list[float]] = {}
     for each in done:
         for key in (wants_of(each), each.owner, ""):
             samples.setdefault(key, []).append(each.run_s)
     return {key: median(times) for key, times in samples.items()}
 
 
-def _wants_of_class(each: JobClass) -> Wants:
-    return Wants(
+def _wants_of_class(each: JobClass) -> JobRequirements:
+    return JobRequirements(
         gpu_milli=each.gpu_milli,
         cpus=each.cpus,
         memory_mib=each.memory_mib,

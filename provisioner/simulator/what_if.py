@@ -20,8 +20,8 @@ from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType, Fault, FaultKind, Policy, PolledSite, SitePolicy, Snapshot
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import Blow, BlowKind
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
@@ -33,7 +33,7 @@ FACTORS = ("queue", "boot")
 _WHOLE = frozenset({"gpus", "max_drones"})
 _MOST = 1e6
 _WORDS = (*NUMBERS, *FACTORS, "owner", "down")
-FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
+QUESTION_FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
 
 
 class QuestionError(Exception):
@@ -41,7 +41,7 @@ class QuestionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class SiteOutage:
     """A site is away for a time, counted from the begin; without an end for good."""
 
     site: str
@@ -50,7 +50,7 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class ChangedNumber:
     """One of :data:`NUMBERS` has another value at a site."""
 
     site: str
@@ -59,7 +59,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ScaledDuration:
     """One of :data:`FACTORS` takes so many times as long at a site."""
 
     site: str
@@ -68,13 +68,13 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Unowned:
+class OwnerRemoved:
     """A site has no owner who comes first."""
 
     site: str
 
 
-Question = Down | Number | Times | Unowned
+Question = SiteOutage | ChangedNumber | ScaledDuration | OwnerRemoved
 
 
 def read(text: str, sites: Iterable[str]) -> Question:
@@ -87,23 +87,23 @@ def read(text: str, sites: Iterable[str]) -> Question:
         return _down(text, site, *down.groups())
     if not (change := re.fullmatch(r"(\w+) ?([=*]) ?(\S+)", rest)):
         word = re.match(r"\w*", rest)
-        near = choices(word[0], _WORDS) if word and word[0] and word[0] not in _WORDS else f"write {FORMS}"
+        near = choices(word[0], _WORDS) if word and word[0] and word[0] not in _WORDS else f"write {QUESTION_FORMS}"
         raise QuestionError(f"`{text}` is not understood: {near}")
     key, sign, value = change.groups()
     if key == "owner" and sign == "=":
         if value != "none":
             raise QuestionError(f"`{text}`: write `{site} owner=none`")
-        return Unowned(site)
+        return OwnerRemoved(site)
     if sign == "=" and key in NUMBERS:
-        return Number(site, key, _number(text, value, whole=key in _WHOLE))
+        return ChangedNumber(site, key, _number(text, value, whole=key in _WHOLE))
     if sign == "*" and key in FACTORS:
-        return Times(site, key, _number(text, value))
+        return ScaledDuration(site, key, _number(text, value))
     if key in NUMBERS or key in FACTORS:
         raise QuestionError(f"`{text}`: write `{site} {key}{'=' if key in NUMBERS else '*'}{value}`")
     raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _WORDS)}")
 
 
-def _down(text: str, site: str, begin: str | None, end: str | None) -> Down:
+def _down(text: str, site: str, begin: str | None, end: str | None) -> SiteOutage:
     try:
         from_s = parse_duration(begin) if begin else 0.0
         until_s = parse_duration(end) if end else None
@@ -111,7 +111,7 @@ def _down(text: str, site: str, begin: str | None, end: str | None) -> Down:
         raise QuestionError(f"`{text}`: {error}") from None
     if until_s is not None and until_s <= from_s:
         raise QuestionError(f"`{text}`: {end} is not after {begin}")
-    return Down(site, from_s, until_s)
+    return SiteOutage(site, from_s, until_s)
 
 
 def _number(text: str, value: str, *, whole: bool = False) -> float:
@@ -124,23 +124,29 @@ def _number(text: str, value: str, *, whole: bool = False) -> float:
     return number
 
 
-FOR_EVER_S = 10 * 365 * 86400.0
+FOREVER_S = 10 * 365 * 86400.0
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
     """``plan`` as it would be. Raises QuestionError for a change that changes nothing, or that cannot be made."""
     facility = next(each for each in plan.facilities if each.name == question.site)
     match question:
-        case Down(site, from_s, until_s):
-            to_s = FOR_EVER_S if until_s is None else until_s
-            return replace(plan, blows=(*plan.blows, Blow(BlowKind.DOWNTIME, from_s, to_s - from_s, site)))
-        case Number(_, "gpus", value):
+        case SiteOutage(site, from_s, until_s):
+            to_s = FOREVER_S if until_s is None else until_s
+            return replace(
+                plan,
+                hardware_faults=(
+                    *plan.hardware_faults,
+                    HardwareFault(HardwareFaultKind.DOWNTIME, from_s, to_s - from_s, site),
+                ),
+            )
+        case ChangedNumber(_, "gpus", value):
             facility = _gpus(facility, int(value))
-        case Number(_, key, value):
+        case ChangedNumber(_, key, value):
             facility = _limited(facility, key, value)
-        case Times(_, key, factor):
+        case ScaledDuration(_, key, factor):
             facility = _slower(facility, key, factor)
-        case Unowned(site):
+        case OwnerRemoved(site):
             if facility.series is None:
                 raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
             facility = replace(facility, series=None)
@@ -238,19 +244,21 @@ def _limited(facility: Facility, key: str, value: float) -> Facility:
 
 
 def _slower(facility: Facility, key: str, factor: float) -> Facility:
-    if all(getattr(habits, key) == Fixed(0.0) for habits in (facility.habits, *facility.habits_of.values())):
+    if all(
+        getattr(behaviour, key) == Fixed(0.0) for behaviour in (facility.behaviour, *facility.behaviour_of.values())
+    ):
         raise QuestionError(
             f"`{facility.name} {key}*{factor:g}`: it takes no time there to begin with: a world file tells how long "
             f"(--world)"
         )
-    others = {name: _stretched(habits, key, factor) for name, habits in facility.habits_of.items()}
-    return replace(facility, habits=_stretched(facility.habits, key, factor), habits_of=others)
+    others = {name: _stretched(behaviour, key, factor) for name, behaviour in facility.behaviour_of.items()}
+    return replace(facility, behaviour=_stretched(facility.behaviour, key, factor), behaviour_of=others)
 
 
-def _stretched(habits: Habits, key: str, factor: float) -> Habits:
+def _stretched(behaviour: SiteBehaviour, key: str, factor: float) -> SiteBehaviour:
     if key == "queue":
-        return replace(habits, queue=_times(habits.queue, factor))
-    return replace(habits, boot=_times(habits.boot, factor))
+        return replace(behaviour, queue=_times(behaviour.queue, factor))
+    return replace(behaviour, boot=_times(behaviour.boot, factor))
 
 
 def _times(draw: Draw, factor: float) -> Draw:
@@ -264,29 +272,29 @@ def _times(draw: Draw, factor: float) -> Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Otherwise:
+class ChangedSnapshot:
     """A snapshot as it would be, and what of the question its moment cannot show."""
 
     snapshot: Snapshot
     notes: tuple[str, ...] = ()
 
 
-def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> Otherwise:
+def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSnapshot:
     """All of ``questions``, one after the other. Raises QuestionError for those that one moment has no answer to."""
     notes: list[str] = []
     for question in questions:
         match question:
-            case Down(site, 0.0, None):
+            case SiteOutage(site, 0.0, None):
                 snapshot = _without(snapshot, site, notes)
-            case Down(site):
+            case SiteOutage(site):
                 raise QuestionError(f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`")
-            case Times(site, key):
+            case ScaledDuration(site, key):
                 raise QuestionError(f"a snapshot is one moment, `{site} {key}` takes time: ask `provisioner simulate`")
-            case Number(site):
+            case ChangedNumber(site):
                 snapshot = _numbered(snapshot, question, notes)
-            case Unowned(site):
+            case OwnerRemoved(site):
                 snapshot = _unowned(snapshot, site)
-    return Otherwise(snapshot, tuple(notes))
+    return ChangedSnapshot(snapshot, tuple(notes))
 
 
 def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:
@@ -309,7 +317,7 @@ def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:
     )
 
 
-def _numbered(snapshot: Snapshot, question: Number, notes: list[str]) -> Snapshot:
+def _numbered(snapshot: Snapshot, question: ChangedNumber, notes: list[str]) -> Snapshot:
     site, value = question.site, question.value
     match question.key:
         case "price":

@@ -30,13 +30,13 @@ from provisioner.model import (
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import validate_plan
-from provisioner.simulator.drones import Body
-from provisioner.simulator.faults import Blow, Spell
-from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.drones import SimulatedDrone
+from provisioner.simulator.faults import HardwareFault, ServiceFault
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import VirtualClock, run_virtual
-from provisioner.simulator.pool import PoolHabits, SimOverlay
-from provisioner.simulator.results import Decisions, Sample, Tally
-from provisioner.simulator.sites import Facility, SimSite
+from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
+from provisioner.simulator.results import Decisions, Metrics, Sample
+from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 
@@ -47,30 +47,36 @@ class World:
     def __init__(
         self,
         facilities: Sequence[Facility],
-        jobs: Sequence[SimJob],
+        jobs: Sequence[SimulatedJob],
         policy: Policy,
         *,
         seed: int,
         start_epoch: float,
-        pool: PoolHabits | None = None,
-        spells: Sequence[Spell] = (),
-        blows: Sequence[Blow] = (),
+        pool: PoolBehaviour | None = None,
+        service_faults: Sequence[ServiceFault] = (),
+        hardware_faults: Sequence[HardwareFault] = (),
     ) -> None:
         self.types: tuple[DroneType, ...] = tuple(t for facility in facilities for t in facility.types)
-        self.tally = Tally(policy, self.types)
-        self.overlay = SimOverlay(
+        self.metrics = Metrics(policy, self.types)
+        self.overlay = SimulatedOverlay(
             jobs,
-            self.tally,
-            habits=pool or PoolHabits(),
+            self.metrics,
+            behaviour=pool or PoolBehaviour(),
             seed=seed,
             start_epoch=start_epoch,
-            spells=spells,
-            blows=blows,
+            service_faults=service_faults,
+            hardware_faults=hardware_faults,
         )
-        self._possible = sum(any(job.wants.misfit(t) is None for t in self.types) for job in jobs)
+        self._possible = sum(any(job.wants.unmet_requirement(t) is None for t in self.types) for job in jobs)
         self.sites = {
-            facility.name: SimSite(
-                facility, self.overlay, self.tally, seed=seed, start_epoch=start_epoch, spells=spells, blows=blows
+            facility.name: SimulatedSite(
+                facility,
+                self.overlay,
+                self.metrics,
+                seed=seed,
+                start_epoch=start_epoch,
+                service_faults=service_faults,
+                hardware_faults=hardware_faults,
             )
             for facility in facilities
         }
@@ -82,7 +88,7 @@ class World:
             site.begin()
 
     @property
-    def bodies(self) -> list[Body]:
+    def bodies(self) -> list[SimulatedDrone]:
         """Drones alive at any site."""
         return [body for site in self.sites.values() for body in site.alive]
 
@@ -126,7 +132,7 @@ class World:
 
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
-CHECK_S = 5.0
+END_CHECK_INTERVAL_S = 5.0
 """How often it is asked whether all is over once the last job has come, in virtual seconds."""
 
 
@@ -135,15 +141,15 @@ class Scenario:
     """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
 
     facilities: tuple[Facility, ...]
-    jobs: tuple[SimJob, ...]
+    jobs: tuple[SimulatedJob, ...]
     seed: int = 0
     policy: Policy = field(default_factory=Policy)
     """``sites`` is filled in from the facilities."""
     interval_s: float = 15.0
     active_interval_s: float = 2.0
-    pool: PoolHabits = field(default_factory=PoolHabits)
-    spells: tuple[Spell, ...] = ()
-    blows: tuple[Blow, ...] = ()
+    pool: PoolBehaviour = field(default_factory=PoolBehaviour)
+    service_faults: tuple[ServiceFault, ...] = ()
+    hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
     """It goes on for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
@@ -162,7 +168,7 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """What came of a scenario."""
 
     seed: int
@@ -193,12 +199,12 @@ class Outcome:
     """Attempts of jobs that were cut short."""
     decisions: Decisions
     samples: tuple[Sample, ...]
-    tally: Tally
+    metrics: Metrics
     violations: tuple[str, ...]
     """Every promise that was broken, a line each; the first to read after a failure."""
 
 
-def simulate(scenario: Scenario) -> Outcome:
+def simulate(scenario: Scenario) -> SimulationOutcome:
     """Run the controller in the scenario's world until all is over: jobs done, no drone alive, none on record."""
     with quiet():
         return run_virtual(Simulation(scenario).run(), start_epoch=START_EPOCH)
@@ -286,7 +292,7 @@ class Simulation:
         self.samples: list[Sample] = []
         self.still_s: float | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> SimulationOutcome:
         scenario = self.scenario
         world = World(
             scenario.facilities,
@@ -295,8 +301,8 @@ class Simulation:
             seed=scenario.seed,
             start_epoch=START_EPOCH,
             pool=scenario.pool,
-            spells=scenario.spells,
-            blows=scenario.blows,
+            service_faults=scenario.service_faults,
+            hardware_faults=scenario.hardware_faults,
         )
         world.begin()
         over = asyncio.create_task(self._over(world), name="over")
@@ -355,10 +361,12 @@ class Simulation:
         """Return when nothing is left to come, or at the scenario's limit."""
         loop, scenario = asyncio.get_running_loop(), self.scenario
         last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
-        await asyncio.sleep(min(max(last_s, scenario.least_s), scenario.limit_s) // CHECK_S * CHECK_S)
+        await asyncio.sleep(
+            min(max(last_s, scenario.least_s), scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S
+        )
         ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
         while loop.time() < scenario.limit_s:
-            await asyncio.sleep(CHECK_S)
+            await asyncio.sleep(END_CHECK_INTERVAL_S)
             settled = world.jobs_done and not self.record.live and not world.bodies
             if settled and loop.time() >= scenario.least_s:
                 return
@@ -370,12 +378,14 @@ class Simulation:
 
     def _troubles_over_s(self) -> list[float]:
         """When what goes wrong for a time is over."""
-        ends = [blow.at_s + blow.for_s for blow in self.scenario.blows] + [s.to_s for s in self.scenario.spells]
+        ends = [blow.at_s + blow.for_s for blow in self.scenario.hardware_faults] + [
+            s.to_s for s in self.scenario.service_faults
+        ]
         return [end_s for end_s in ends if end_s < self.scenario.limit_s]
 
-    def _outcome(self, world: World) -> Outcome:
+    def _outcome(self, world: World) -> SimulationOutcome:
         live, recorded = world.live_ids, set(self.record.live)
-        outcome = Outcome(
+        outcome = SimulationOutcome(
             seed=self.scenario.seed,
             digest=self.record.digest,
             steps=self.record.steps,
@@ -389,12 +399,12 @@ class Simulation:
             ghosts=tuple(sorted(recorded - live)),
             drones=len(self.record.births),
             refused_plans=tuple(self.record.refused_plans),
-            started=world.tally.started,
-            withdrawn=world.tally.withdrawn,
-            preempted=world.tally.attempts_lost,
+            started=world.metrics.started,
+            withdrawn=world.metrics.withdrawn,
+            preempted=world.metrics.attempts_lost,
             decisions=self._decisions(),
             samples=tuple(self.samples),
-            tally=world.tally,
+            metrics=world.metrics,
             violations=(),
         )
         return replace(outcome, violations=tuple(self._violations(outcome, world)))
@@ -405,15 +415,15 @@ class Simulation:
         worst_s = max((each.worst_s for each in self.decided), default=0.0)
         return Decisions(count, total_s / count if count else 0.0, worst_s)
 
-    def _violations(self, outcome: Outcome, world: World) -> Iterator[str]:
+    def _violations(self, outcome: SimulationOutcome, world: World) -> Iterator[str]:
         if self.collapse:
             yield f"the controller collapsed: {self.collapse}"
         for line in outcome.refused_plans:
             yield f"the checker refused a plan at {line}"
-        for broken in outcome.tally.caps_broken:
+        for broken in outcome.metrics.caps_broken:
             yield str(broken)
-        yield from outcome.tally.overfull
-        for drone_id in outcome.tally.doubles:
+        yield from outcome.metrics.overfull
+        for drone_id in outcome.metrics.doubles:
             yield f"two drones lived under the id {drone_id}"
         for drone_id, births in self.record.births.items():
             if births > 1:

@@ -24,15 +24,15 @@ from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
-from provisioner.simulator.owner import OwnerSeries, Victim
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.owner import OwnerSeries, VictimRule
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceError, located, read_loads
 
-_POOL = PoolHabits()
+_POOL = PoolBehaviour()
 
 
 class DrawSection(ConfigSection):
@@ -104,15 +104,15 @@ class HabitsSection(ConfigSection):
         default=None, description="How many turn out badly.", examples=[{"dies_young": 0.01}]
     )
 
-    def over(self, habits: Habits) -> Habits:
-        """``habits`` with what is told here."""
+    def over(self, behaviour: SiteBehaviour) -> SiteBehaviour:
+        """``behaviour`` with what is told here."""
         told: dict[str, Any] = {
             key: getattr(self, key).draw
             for key in ("queue", "boot", "check", "release", "lifetime")
             if getattr(self, key) is not None
         }
         told |= self.failures.model_dump() if self.failures else {}
-        return replace(habits, retire_s=habits.retire_s if self.retire is None else self.retire, **told)
+        return replace(behaviour, retire_s=behaviour.retire_s if self.retire is None else self.retire, **told)
 
 
 class NodesSection(ConfigSection):
@@ -139,7 +139,9 @@ class SeriesSection(ConfigSection):
     )
     nodes: tuple[str, ...] = Field(default=(), description="Of these kinds of nodes only.", examples=[["a100"]])
     pending: bool = Field(default=False, description="Also count the GPUs that he waits for.", examples=[False])
-    victim: Victim = Field(default=Victim.YOUNGEST, description="Which drone goes first.", examples=["youngest"])
+    victim: VictimRule = Field(
+        default=VictimRule.YOUNGEST, description="Which drone goes first.", examples=["youngest"]
+    )
     notice: Duration = Field(default=0.0, description="What a drone is given before it goes.", examples=["30s"])
 
 
@@ -159,8 +161,8 @@ class SiteSection(HabitsSection):
         description="Whose GPUs they are. Default: nobody's.",
         examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}],
     )
-    tells_free: bool = Field(default=True, description="Says how many drones could start.", examples=[True])
-    tells_nodes: bool = Field(default=False, description="Lists its nodes; not with `owner`.", examples=[False])
+    reports_free: bool = Field(default=True, description="Says how many drones could start.", examples=[True])
+    reports_nodes: bool = Field(default=False, description="Lists its nodes; not with `owner`.", examples=[False])
     queues: bool = Field(default=True, description="`false`: refuses what does not fit now.", examples=[True])
     quota: int | None = Field(default=None, ge=0, description="Drones that the site itself allows.", examples=[56])
     latency: Spread | None = Field(default=None, description="Of each call. Default: 200 ms.", examples=["200ms"])
@@ -191,10 +193,10 @@ class PoolSection(ConfigSection):
     )
 
 
-class TroubleSection(ConfigSection):
+class ServiceFaultSection(ConfigSection):
     """What happens to calls for a time."""
 
-    trouble: Trouble = Field(description="What happens.", examples=["down"])
+    kind: ServiceFaultKind = Field(description="What happens.", examples=["down"])
     where: str = Field(default="*", description="A site, `overlay`, or `*`.", examples=["horeka"])
     verb: str = Field(default="*", description="poll, start, stop, drain, bootstrap, act or `*`.", examples=["poll"])
     from_: Duration = Field(default=0.0, alias="from", description="Since the start.", examples=["2d"])
@@ -203,10 +205,10 @@ class TroubleSection(ConfigSection):
     amount: float = Field(default=0.0, ge=0, description="Seconds or share, by kind.", examples=[30.0])
 
 
-class BlowSection(ConfigSection):
+class HardwareFaultSection(ConfigSection):
     """What happens to hardware."""
 
-    kind: BlowKind = Field(description="What happens.", examples=["downtime"])
+    kind: HardwareFaultKind = Field(description="What happens.", examples=["downtime"])
     where: str = Field(default=OVERLAY, description="A site, or `overlay`.", examples=["horeka"])
     at: Duration = Field(description="Since the start.", examples=["2d"])
     for_: PositiveDuration = Field(alias="for", description="How long.", examples=["6h"])
@@ -223,19 +225,19 @@ class WorldFile(ConfigSection):
     sites: dict[Name, SiteSection] = Field(
         default_factory=dict, description="Sites by name.", examples=[{"horeka": {"queue": "15min"}}]
     )
-    troubles: tuple[TroubleSection, ...] = Field(
-        default=(), description="What happens to calls.", examples=[[{"trouble": "down", "where": "horeka"}]]
+    service_faults: tuple[ServiceFaultSection, ...] = Field(
+        default=(), description="What happens to calls.", examples=[[{"kind": "down", "where": "horeka"}]]
     )
-    blows: tuple[BlowSection, ...] = Field(
+    hardware_faults: tuple[HardwareFaultSection, ...] = Field(
         default=(),
         description="What happens to hardware.",
         examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]],
     )
 
 
-DEFAULT = Habits(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
+DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
 """Of a site of which nothing is told."""
-MOST_GPUS = 10_000
+MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 
 
@@ -244,9 +246,9 @@ class WorldPlan:
     """A world to be simulated, but for the jobs."""
 
     facilities: tuple[Facility, ...]
-    pool: PoolHabits
-    spells: tuple[Spell, ...] = ()
-    blows: tuple[Blow, ...] = ()
+    pool: PoolBehaviour
+    service_faults: tuple[ServiceFault, ...] = ()
+    hardware_faults: tuple[HardwareFault, ...] = ()
     notes: tuple[str, ...] = ()
     """What the files did not tell, and what was taken instead."""
 
@@ -268,7 +270,7 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     pool = model.pool
     return WorldPlan(
         facilities,
-        PoolHabits(
+        PoolBehaviour(
             pool.negotiation,
             pool.update,
             pool.slot_lifetime,
@@ -276,15 +278,15 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
             reuses_claims=pool.reuses_claims,
             best_fit=pool.best_fit,
         ),
-        tuple(_spell(t) for t in model.troubles),
-        tuple(Blow(b.kind, b.at, b.for_, b.where, b.node, b.notice) for b in model.blows),
+        tuple(_service_fault(t) for t in model.service_faults),
+        tuple(HardwareFault(b.kind, b.at, b.for_, b.where, b.node, b.notice) for b in model.hardware_faults),
         tuple(building.notes),
     )
 
 
-def _spell(written: TroubleSection) -> Spell:
+def _service_fault(written: ServiceFaultSection) -> ServiceFault:
     to_s = math.inf if written.to is None else written.to
-    return Spell(written.trouble, written.where, written.verb, written.from_, to_s, written.chance, written.amount)
+    return ServiceFault(written.kind, written.where, written.verb, written.from_, to_s, written.chance, written.amount)
 
 
 def _judged(document: YamlDocument) -> WorldFile | None:
@@ -303,16 +305,18 @@ def _sites_are_known(document: YamlDocument, model: WorldFile, settings: Setting
         if name not in names:
             spot = document.key_position(("sites", name))
             document.complain(spot, f"no site `{name}` is configured: {choices(name, names)}")
-    places = [("troubles", n, trouble.where) for n, trouble in enumerate(model.troubles) if trouble.where != "*"]
-    places += [("blows", n, blow.where) for n, blow in enumerate(model.blows)]
+    places = [("service_faults", n, fault.where) for n, fault in enumerate(model.service_faults) if fault.where != "*"]
+    places += [("hardware_faults", n, fault.where) for n, fault in enumerate(model.hardware_faults)]
     for key, n, where in places:
         if where not in (*names, OVERLAY):
             document.complain_at(
                 (key, n, "where"), f"no site `{where}` is configured: {choices(where, (*names, OVERLAY))}"
             )
-    for n, blow in enumerate(model.blows):
-        if (blow.where == OVERLAY) != (blow.kind is BlowKind.NO_NEGOTIATION):
-            document.complain_at(("blows", n, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites")
+    for n, fault in enumerate(model.hardware_faults):
+        if (fault.where == OVERLAY) != (fault.kind is HardwareFaultKind.NO_NEGOTIATION):
+            document.complain_at(
+                ("hardware_faults", n, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites"
+            )
 
 
 class _Building:
@@ -326,7 +330,7 @@ class _Building:
 
     def facility(self, spec: SiteConfig, told: SiteSection | None) -> Facility:
         site = told or SiteSection()
-        habits = site.over(DEFAULT)
+        behaviour = site.over(DEFAULT_BEHAVIOUR)
         pools, serves = self._told_pools(spec, site) if site.nodes else self._derived_pools(spec)
         if not spec.policy.enabled:
             self.notes.append(f"{spec.name}: not enabled, gets no drones")
@@ -343,10 +347,10 @@ class _Building:
                 self._complain(
                     ("sites", spec.name, "types", name), f"site {spec.name} has no type `{name}`", name, known
                 )
-        if site.tells_nodes and site.owner is not None:
+        if site.reports_nodes and site.owner is not None:
             self.document.complain_at(
-                ("sites", spec.name, "tells_nodes"),
-                "`tells_nodes`: an owner of whom only a series is known is on no certain node: remove one of the two",
+                ("sites", spec.name, "reports_nodes"),
+                "`reports_nodes`: an owner of whom only a series is known is on no certain node: remove one of the two",
             )
             return Facility(spec.policy, spec.types, pools)
         return Facility(
@@ -354,13 +358,13 @@ class _Building:
             types=spec.types,
             pools=pools,
             serves=serves,
-            habits=habits,
-            habits_of={name: section.over(habits) for name, section in site.types.items()},
+            behaviour=behaviour,
+            behaviour_of={name: section.over(behaviour) for name, section in site.types.items()},
             latency=Fixed(0.2) if site.latency is None else site.latency.draw,
             quota=site.quota,
             queues=site.queues,
-            tells_free=site.tells_free,
-            tells_nodes=site.tells_nodes,
+            reports_free=site.reports_free,
+            reports_nodes=site.reports_nodes,
             series=self._series(spec, site.owner, pools) if site.owner else None,
         )
 
@@ -459,7 +463,7 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
     limit = spec.policy.max_drones
     drones = sum(limit if kind.max_drones is None else min(limit, kind.max_drones) for kind in kinds)
     if not kinds[0].gpu_milli:
-        nodes = max(1, min(drones, limit, MOST_GPUS))
+        nodes = max(1, min(drones, limit, MAX_DERIVED_GPUS))
         most = max(kinds, key=lambda kind: (kind.cpus, kind.memory_mib))
         memory = max(kind.memory_mib for kind in kinds)
         return GpuPool(name, 0, nodes, cpus_per_node=most.cpus, memory_mib_per_node=memory)
@@ -467,11 +471,11 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
     milli = sum((limit if k.max_drones is None else min(limit, k.max_drones)) * k.gpu_milli for k in kinds)
     if spec.policy.max_gpu_milli is not None:
         milli = min(milli, spec.policy.max_gpu_milli)
-    gpus = min(MOST_GPUS, math.ceil(milli / WHOLE_GPU))
+    gpus = min(MAX_DERIVED_GPUS, math.ceil(milli / WHOLE_GPU))
     return GpuPool(name, size, max(1, math.ceil(gpus / size)))
 
 
-def described(plan: WorldPlan) -> Iterator[str]:
+def describe_world(plan: WorldPlan) -> Iterator[str]:
     """The world in a line per site."""
     for facility in plan.facilities:
         parts = ", ".join(

@@ -18,8 +18,8 @@ import pytest
 from provisioner.cli.reference import output_schemas
 from provisioner.cli.simulate import progress
 from provisioner.config import load
-from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.replay import Turn
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.replay import ReplayRun
 from provisioner.simulator.report import from_json
 from provisioner.simulator.world import Scenario
 from provisioner.simulator.world_file import world_of
@@ -150,7 +150,7 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
 
 def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     now, span_s = [0.0], 2 * 86400.0
-    turns = [Turn(n, None, 1) for n in range(2)]  # type: ignore[arg-type]
+    turns = [ReplayRun(n, None, 1) for n in range(2)]  # type: ignore[arg-type]
     with progress(2, span_s, color=False, clock=lambda: now[0]) as tell:
         for at, turn, reached_s in ((10.0, 0, span_s / 4), (40.0, 0, span_s / 2), (50.0, 0, span_s), (80.0, 0, inf)):
             now[0] = at
@@ -202,8 +202,10 @@ def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, m
 # ------------------------------------------------------------------------------------------------------ jobs on record
 
 MONTH = tuple(
-    SimJob(
-        1200.0 * (n // 4), 600.0 + 60 * (n % 3), Wants(1000, 2, 4096, owner="ann" if n % 2 else "ben", group="physics")
+    SimulatedJob(
+        1200.0 * (n // 4),
+        600.0 + 60 * (n % 3),
+        JobRequirements(1000, 2, 4096, owner="ann" if n % 2 else "ben", group="physics"),
     )
     for n in range(24)
 )

@@ -26,8 +26,8 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.loop import keyed, run_virtual
-from provisioner.simulator.world import START_EPOCH, Outcome, RunRecord, Scenario, Simulation, World, quiet
+from provisioner.simulator.loop import rng_for, run_virtual
+from provisioner.simulator.world import START_EPOCH, RunRecord, Scenario, Simulation, SimulationOutcome, World, quiet
 from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 
@@ -51,7 +51,7 @@ class Crash:
 
 def crashes(seed: int, count: int, *, furthest: int, acts_only: bool = True) -> tuple[Crash, ...]:
     """Return ``count`` crashes at random boundaries, one for each life of the controller but the last."""
-    rng = keyed(seed, "crashes")
+    rng = rng_for(seed, "crashes")
     return tuple(Crash(rng.randint(1, furthest), rng.uniform(0.5, 60.0), acts_only) for _ in range(count))
 
 
@@ -63,7 +63,7 @@ class CrashScenario(Scenario):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrashOutcome(Outcome):
+class CrashOutcome(SimulationOutcome):
     """The outcome of a scenario with crashes."""
 
     lives: tuple[str, ...]
@@ -85,7 +85,7 @@ def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) 
     with quiet():
         outcome = run_virtual(simulation.run(), start_epoch=START_EPOCH)
     return CrashOutcome(
-        **{field.name: getattr(outcome, field.name) for field in fields(Outcome)},
+        **{field.name: getattr(outcome, field.name) for field in fields(SimulationOutcome)},
         lives=tuple(simulation.lives),
         boundaries=simulation.injector.crossed,
         act_boundaries=simulation.injector.acts_crossed,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from provisioner.model import DroneType, SitePolicy
-from provisioner.simulator.drones import Habits
+from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import Owner
 from provisioner.simulator.sites import Facility, GpuPool
@@ -19,7 +19,7 @@ def drone_type(site: str, name: str, **given: Any) -> DroneType:
 
 
 def small(
-    name: str = "kit", *, gpus: int = 4, max_drones: int = 4, habits: Habits | None = None, types: int = 1
+    name: str = "kit", *, gpus: int = 4, max_drones: int = 4, behaviour: SiteBehaviour | None = None, types: int = 1
 ) -> Facility:
     """``gpus`` GPUs in two nodes, no owner, quick to boot."""
     policy = SitePolicy(
@@ -34,7 +34,7 @@ def small(
         policy=policy,
         types=tuple(drone_type(name, f"gpu{n}" if n else "gpu") for n in range(types)),
         pools=(GpuPool("gpus", -(-gpus // 2), nodes=2),),
-        habits=habits or Habits(boot=Uniform(5.0, 20.0), check=Fixed(2.0), release=Fixed(1.0)),
+        behaviour=behaviour or SiteBehaviour(boot=Uniform(5.0, 20.0), check=Fixed(2.0), release=Fixed(1.0)),
     )
 
 
@@ -49,7 +49,7 @@ def institute(owner: tuple[tuple[float, int], ...] = ()) -> Facility:
         ),
         pools=(GpuPool("v100s", 8, nodes=4, owner=owner), GpuPool("a100", 8, nodes=3)),
         serves={"v100s": "v100s", "a100": "a100"},
-        habits=Habits(queue=Uniform(10.0, 80.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
+        behaviour=SiteBehaviour(queue=Uniform(10.0, 80.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
     )
 
 
@@ -60,7 +60,7 @@ def cloud() -> Facility:
         policy=SitePolicy(name, max_drones=12, max_pending=12, max_starts_per_tick=6, price=2.0),
         types=(drone_type(name, "l40s", vram_mib=46068, capability=89, gpu_model="L40S"),),
         pools=(GpuPool("l40s", 4, nodes=3),),
-        habits=Habits(boot=Uniform(180.0, 300.0), release=Fixed(20.0)),
+        behaviour=SiteBehaviour(boot=Uniform(180.0, 300.0), release=Fixed(20.0)),
         queues=False,
     )
 
@@ -76,8 +76,10 @@ def hpc() -> Facility:
         ),
         pools=(GpuPool("a100", 4, nodes=12), GpuPool("h100", 4, nodes=2)),
         serves={"a100": "a100", "h100": "h100"},
-        habits=Habits(queue=LogNormal(900.0, 1.2, 6 * 3600.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
-        tells_free=False,
+        behaviour=SiteBehaviour(
+            queue=LogNormal(900.0, 1.2, 6 * 3600.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)
+        ),
+        reports_free=False,
     )
 
 
@@ -102,8 +104,8 @@ def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) 
         ),
         pools=tuple(pool for pool in pools if pool.nodes),
         serves={pool.name: pool.name for pool in pools},
-        habits=Habits(boot=Uniform(20.0, 40.0), check=Fixed(5.0), release=Fixed(2.0)),
+        behaviour=SiteBehaviour(boot=Uniform(20.0, 40.0), check=Fixed(5.0), release=Fixed(2.0)),
         owner=owner,
-        tells_nodes=True,
+        reports_nodes=True,
     )
     return replace(usual, **given)

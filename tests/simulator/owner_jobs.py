@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from provisioner.simulator.owner import OwnerJob
-from provisioner.simulator.traces import Load
+from provisioner.simulator.traces import OwnerLoadSeries
 
 SIZES = {1: 5, 2: 2, 4: 2, 8: 4}
 """GPUs of a job, and how many of 13 jobs are so: most jobs are small, and most GPUs are in large ones."""
@@ -24,7 +24,7 @@ LEAST_S = 60.0
 """No job is shorter."""
 
 
-def part_of(load: Load, rng: Random, *, span_s: float, per_hour: float = 15.0) -> Load:
+def part_of(load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: float = 15.0) -> OwnerLoadSeries:
     """``span_s`` from somewhere in it, played so fast (up to 8 times) that about ``per_hour`` steps come. Quiet
     parts, in which the owner never asks for a quarter of the cluster more, are passed over where others are."""
     pace = len(load.steps) / (load.span_s / 3600.0)
@@ -37,16 +37,16 @@ def part_of(load: Load, rng: Random, *, span_s: float, per_hour: float = 15.0) -
     return part
 
 
-def rise_of(load: Load) -> int:
+def rise_of(load: OwnerLoadSeries) -> int:
     """GPUs of all steps up but the first."""
     return sum(max(0, after - before) for (_, before), (_, after) in pairwise(load.steps))
 
 
-def window_of(load: Load, from_s: float, span_s: float, *, faster: float = 1.0) -> Load:
+def window_of(load: OwnerLoadSeries, from_s: float, span_s: float, *, faster: float = 1.0) -> OwnerLoadSeries:
     """``span_s`` of it from ``from_s`` on, counted from 0, and played ``faster`` times as fast."""
     before = [gpus for at_s, gpus in load.steps if at_s <= from_s]
     inside = [((at_s - from_s) / faster, gpus) for at_s, gpus in load.steps if from_s < at_s < from_s + span_s]
-    return Load(load.name, load.gpus, ((0.0, before[-1] if before else 0), *inside))
+    return OwnerLoadSeries(load.name, load.gpus, ((0.0, before[-1] if before else 0), *inside))
 
 
 def trace_file(root: Path) -> Path | None:
@@ -57,7 +57,7 @@ def trace_file(root: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def made_load(seed: int, *, gpus: int, span_s: float, per_hour: float = 12.0) -> Load:
+def made_load(seed: int, *, gpus: int, span_s: float, per_hour: float = 12.0) -> OwnerLoadSeries:
     """A series of the same kind: steps that arrive independently, ``per_hour`` on average, mostly by 1, 8, 4, 2 and 16
     GPUs, up as often as down, drawn towards half of the cluster."""
     rng = Random(f"{seed}/owner load")
@@ -68,11 +68,16 @@ def made_load(seed: int, *, gpus: int, span_s: float, per_hour: float = 12.0) ->
         up = rng.random() < 1.0 - wanted / gpus
         wanted = min(gpus, wanted + size) if up else max(0, wanted - size)
         steps.append((now_s, wanted))
-    return Load("made", gpus, tuple(steps))
+    return OwnerLoadSeries("made", gpus, tuple(steps))
 
 
 def owner_jobs(
-    load: Load, seed: int, *, until_s: float, cpus: Sequence[int] = (1, 4, 8, 12), mib: Sequence[int] = (4096, 20480)
+    load: OwnerLoadSeries,
+    seed: int,
+    *,
+    until_s: float,
+    cpus: Sequence[int] = (1, 4, 8, 12),
+    mib: Sequence[int] = (4096, 20480),
 ) -> tuple[OwnerJob, ...]:
     """The jobs behind a series. Per GPU a job has one of ``cpus`` and up to ``mib[-1]`` of RAM; what runs at the end of
     the series ends ``until_s`` at the latest."""

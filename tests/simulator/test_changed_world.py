@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.config import Settings
-from provisioner.simulator.faults import Blow, BlowKind
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility
-from provisioner.simulator.what_if import FOR_EVER_S, QuestionError, changed, read
+from provisioner.simulator.what_if import FOREVER_S, QuestionError, changed, read
 from provisioner.simulator.world_file import WorldPlan, world_of
 from tests.simulator.declared import declared, world
 
@@ -37,9 +37,13 @@ def farm(plan: WorldPlan, *questions: str) -> Facility:
 
 
 def test_a_site_that_is_down_for_a_time_or_for_ever(plan: WorldPlan) -> None:
-    assert asked(plan, "cloud down").blows == (Blow(BlowKind.DOWNTIME, 0.0, FOR_EVER_S, "cloud"),)
-    assert asked(plan, " cloud  down 2d..3d").blows == (Blow(BlowKind.DOWNTIME, 172800.0, 86400.0, "cloud"),)
-    both = asked(plan, "cloud down 2d", "farm down").blows
+    assert asked(plan, "cloud down").hardware_faults == (
+        HardwareFault(HardwareFaultKind.DOWNTIME, 0.0, FOREVER_S, "cloud"),
+    )
+    assert asked(plan, " cloud  down 2d..3d").hardware_faults == (
+        HardwareFault(HardwareFaultKind.DOWNTIME, 172800.0, 86400.0, "cloud"),
+    )
+    both = asked(plan, "cloud down 2d", "farm down").hardware_faults
     assert [(blow.where, blow.at_s) for blow in both] == [("cloud", 172800.0), ("farm", 0.0)]
 
 
@@ -71,14 +75,16 @@ def test_what_takes_longer_takes_longer_for_every_type(settings: Settings) -> No
     queues = "{queue: {median: 1min, sigma: 1, most: 1h}, types: {v100: {queue: {low: 0s, high: 1min}}}}"
     plan = world(settings, f"sites: {{farm: {queues}}}")
     there = farm(plan, "farm queue*2")
-    assert there.habits.queue == LogNormal(120.0, 1.0, 7200.0)
-    assert there.habits_of["v100"].queue == Uniform(0.0, 120.0)
-    assert farm(plan, "farm boot*3").habits.boot == farm(plan, "farm boot*3").habits_of["v100"].boot == Fixed(225.0)
+    assert there.behaviour.queue == LogNormal(120.0, 1.0, 7200.0)
+    assert there.behaviour_of["v100"].queue == Uniform(0.0, 120.0)
+    assert (
+        farm(plan, "farm boot*3").behaviour.boot == farm(plan, "farm boot*3").behaviour_of["v100"].boot == Fixed(225.0)
+    )
 
 
 def test_a_queue_that_only_one_type_has(settings: Settings) -> None:
     plan = world(settings, "sites: {farm: {types: {v100: {queue: 1min}}}}")
-    assert farm(plan, "farm queue*2").habits_of["v100"].queue == Fixed(120.0)
+    assert farm(plan, "farm queue*2").behaviour_of["v100"].queue == Fixed(120.0)
 
 
 def test_an_owner_who_is_there_no_more(settings: Settings) -> None:

@@ -22,7 +22,7 @@ def test_the_same_scenario_gives_the_same_record_twice() -> None:
         first, second = simulate(rough(seed)), simulate(rough(seed))
         assert first.steps > 20
         assert (first.digest, first.ended_s, first.lives) == (second.digest, second.ended_s, second.lives)
-        assert first.tally.gpu_seconds == second.tally.gpu_seconds
+        assert first.metrics.gpu_seconds == second.metrics.gpu_seconds
 
 
 def test_another_seed_gives_another_record() -> None:

@@ -10,14 +10,14 @@ import pytest
 from provisioner.model import DroneId, OverlayView, Plan, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import BlackHoleDrone
-from provisioner.simulator.drones import Fate, Habits, Verdict
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import DroneDefect, DroneScript, SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
-from provisioner.simulator.world import Outcome, Scenario, simulate
+from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 
-HABITS = Habits(boot=Fixed(20.0), check=Fixed(5.0), release=Fixed(2.0), eats_jobs=0.3)
+HABITS = SiteBehaviour(boot=Fixed(20.0), check=Fixed(5.0), release=Fixed(2.0), eats_jobs=0.3)
 
 
 @dataclass
@@ -33,11 +33,11 @@ class Watched:
         return plan
 
 
-def played(watched: Watched, seed: int) -> Outcome:
-    work = tuple(SimJob(1.0, 120.0, Wants(owner=owner)) for owner in ("ann", "bob") for _ in range(60))
+def played(watched: Watched, seed: int) -> SimulationOutcome:
+    work = tuple(SimulatedJob(1.0, 120.0, JobRequirements(owner=owner)) for owner in ("ann", "bob") for _ in range(60))
     return simulate(
         Scenario(
-            facilities=(small(gpus=8, max_drones=8, habits=HABITS),),
+            facilities=(small(gpus=8, max_drones=8, behaviour=HABITS),),
             jobs=work,
             seed=seed,
             policy=BRISK,
@@ -62,6 +62,6 @@ def test_drones_that_eat_jobs_are_let_go_and_no_others(seed: int) -> None:
     outcome, without = played(watched, seed), played(before, seed)
     assert outcome.violations == () and without.violations
     assert before.gone == {} and watched.gone
-    fates = {each: Fate.drawn(HABITS, seed, "kit", each).verdict for each in watched.gone}
-    assert set(fates.values()) == {Verdict.EATS_JOBS}
+    fates = {each: DroneScript.drawn(HABITS, seed, "kit", each).verdict for each in watched.gone}
+    assert set(fates.values()) == {DroneDefect.EATS_JOBS}
     assert outcome.preempted < without.preempted / 10

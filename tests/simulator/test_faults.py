@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import EndKind
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
 from provisioner.simulator.loop import Fixed, Uniform
 from provisioner.simulator.sites import GpuPool
-from provisioner.simulator.world import Outcome, Scenario, simulate
+from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import small
 from tests.simulator.witness import watched
 from tests.simulator.workload import IMPOSSIBLE, burst
@@ -22,7 +22,7 @@ from tests.simulator.worlds import BRISK, SHORT, calm
 LATER = burst(6, SHORT, at_s=300.0, seed=1)
 
 
-def kept(scenario: Scenario) -> Outcome:
+def kept(scenario: Scenario) -> SimulationOutcome:
     """Play it before a witness; no promise may be broken."""
     seen = watched(scenario)
     assert seen.violations == (), f"seed {scenario.seed}"
@@ -31,16 +31,16 @@ def kept(scenario: Scenario) -> Outcome:
 
 def with_habits(scenario: Scenario, **given: object) -> Scenario:
     """The same, at a site with other habits."""
-    habits = Habits(**{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given})  # type: ignore[arg-type]
-    return replace(scenario, facilities=tuple(replace(f, habits=habits) for f in scenario.facilities))
+    behaviour = SiteBehaviour(**{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given})  # type: ignore[arg-type]
+    return replace(scenario, facilities=tuple(replace(f, behaviour=behaviour) for f in scenario.facilities))
 
 
 def test_in_peace_twelve_jobs_take_four_drones_and_nothing_stays() -> None:
     outcome = kept(calm())
     assert outcome.jobs_done == 12
-    assert outcome.drones == outcome.tally.peak("kit") == 4
-    assert outcome.tally.attempts == 12
-    assert outcome.tally.gpu_seconds.badput == 0.0
+    assert outcome.drones == outcome.metrics.peak("kit") == 4
+    assert outcome.metrics.attempts == 12
+    assert outcome.metrics.gpu_seconds.badput == 0.0
 
 
 def test_without_jobs_there_is_no_drone_not_even_one_to_try() -> None:
@@ -60,77 +60,77 @@ def test_one_job_starts_one_drone() -> None:
 
 
 WIRE = [
-    Spell(Trouble.DOWN, "kit", to_s=300.0),
-    Spell(Trouble.DOWN, "kit", "act", to_s=100.0),
-    Spell(Trouble.DENIED, "kit", "start", to_s=60.0),
-    Spell(Trouble.QUOTA, "kit", "start", to_s=60.0),
-    Spell(Trouble.CAPACITY, "kit", "start", to_s=60.0),
-    Spell(Trouble.THROTTLED, "kit", "start", to_s=60.0),
-    Spell(Trouble.BUG, "kit", "poll", chance=0.5),
-    Spell(Trouble.BUG, "kit", "act", to_s=100.0),
-    Spell(Trouble.ORDER_LOST, "kit", "act", to_s=100.0),
-    Spell(Trouble.ORDER_HANGS, "kit", "act", to_s=100.0),
-    Spell(Trouble.REPLY_LOST, "kit", "act"),
-    Spell(Trouble.REPLY_HANGS, "kit", "act"),
-    Spell(Trouble.REPLY_TORN, "kit", "start", amount=0.5),
-    Spell(Trouble.LATE, "kit", "act", to_s=100.0, amount=50.0),
-    Spell(Trouble.LATE, "kit", "act", to_s=100.0, amount=90.0),
-    Spell(Trouble.TWICE, "kit", "act", amount=30.0),
-    Spell(Trouble.SLOW, "kit", amount=15.0),
-    Spell(Trouble.HANG, "kit", "poll", 50.0, 250.0),
-    Spell(Trouble.HANG, OVERLAY, "poll", 50.0, 250.0),
-    Spell(Trouble.DOWN, OVERLAY, "poll", 50.0, 250.0),
-    Spell(Trouble.SLOW, OVERLAY, amount=7.0),
-    Spell(Trouble.BUG, OVERLAY, "poll", chance=0.5),
-    Spell(Trouble.DOWN, OVERLAY, "bootstrap", chance=0.5),
-    Spell(Trouble.HANG, OVERLAY, "bootstrap", chance=0.3),
-    Spell(Trouble.ORDER_LOST, OVERLAY, "drain"),
-    Spell(Trouble.REPLY_HANGS, OVERLAY, "drain"),
+    ServiceFault(ServiceFaultKind.DOWN, "kit", to_s=300.0),
+    ServiceFault(ServiceFaultKind.DOWN, "kit", "act", to_s=100.0),
+    ServiceFault(ServiceFaultKind.DENIED, "kit", "start", to_s=60.0),
+    ServiceFault(ServiceFaultKind.QUOTA, "kit", "start", to_s=60.0),
+    ServiceFault(ServiceFaultKind.CAPACITY, "kit", "start", to_s=60.0),
+    ServiceFault(ServiceFaultKind.THROTTLED, "kit", "start", to_s=60.0),
+    ServiceFault(ServiceFaultKind.BUG, "kit", "poll", chance=0.5),
+    ServiceFault(ServiceFaultKind.BUG, "kit", "act", to_s=100.0),
+    ServiceFault(ServiceFaultKind.ORDER_LOST, "kit", "act", to_s=100.0),
+    ServiceFault(ServiceFaultKind.ORDER_HANGS, "kit", "act", to_s=100.0),
+    ServiceFault(ServiceFaultKind.REPLY_LOST, "kit", "act"),
+    ServiceFault(ServiceFaultKind.REPLY_HANGS, "kit", "act"),
+    ServiceFault(ServiceFaultKind.REPLY_TORN, "kit", "start", amount=0.5),
+    ServiceFault(ServiceFaultKind.LATE, "kit", "act", to_s=100.0, amount=50.0),
+    ServiceFault(ServiceFaultKind.LATE, "kit", "act", to_s=100.0, amount=90.0),
+    ServiceFault(ServiceFaultKind.TWICE, "kit", "act", amount=30.0),
+    ServiceFault(ServiceFaultKind.SLOW, "kit", amount=15.0),
+    ServiceFault(ServiceFaultKind.HANG, "kit", "poll", 50.0, 250.0),
+    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 50.0, 250.0),
+    ServiceFault(ServiceFaultKind.DOWN, OVERLAY, "poll", 50.0, 250.0),
+    ServiceFault(ServiceFaultKind.SLOW, OVERLAY, amount=7.0),
+    ServiceFault(ServiceFaultKind.BUG, OVERLAY, "poll", chance=0.5),
+    ServiceFault(ServiceFaultKind.DOWN, OVERLAY, "bootstrap", chance=0.5),
+    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "bootstrap", chance=0.3),
+    ServiceFault(ServiceFaultKind.ORDER_LOST, OVERLAY, "drain"),
+    ServiceFault(ServiceFaultKind.REPLY_HANGS, OVERLAY, "drain"),
 ]
 
 
-@pytest.mark.parametrize("spell", WIRE, ids=lambda s: f"{s.where}-{s.verb}-{s.trouble.value}-{s.amount:g}")
+@pytest.mark.parametrize("spell", WIRE, ids=lambda s: f"{s.where}-{s.verb}-{s.kind.value}-{s.amount:g}")
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_each_trouble_of_the_wire_alone(spell: Spell, seed: int) -> None:
+def test_each_trouble_of_the_wire_alone(spell: ServiceFault, seed: int) -> None:
     scenario = calm(seed=seed)
-    outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, spells=(spell,)))
-    assert outcome.tally.troubles[spell.trouble] > 0, "the spell never struck: this proves nothing"
+    outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(spell,)))
+    assert outcome.metrics.troubles[spell.kind] > 0, "the spell never struck: this proves nothing"
     assert outcome.jobs_done == 18
 
 
 LIES = [
-    Spell(Trouble.EMPTY, "kit", "poll", 60.0, 90.0),
-    Spell(Trouble.PARTIAL, "kit", "poll", 60.0, 85.0, amount=0.5),
-    Spell(Trouble.STALE, "kit", "poll", 40.0, 65.0),
-    Spell(Trouble.FREE_WRONG, "kit", "poll", amount=99.0),
-    Spell(Trouble.FREE_WRONG, "kit", "poll", 60.0, 300.0, amount=0.0),
-    Spell(Trouble.UNKNOWN_STATES, "kit", "poll", 30.0, 300.0),
-    Spell(Trouble.EMPTY, OVERLAY, "poll", 60.0, 90.0),
-    Spell(Trouble.PARTIAL, OVERLAY, "poll", 60.0, 200.0, amount=0.5),
-    Spell(Trouble.STALE, OVERLAY, "poll", 40.0, 100.0),
+    ServiceFault(ServiceFaultKind.EMPTY, "kit", "poll", 60.0, 90.0),
+    ServiceFault(ServiceFaultKind.PARTIAL, "kit", "poll", 60.0, 85.0, amount=0.5),
+    ServiceFault(ServiceFaultKind.STALE, "kit", "poll", 40.0, 65.0),
+    ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", amount=99.0),
+    ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", 60.0, 300.0, amount=0.0),
+    ServiceFault(ServiceFaultKind.UNKNOWN_STATES, "kit", "poll", 30.0, 300.0),
+    ServiceFault(ServiceFaultKind.EMPTY, OVERLAY, "poll", 60.0, 90.0),
+    ServiceFault(ServiceFaultKind.PARTIAL, OVERLAY, "poll", 60.0, 200.0, amount=0.5),
+    ServiceFault(ServiceFaultKind.STALE, OVERLAY, "poll", 40.0, 100.0),
 ]
 
 
-@pytest.mark.parametrize("spell", LIES, ids=lambda s: f"{s.where}-{s.trouble.value}-{s.amount:g}")
+@pytest.mark.parametrize("spell", LIES, ids=lambda s: f"{s.where}-{s.kind.value}-{s.amount:g}")
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_each_lie_alone_costs_no_job_and_breaks_no_cap(spell: Spell, seed: int) -> None:
+def test_each_lie_alone_costs_no_job_and_breaks_no_cap(spell: ServiceFault, seed: int) -> None:
     scenario = calm(seed=seed)
-    outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, spells=(spell,)))
-    assert outcome.tally.troubles[spell.trouble] > 0, "the spell never struck: this proves nothing"
-    assert outcome.tally.attempts_lost == 0, "a lie made the controller end a drone that worked"
+    outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(spell,)))
+    assert outcome.metrics.troubles[spell.kind] > 0, "the spell never struck: this proves nothing"
+    assert outcome.metrics.attempts_lost == 0, "a lie made the controller end a drone that worked"
 
 
 def test_a_collector_that_is_away_stops_and_starts_nothing() -> None:
-    away = Spell(Trouble.HANG, OVERLAY, "poll", 100.0, 400.0)
-    outcome = kept(replace(calm(), jobs=calm().jobs + LATER, spells=(away,)))
-    assert outcome.tally.attempts_lost == 0
+    away = ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 100.0, 400.0)
+    outcome = kept(replace(calm(), jobs=calm().jobs + LATER, service_faults=(away,)))
+    assert outcome.metrics.attempts_lost == 0
     assert outcome.jobs_done == 18
 
 
 def test_a_pool_that_does_not_negotiate_gets_no_drones_for_jobs_it_has_not_judged() -> None:
-    pause = Blow(BlowKind.NO_NEGOTIATION, 0.0, 600.0)
-    outcome = kept(replace(calm(), blows=(pause,)))
-    assert min(outcome.tally.waits_s) > 600.0
+    pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, 0.0, 600.0)
+    outcome = kept(replace(calm(), hardware_faults=(pause,)))
+    assert min(outcome.metrics.waits_s) > 600.0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -141,17 +141,17 @@ def test_an_owner_who_comes_and_goes_loses_us_work_but_no_job(seed: int) -> None
     for notice_s in (0.0, 30.0):
         pools = (GpuPool("gpus", 4, owner=owner, notice_s=notice_s),)
         outcome = kept(replace(base, facilities=(replace(site, pools=pools),)))
-        assert outcome.tally.ends["kit", EndKind.PREEMPTED] > 0
+        assert outcome.metrics.ends["kit", EndKind.PREEMPTED] > 0
         assert outcome.jobs_done == 12
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_failing_nodes_and_downtimes_lose_no_job(seed: int) -> None:
-    node = Blow(BlowKind.NODE_FAILS, 50.0, 200.0, "kit", node=0)
-    downtime = Blow(BlowKind.DOWNTIME, 120.0, 100.0, "kit", notice_s=60.0)
+    node = HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 200.0, "kit", node=0)
+    downtime = HardwareFault(HardwareFaultKind.DOWNTIME, 120.0, 100.0, "kit", notice_s=60.0)
     for blow in (node, downtime):
-        outcome = kept(replace(calm(seed=seed), blows=(blow,)))
-        assert outcome.tally.ends["kit", EndKind.FAULT] > 0
+        outcome = kept(replace(calm(seed=seed), hardware_faults=(blow,)))
+        assert outcome.metrics.ends["kit", EndKind.FAULT] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -165,35 +165,35 @@ def test_a_type_whose_drones_all_die_young_is_slowed_down() -> None:
     scenario = replace(with_habits(calm(), dies_young=1.0), limit_s=3600.0)
     outcome = simulate(scenario)
     assert outcome.jobs_done == 0
-    assert not outcome.tally.caps_broken
+    assert not outcome.metrics.caps_broken
     assert outcome.drones < 40, "an hour of drones that die after 15 s would be over 700 without a back-off"
 
 
 def test_drones_that_break_down_now_and_then_cost_work_only() -> None:
     outcome = kept(with_habits(calm(), lifetime=Uniform(60.0, 400.0)))
-    assert outcome.tally.ends["kit", EndKind.FAULT] > 0
+    assert outcome.metrics.ends["kit", EndKind.FAULT] > 0
     assert outcome.jobs_done == 12
 
 
 def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() -> None:
-    late = Spell(
-        Trouble.LATE, "kit", "start", to_s=60.0, amount=260.0
+    late = ServiceFault(
+        ServiceFaultKind.LATE, "kit", "start", to_s=60.0, amount=260.0
     )  # order_confirm_s is 120, after a minute of silence
-    outcome = kept(replace(calm(jobs=burst(2, SHORT)), spells=(late,), least_s=900.0))
-    assert outcome.tally.accepted["kit"] > 2, "the late ones came too"
+    outcome = kept(replace(calm(jobs=burst(2, SHORT)), service_faults=(late,), least_s=900.0))
+    assert outcome.metrics.accepted["kit"] > 2, "the late ones came too"
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
-    trouble=st.sampled_from([s for s in WIRE if s.trouble is not Trouble.LATE]),
+    trouble=st.sampled_from([s for s in WIRE if s.kind is not ServiceFaultKind.LATE]),
     start_s=st.floats(0.0, 200.0),
     for_s=st.floats(1.0, 200.0),
     chance=st.floats(0.1, 1.0),
     seed=st.integers(0, 2**32),
 )
-def test_any_trouble_at_any_time(trouble: Spell, start_s: float, for_s: float, chance: float, seed: int) -> None:
+def test_any_trouble_at_any_time(trouble: ServiceFault, start_s: float, for_s: float, chance: float, seed: int) -> None:
     spell = replace(trouble, from_s=start_s, to_s=start_s + for_s, chance=chance)
-    kept(replace(calm(seed=seed), spells=(spell,)))
+    kept(replace(calm(seed=seed), service_faults=(spell,)))
 
 
 def test_small_jobs_share_drones() -> None:
@@ -206,6 +206,6 @@ def test_small_jobs_share_drones() -> None:
 
 @pytest.mark.parametrize("habit", ["never_joins", "hangs_in_check"])
 def test_a_pool_that_fails_one_look_in_ten_does_not_keep_bad_drones_alive(habit: str) -> None:
-    flaky = Spell(Trouble.BUG, OVERLAY, "poll", chance=0.1)
-    outcome = kept(replace(with_habits(calm(), **{habit: 0.5}), spells=(flaky,), limit_s=4 * 3600.0))
+    flaky = ServiceFault(ServiceFaultKind.BUG, OVERLAY, "poll", chance=0.1)
+    outcome = kept(replace(with_habits(calm(), **{habit: 0.5}), service_faults=(flaky,), limit_s=4 * 3600.0))
     assert outcome.ended_s < 3600.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from provisioner.model import Headroom
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
-from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import small
 from tests.simulator.worlds import BRISK
 
@@ -18,13 +18,13 @@ BOOT_S = 240.0
 UNTIL_17 = Headroom("until-17", cpus=8, memory_mib=8192, count=2, from_h=15, to_h=17)
 
 
-def played(*headroom: Headroom, jobs: int = 2) -> Outcome:
+def played(*headroom: Headroom, jobs: int = 2) -> SimulationOutcome:
     """Jobs come when nothing has run for most of an hour."""
-    slow = Habits(boot=Fixed(BOOT_S), check=Fixed(2.0), release=Fixed(1.0))
+    slow = SiteBehaviour(boot=Fixed(BOOT_S), check=Fixed(2.0), release=Fixed(1.0))
     return simulate(
         Scenario(
-            facilities=(small(gpus=4, max_drones=4, habits=slow),),
-            jobs=tuple(SimJob(COME_S, WORKS_S, Wants(cpus=8, memory_mib=8192)) for _ in range(jobs)),
+            facilities=(small(gpus=4, max_drones=4, behaviour=slow),),
+            jobs=tuple(SimulatedJob(COME_S, WORKS_S, JobRequirements(cpus=8, memory_mib=8192)) for _ in range(jobs)),
             policy=replace(BRISK, headroom=headroom),
             interval_s=15.0,
             limit_s=4 * 3600.0,
@@ -36,8 +36,8 @@ def test_the_first_jobs_of_a_quiet_day_do_not_wait_for_a_boot() -> None:
     assert 15 <= BEGINS_H < 16
     cold, warm = played(), played(UNTIL_17)
     assert cold.violations == warm.violations == ()
-    assert min(cold.tally.waits_s) > BOOT_S
-    assert max(warm.tally.waits_s) < BOOT_S / 2
+    assert min(cold.metrics.waits_s) > BOOT_S
+    assert max(warm.metrics.waits_s) < BOOT_S / 2
 
 
 def test_warm_drones_stay_the_same_and_leave_when_their_hours_are_over() -> None:
@@ -50,5 +50,5 @@ def test_warm_drones_stay_the_same_and_leave_when_their_hours_are_over() -> None
 def test_a_burst_beyond_the_headroom_gets_all_that_there_is() -> None:
     warm = played(UNTIL_17, jobs=8)
     assert warm.violations == ()
-    assert sum(wait < BOOT_S / 2 for wait in warm.tally.waits_s) == 2
-    assert warm.tally.caps_broken == []
+    assert sum(wait < BOOT_S / 2 for wait in warm.metrics.waits_s) == 2
+    assert warm.metrics.caps_broken == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.simulator.loop import Deadlock, Livelock, NoOutsideWorld, VirtualClock, run_virtual
+from provisioner.simulator.loop import DeadlockError, LivelockError, OutsideWorldError, VirtualClock, run_virtual
 
 
 def test_a_year_of_sleep_takes_no_time_and_ends_exactly_then() -> None:
@@ -97,7 +97,7 @@ def test_a_deadlock_is_an_error_that_names_who_waits_and_where() -> None:
     async def story() -> None:
         await asyncio.create_task(waits_for_godot(), name="estragon")
 
-    with pytest.raises(Deadlock, match=r"at 12\.000 s.*estragon in Event\.wait \(locks\.py:\d+\)"):
+    with pytest.raises(DeadlockError, match=r"at 12\.000 s.*estragon in Event\.wait \(locks\.py:\d+\)"):
         run_virtual(story())
 
 
@@ -111,7 +111,7 @@ def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     async def story() -> None:
         await asyncio.create_task(spins(), name="hamster")
 
-    with pytest.raises(Livelock, match=r"at 0\.000 s.*hamster in"):
+    with pytest.raises(LivelockError, match=r"at 0\.000 s.*hamster in"):
         run_virtual(story())
 
 
@@ -134,9 +134,9 @@ def test_there_is_no_outside_world() -> None:
     async def runs_a_program() -> None:
         await asyncio.create_subprocess_exec("true")
 
-    with pytest.raises(NoOutsideWorld):
+    with pytest.raises(OutsideWorldError):
         run_virtual(reads_a_file())
-    with pytest.raises((NoOutsideWorld, NotImplementedError)):
+    with pytest.raises((OutsideWorldError, NotImplementedError)):
         run_virtual(connects())
     with pytest.raises(NotImplementedError):
         run_virtual(runs_a_program())

@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 import pytest
 
 from provisioner.model import DroneId, EndKind, OwnerLoad, Policy, StartOrder, StopOrder
-from provisioner.simulator.drones import Amount, Habits, Machine
-from provisioner.simulator.faults import Blow, BlowKind, rough_wire
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import ResourceVector, SimulatedNode, SiteBehaviour
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, unreliable_network
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, run_virtual
-from provisioner.simulator.owner import Owner, OwnerJob, Victim
-from provisioner.simulator.results import Tally
+from provisioner.simulator.owner import Owner, OwnerJob, VictimRule
+from provisioner.simulator.results import Metrics
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.traces import Load, read_loads
-from provisioner.simulator.world import Outcome, World
+from provisioner.simulator.traces import OwnerLoadSeries, read_loads
+from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
 from tests.simulator.facilities import drone_type, topas
 from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of
@@ -38,19 +38,19 @@ SEEDS = int(os.environ.get("SIM_OWNER_SEEDS", "200"))
 FIRST = int(os.environ.get("SIM_FIRST_SEED", "0"))
 TRACE = trace_file(ROOT)
 
-STEADY = Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
+STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
 
 
 def cluster(owner: Owner, *, nodes: int = 1, gpus: int = 4, **given: Any) -> Facility:
     """Nodes of 4 GPUs, 32 CPUs and 128 GiB; drones of 1 GPU, 8 CPUs and 20 GiB."""
     pool = GpuPool("gpus", gpus, nodes=nodes, cpus_per_node=8 * gpus, memory_mib_per_node=131072)
     drone = drone_type("topas", "gpu", memory_mib=20480)
-    usual = replace(topas(owner), types=(drone,), pools=(pool,), serves={}, habits=STEADY)
+    usual = replace(topas(owner), types=(drone,), pools=(pool,), serves={}, behaviour=STEADY)
     return replace(usual, **given)
 
 
 def in_world(
-    facility: Facility, script: Callable[[World], Awaitable[T]], jobs: Sequence[SimJob] = (), **given: Any
+    facility: Facility, script: Callable[[World], Awaitable[T]], jobs: Sequence[SimulatedJob] = (), **given: Any
 ) -> T:
     policy = Policy(sites={facility.name: facility.policy})
 
@@ -68,8 +68,8 @@ def orders(facility: Facility, count: int, first: int = 0) -> list[StartOrder]:
     return [StartOrder(drone_id, kind, idle_timeout_s=3600.0, grace_s=10.0) for drone_id in ids]
 
 
-def long_jobs(count: int, **given: Any) -> tuple[SimJob, ...]:
-    return tuple(SimJob(0.0, 5000.0, Wants(cpus=4, memory_mib=8192), **given) for _ in range(count))
+def long_jobs(count: int, **given: Any) -> tuple[SimulatedJob, ...]:
+    return tuple(SimulatedJob(0.0, 5000.0, JobRequirements(cpus=4, memory_mib=8192), **given) for _ in range(count))
 
 
 async def until(at_s: float) -> None:
@@ -97,8 +97,8 @@ def test_nodes_and_places_are_told_and_cpus_run_out_before_gpus() -> None:
         seats = sorted((d.node, d.slot) for d in view.drones.values() if d.node)
         assert [node for node, _ in seats] == ["gpus-0"] * 2 + ["gpus-1"] * 4
         assert len({slot for _, slot in seats}) == 6
-        assert world.tally.asked_in_vain == {"topas": 2}
-        assert world.tally.overfull == []
+        assert world.metrics.asked_in_vain == {"topas": 2}
+        assert world.metrics.overfull == []
 
     in_world(facility, script)
 
@@ -114,21 +114,21 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
 
     claims = in_world(cluster(owner, nodes=2), script)
     assert claims == [(1, 4000, 3.0, ("none",), "owner"), (2, 1000, 4.0, (), "owner")]
-    assert in_world(cluster(owner, nodes=2, tells_claims=False), script) == []
+    assert in_world(cluster(owner, nodes=2, reports_claims=False), script) == []
 
 
 def test_books_that_do_not_add_up_are_found_out() -> None:
-    machine, tally = Machine("n", "gpus", Amount(1000, 8, 1024)), Tally(Policy())
-    machine.seat_drone("d-1", Amount(1000, 4, 512))
-    tally.seated(1.0, machine)
-    tally.nodes_counted(2.0, [machine])
-    assert tally.overfull == []
-    machine.seat_owner("job", Amount(1000, 1, 1))
-    tally.seated(3.0, machine)
-    assert len(tally.overfull) == 1
-    machine.free = Amount(0, 0, 0)  # wrong books, though nothing shows
-    tally.nodes_counted(4.0, [machine])
-    assert len(tally.overfull) == 2
+    machine, metrics = SimulatedNode("n", "gpus", ResourceVector(1000, 8, 1024)), Metrics(Policy())
+    machine.seat_drone("d-1", ResourceVector(1000, 4, 512))
+    metrics.seated(1.0, machine)
+    metrics.nodes_counted(2.0, [machine])
+    assert metrics.overfull == []
+    machine.seat_owner("job", ResourceVector(1000, 1, 1))
+    metrics.seated(3.0, machine)
+    assert len(metrics.overfull) == 1
+    machine.free = ResourceVector(0, 0, 0)  # wrong books, though nothing shows
+    metrics.nodes_counted(4.0, [machine])
+    assert len(metrics.overfull) == 2
 
 
 def test_a_load_that_is_on_no_certain_node_cannot_be_told_node_by_node() -> None:
@@ -141,7 +141,7 @@ def test_a_load_that_is_on_no_certain_node_cannot_be_told_node_by_node() -> None
 
 def full(owner: Owner, **given: Any) -> Callable[[Callable[[World], Awaitable[None]]], None]:
     """A node with four busy drones, the youngest d-3, at 100 s."""
-    facility = cluster(owner, tells_claims=False, **given)
+    facility = cluster(owner, reports_claims=False, **given)
 
     def play(script: Callable[[World], Awaitable[None]]) -> None:
         async def staged(world: World) -> None:
@@ -169,10 +169,10 @@ def test_the_youngest_goes_with_notice_and_the_job_starts_in_its_place() -> None
         assert [(d.drone_id, d.notice_at) for d in view.drones.values() if d.notice_at] == [("d-3", 220.0)]
         await until(240.0)
         assert await ends(world) == {"d-3": (EndKind.PREEMPTED, 232.0)}
-        (wait,) = world.tally.owner_waits
+        (wait,) = world.metrics.owner_waits
         # submitted 205; first cycle 220; 10 s of grace, 2 s to let go; it starts there at once, not at the next cycle
         assert (wait.wait_s, wait.blocked_s, wait.late_s) == (27.0, 12.0, 0.0)
-        assert world.tally.overfull == []
+        assert world.metrics.overfull == []
 
     full(Owner((job,), negotiation_s=20.0, grace_s=10.0))(script)
 
@@ -183,7 +183,7 @@ def test_a_site_that_waits_first_does_nothing_if_room_comes_by_itself() -> None:
     async def script(world: World) -> None:
         await until(300.0)
         assert await ends(world) == {}
-        blocked = [(w.wait_s, w.blocked_s, w.late_s) for w in world.tally.owner_waits]
+        blocked = [(w.wait_s, w.blocked_s, w.late_s) for w in world.metrics.owner_waits]
         # the second finds the first one's place free at 260 s (the drone that waited for it comes after the owner)
         assert blocked == [(20.0, 0.0, 0.0), (55.0, 40.0, 0.0)]
 
@@ -197,13 +197,13 @@ def test_a_job_larger_than_a_slot_waits_for_ever_or_kills_without_notice() -> No
         await until(600.0)
         assert await ends(world) == {}
         world.close()
-        (wait,) = world.tally.owner_waits
+        (wait,) = world.metrics.owner_waits
         assert wait == (2, pytest.approx(395.2), pytest.approx(380.2), 0.0)  # the look above took 0.2 s
 
     async def kills(world: World) -> None:
         await until(230.0)
         assert await ends(world) == {"d-3": (EndKind.PREEMPTED, 220.0), "d-2": (EndKind.PREEMPTED, 220.0)}
-        assert [w.blocked_s for w in world.tally.owner_waits] == [0.0]
+        assert [w.blocked_s for w in world.metrics.owner_waits] == [0.0]
         # nobody told the pool: the jobs of both are back after a lease
         assert (await world.overlay.poll(world.types)).evictions == ()
         await until(300.0)
@@ -222,7 +222,7 @@ def test_a_random_victim_is_not_always_the_youngest() -> None:
             await until(at_s + 40.0)
             gone.update(await ends(world))
 
-        full(Owner((OwnerJob(at_s, 60.0, cpus=8),), negotiation_s=20.0, victim=Victim.RANDOM))(script)
+        full(Owner((OwnerJob(at_s, 60.0, cpus=8),), negotiation_s=20.0, victim=VictimRule.RANDOM))(script)
     assert len(gone) > 1
 
 
@@ -232,7 +232,7 @@ def test_what_the_owner_waits_for_his_own_jobs_is_not_our_doing() -> None:
 
     async def script(world: World) -> None:
         await until(700.0)
-        assert [(w.wait_s, w.blocked_s, w.late_s) for w in world.tally.owner_waits] == [(15.0, 0, 0), (314.0, 0, 0)]
+        assert [(w.wait_s, w.blocked_s, w.late_s) for w in world.metrics.owner_waits] == [(15.0, 0, 0), (314.0, 0, 0)]
 
     in_world(cluster(Owner(both, negotiation_s=20.0)), script)
 
@@ -246,7 +246,7 @@ def test_room_that_came_between_two_cycles_is_late_not_blocked() -> None:
         await site.stop([StopOrder(DroneId(f"d-{n}"), "") for n in (0, 1)])
         await until(300.0)
         # asked at 222.1, 10 s of grace and 2 s of release: room at 234.1, found at the cycle of 240
-        (wait,) = world.tally.owner_waits
+        (wait,) = world.metrics.owner_waits
         assert wait == (2, pytest.approx(35.0), pytest.approx(14.1), pytest.approx(5.9))
 
     full(Owner((job,), negotiation_s=20.0))(script)
@@ -266,9 +266,9 @@ def test_drones_come_after_the_owner_and_a_node_that_fails_sends_his_jobs_back()
         assert (down.nodes, down.owner_runs, [c.count for c in down.claims]) == ((), OwnerLoad(), [1])
         await until(170.0)
         assert (await site.poll()).owner_runs == OwnerLoad(1, 4000, 4, 1024)
-        assert world.tally.overfull == []
+        assert world.metrics.overfull == []
 
-    in_world(facility, script, blows=[Blow(BlowKind.NODE_FAILS, 50.0, 100.0, "topas")])
+    in_world(facility, script, hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas")])
 
 
 # ------------------------------------------------------------------------------------------------------ lost work
@@ -276,7 +276,7 @@ def test_drones_come_after_the_owner_and_a_node_that_fails_sends_his_jobs_back()
 
 def test_work_since_the_last_checkpoint_is_told_and_lost() -> None:
     facility = cluster(Owner(negotiation_s=20.0))
-    job = SimJob(0.0, 1000.0, Wants(cpus=4, memory_mib=8192), checkpoint_s=100.0)
+    job = SimulatedJob(0.0, 1000.0, JobRequirements(cpus=4, memory_mib=8192), checkpoint_s=100.0)
 
     async def script(world: World) -> None:
         site, pool = world.sites["topas"], world.overlay
@@ -290,12 +290,12 @@ def test_work_since_the_last_checkpoint_is_told_and_lost() -> None:
         (eviction,) = (await pool.poll(world.types)).evictions or ()
         assert (eviction.drone_id, eviction.gpu_milli) == ("d-0", 1000)
         assert eviction.lost_s == pytest.approx(40.3)  # left at 400.3, having saved until 360
-        assert world.tally.badput_s == pytest.approx(40.3)
-        assert world.tally.good_s == pytest.approx(300.0)
+        assert world.metrics.badput_s == pytest.approx(40.3)
+        assert world.metrics.good_s == pytest.approx(300.0)
         await site.start(orders(facility, 1, 1))
         await until(2000.0)
         assert pool.done == 1
-        assert world.tally.good_s == pytest.approx(1000.0)
+        assert world.metrics.good_s == pytest.approx(1000.0)
         assert (await pool.poll(world.types)).evictions == ()
 
     in_world(facility, script, [job])
@@ -311,7 +311,7 @@ def test_a_cpu_drone_counts_its_work_in_cpus() -> None:
         (slot,) = (await world.overlay.poll(world.types)).slots
         assert (slot.jobs, slot.work_gpu_milli, slot.work_at) == (2, 6000, 60.0)
 
-    in_world(facility, script, [SimJob(0.0, 900.0, Wants(gpu_milli=0, cpus=3)) for _ in range(2)])
+    in_world(facility, script, [SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)) for _ in range(2)])
 
 
 # -------------------------------------------------------------------------------------------------- the owner's load
@@ -338,8 +338,8 @@ def test_a_part_of_a_trace_is_played_faster_and_for_another_cluster(tmp_path: Pa
     path = tmp_path / "load.csv"
     path.write_text("vc,t_s,total_gpus,busy_gpus,pending_gpus\na,0,8,2,0\nb,0,4,4,0\na,600,8,8,4\na,1200,8,6,0\n")
     loads = read_loads(path)
-    assert loads["b"] == Load("b", 4, ((0.0, 4),))
-    assert loads["a"] == Load("a", 8, ((0.0, 2), (600.0, 12), (1200.0, 6)))
+    assert loads["b"] == OwnerLoadSeries("b", 4, ((0.0, 4),))
+    assert loads["a"] == OwnerLoadSeries("a", 8, ((0.0, 2), (600.0, 12), (1200.0, 6)))
     assert window_of(loads["a"], 300.0, 800.0, faster=2.0).steps == ((0.0, 2), (150.0, 12))
     assert loads["a"].scaled(16).steps == ((0.0, 4), (600.0, 16), (1200.0, 12))
     assert rise_of(loads["a"]) == 10
@@ -352,8 +352,8 @@ def test_a_part_of_a_trace_is_played_faster_and_for_another_cluster(tmp_path: Pa
 class Pair:
     """The same world twice: the planner chooses, or the site, youngest first and at once."""
 
-    ours: Outcome
-    youngest: Outcome
+    ours: SimulationOutcome
+    youngest: SimulationOutcome
     bound_s: float
     """Two ticks and the grace."""
     cycle_s: float
@@ -362,7 +362,7 @@ class Pair:
     """Mean wait of the owner's jobs if there were no drones."""
 
 
-def played(seed: int, loads: Mapping[str, Load] | None) -> Pair:
+def played(seed: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Pair:
     load = load_of(seed, loads)
     ours = owned(seed, load, Chooser.PLANNER)
     owner = ours.facilities[0].owner
@@ -377,11 +377,11 @@ def played(seed: int, loads: Mapping[str, Load] | None) -> Pair:
     )
 
 
-_LOADS: Mapping[str, Load] | None = None
+_LOADS: Mapping[str, OwnerLoadSeries] | None = None
 """In a process of :func:`played_all`: what every seed there is played with."""
 
 
-def _set_loads(loads: Mapping[str, Load] | None) -> None:
+def _set_loads(loads: Mapping[str, OwnerLoadSeries] | None) -> None:
     global _LOADS
     _LOADS = loads
 
@@ -390,7 +390,7 @@ def _played(seed: int) -> Pair:
     return played(seed, _LOADS)
 
 
-def played_all(count: int, loads: Mapping[str, Load] | None) -> Mapping[int, Pair]:
+def played_all(count: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Mapping[int, Pair]:
     """So many seeds, side by side on all cores."""
     seeds = range(FIRST, FIRST + count)
     spawned = multiprocessing.get_context("spawn")  # a test worker has threads
@@ -403,17 +403,17 @@ def judge(pairs: Mapping[int, Pair]) -> None:
     for seed, pair in pairs.items():
         assert pair.ours.violations == (), f"seed {seed}"
         assert pair.youngest.violations == (), f"seed {seed}, the site alone"
-        tally = pair.ours.tally
-        assert tally.owner_blocked_s <= pair.bound_s, f"seed {seed}: blocked for {tally.owner_blocked_s:.0f} s"
-    ours = [pair.ours.tally for pair in pairs.values()]
-    waits = [wait for tally in ours for wait in tally.owner_waits]
+        metrics = pair.ours.metrics
+        assert metrics.owner_blocked_s <= pair.bound_s, f"seed {seed}: blocked for {metrics.owner_blocked_s:.0f} s"
+    ours = [pair.ours.metrics for pair in pairs.values()]
+    waits = [wait for metrics in ours for wait in metrics.owner_waits]
     assert len(waits) > 5 * len(pairs), "too few owner's jobs to prove anything"
     blocked = [w.blocked_s for w in waits if w.blocked_s] or [0.0]
     late_s = statistics.mean(w.late_s for w in waits)
-    more_s = statistics.mean(pair.ours.tally.owner_wait_s - pair.alone_s for pair in pairs.values())
+    more_s = statistics.mean(pair.ours.metrics.owner_wait_s - pair.alone_s for pair in pairs.values())
     bound_s = statistics.mean(pair.bound_s for pair in pairs.values())
     cycle_s = statistics.mean(pair.cycle_s for pair in pairs.values())
-    lost = {seed: (p.ours.tally.badput_s, p.youngest.tally.badput_s) for seed, p in pairs.items()}
+    lost = {seed: (p.ours.metrics.badput_s, p.youngest.metrics.badput_s) for seed, p in pairs.items()}
     ratios = [mine / theirs for mine, theirs in lost.values() if theirs]
     print(
         f"\n{len(pairs)} seeds, {len(waits)} owner's jobs: blocked {statistics.mean(w.blocked_s for w in waits):.1f} s"
@@ -452,27 +452,29 @@ def test_the_owner_does_not_wait_because_of_us_under_a_made_load() -> None:
 def test_the_planner_and_not_the_site_makes_room_in_time() -> None:
     """One quick seed for every day."""
     pair = played(3, None)
-    ended = pair.ours.tally.ends
+    ended = pair.ours.metrics.ends
     assert pair.ours.violations == ()
     assert ended["topas", EndKind.PREEMPTED] < ended["topas", EndKind.STOPPED]
-    assert pair.ours.tally.badput_s < 0.8 * pair.youngest.tally.badput_s
-    assert pair.ours.tally.owner_blocked_s <= pair.bound_s
+    assert pair.ours.metrics.badput_s < 0.8 * pair.youngest.metrics.badput_s
+    assert pair.ours.metrics.owner_blocked_s <= pair.bound_s
     assert pair.ours.ended_s > SPAN_S
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_an_owner_a_bad_wire_and_crashes_at_once_break_no_promise(seed: int) -> None:
     calm = owned(seed, load_of(seed), Chooser.PLANNER)
-    wild = replace(calm, spells=rough_wire(seed), crashes=crashes(seed, 3, furthest=60))
+    wild = replace(calm, service_faults=unreliable_network(seed), crashes=crashes(seed, 3, furthest=60))
     outcome = simulate(wild)
     assert outcome.violations == (), outcome.lives
     assert len(outcome.lives) == 4
-    assert outcome.tally.troubles
+    assert outcome.metrics.troubles
 
 
 def test_a_drone_takes_no_jobs_of_users_whom_it_avoids() -> None:
     facility = cluster(Owner(()))
-    jobs = [SimJob(0.0, 5000.0, Wants(cpus=4, memory_mib=8192, owner=owner)) for owner in ("ann", "ben")]
+    jobs = [
+        SimulatedJob(0.0, 5000.0, JobRequirements(cpus=4, memory_mib=8192, owner=owner)) for owner in ("ann", "ben")
+    ]
 
     async def script(world: World) -> None:
         first, second = orders(facility, 2)

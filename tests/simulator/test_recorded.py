@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan, PolledOverlay
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.traces import recorded, recorded_jobs, wants_of
 from provisioner.store import StoreError
 from provisioner.store.writer import SqlStore
@@ -53,8 +53,8 @@ async def test_jobs_are_those_submitted_in_the_time_beside_a_running_controller(
         found = recorded_jobs(path, since=1000.0, until=2000.0)
     finally:
         await store.__aexit__()
-    wants = Wants(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a")
-    assert found == (SimJob(0.0, 300.0, wants), SimJob(500.0, 1.0, wants)), "whenever they ended"
+    wants = JobRequirements(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a")
+    assert found == (SimulatedJob(0.0, 300.0, wants), SimulatedJob(500.0, 1.0, wants)), "whenever they ended"
     assert found == recorded_jobs(path, since=1000.0, until=2000.0), "and without a controller"
 
 

@@ -7,25 +7,25 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import Policy
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import Blow, BlowKind
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries
-from provisioner.simulator.pool import PoolHabits
-from provisioner.simulator.replay import STILL_S, Replay, run
-from provisioner.simulator.results import Result
+from provisioner.simulator.pool import PoolBehaviour
+from provisioner.simulator.replay import REPLAY_STALL_S, Replay, run
+from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world_file import WorldPlan
 from tests.simulator.facilities import small
 
 DAY_S = 86400.0
-JOB = SimJob(100.0, 600.0)
+JOB = SimulatedJob(100.0, 600.0)
 
 
-def result(facility: Facility, *jobs: SimJob, blows: tuple[Blow, ...] = ()) -> Result:
+def result(facility: Facility, *jobs: SimulatedJob, hardware_faults: tuple[HardwareFault, ...] = ()) -> ReplayResult:
     """With rare looks, for days are to pass."""
-    world = WorldPlan((facility,), PoolHabits(negotiation_s=600.0, update_s=600.0), blows=blows)
+    world = WorldPlan((facility,), PoolBehaviour(negotiation_s=600.0, update_s=600.0), hardware_faults=hardware_faults)
     rules = Policy(idle_timeout_s=600.0)
     return run(Replay("ours", "t", jobs or (JOB,), world, rules, interval_s=300.0, active_interval_s=300.0), seed=1)
 
@@ -33,7 +33,7 @@ def result(facility: Facility, *jobs: SimJob, blows: tuple[Blow, ...] = ()) -> R
 def test_jobs_that_can_never_be_done_end_the_replay_after_a_day() -> None:
     nothing = small(gpus=4, max_drones=0)
     told = result(nothing, JOB, replace(JOB, submit_s=4000.0))
-    assert told.jobs_done == 0 and 4000.0 + STILL_S <= told.days * DAY_S < 4200.0 + STILL_S
+    assert told.jobs_done == 0 and 4000.0 + REPLAY_STALL_S <= told.days * DAY_S < 4200.0 + REPLAY_STALL_S
     (broken,) = told.violations
     assert broken.startswith("2 of 2 jobs were not done after 90") and broken.endswith("none has run since 4000 s")
 
@@ -46,24 +46,24 @@ def test_what_is_done_before_does_not_hide_that_the_rest_never_is() -> None:
         types=(*facility.types, whole),
         policy=replace(facility.policy, max_gpu_milli=1000),
     )
-    told = result(facility, JOB, SimJob(200.0, 60.0, Wants(gpu_milli=2000)))
-    assert (told.jobs_done, len(told.violations)) == (1, 1) and told.days * DAY_S < STILL_S + 3 * 3600.0
+    told = result(facility, JOB, SimulatedJob(200.0, 60.0, JobRequirements(gpu_milli=2000)))
+    assert (told.jobs_done, len(told.violations)) == (1, 1) and told.days * DAY_S < REPLAY_STALL_S + 3 * 3600.0
 
 
 def test_jobs_that_fit_no_drone_are_not_waited_for() -> None:
-    told = result(small(gpus=4), JOB, SimJob(200.0, 60.0, Wants(gpu_milli=8000)))
+    told = result(small(gpus=4), JOB, SimulatedJob(200.0, 60.0, JobRequirements(gpu_milli=8000)))
     assert (told.jobs_done, told.jobs_impossible, told.violations) == (1, 1, ()) and told.days < 0.1
 
 
 def test_a_queue_of_days_is_waited_for() -> None:
-    facility = small(gpus=4, habits=Habits(queue=Fixed(3 * DAY_S), boot=Fixed(60.0)))
+    facility = small(gpus=4, behaviour=SiteBehaviour(queue=Fixed(3 * DAY_S), boot=Fixed(60.0)))
     facility = replace(facility, policy=replace(facility.policy, queued_s=10 * DAY_S))
     assert result(facility).violations == ()
 
 
 def test_a_downtime_is_waited_for_and_one_without_end_is_not() -> None:
-    def down(for_s: float) -> Result:
-        return result(small(gpus=4), blows=(Blow(BlowKind.DOWNTIME, 0.0, for_s, "kit"),))
+    def down(for_s: float) -> ReplayResult:
+        return result(small(gpus=4), hardware_faults=(HardwareFault(HardwareFaultKind.DOWNTIME, 0.0, for_s, "kit"),))
 
     assert down(3 * DAY_S).violations == ()
     assert len(down(3650 * DAY_S).violations) == 1

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from provisioner.simulator.figures import (
     FIGURES,
-    PlotsMissing,
+    PlotsMissingError,
     amount,
     paired,
     span,
@@ -29,9 +29,18 @@ from provisioner.simulator.figures import (
     thinned,
     waste_wait_scatter,
 )
-from provisioner.simulator.replay import result_of
-from provisioner.simulator.report import FILE, MOST_ROWS, from_json, html_page, schema, schema_text, to_json, write_html
-from provisioner.simulator.results import Decisions, GpuHours, Result, Sample, Waits
+from provisioner.simulator.replay import summarize
+from provisioner.simulator.report import (
+    MAX_TABLE_ROWS,
+    SCHEMA_FILE,
+    from_json,
+    html_page,
+    schema,
+    schema_text,
+    to_json,
+    write_html,
+)
+from provisioner.simulator.results import Decisions, GpuHours, ReplayResult, Sample, WaitStatistics
 from provisioner.simulator.world import Scenario, simulate
 from tests.simulator.worlds import calm
 
@@ -126,9 +135,9 @@ class Page(HTMLParser):
 SAMPLES = tuple(Sample(60.0 * n, n % 7, 5, 8.0, 6.0, 2.0, {"topas": 5.0, "cloud": 3.0}) for n in range(100))
 
 
-def made(policy: str = "ours", seed: int = 1, **given: object) -> Result:
+def made(policy: str = "ours", seed: int = 1, **given: object) -> ReplayResult:
     """A replay of middling outcome, but for the fields given."""
-    usual = Result(
+    usual = ReplayResult(
         policy=policy,
         trace="openb",
         seed=seed,
@@ -137,8 +146,11 @@ def made(policy: str = "ours", seed: int = 1, **given: object) -> Result:
         jobs_done=98,
         jobs_impossible=2,
         gpu_hours=GpuHours(held=120.0 + seed, good=100.0, badput=5.0, boot=8.0, release=2.0, idle=5.0 + seed),
-        waits=Waits(98, 30.0 + seed, 20.0, 90.0),
-        waits_by_class={"small": Waits(90, 20.0, 10.0, 60.0), "large": Waits(8, 700.0, 600.0, 4000.0)},
+        waits=WaitStatistics(98, 30.0 + seed, 20.0, 90.0),
+        waits_by_class={
+            "small": WaitStatistics(90, 20.0, 10.0, 60.0),
+            "large": WaitStatistics(8, 700.0, 600.0, 4000.0),
+        },
         owner_wait_s=1.5,
         requests=110 + seed,
         drones_started=104,
@@ -152,10 +164,10 @@ def made(policy: str = "ours", seed: int = 1, **given: object) -> Result:
     return replace(usual, **given)  # type: ignore[arg-type]
 
 
-def replayed(policy: str, scenario: Scenario) -> Result:
+def replayed(policy: str, scenario: Scenario) -> ReplayResult:
     """What really came of a scenario."""
     kinds = [kind for facility in scenario.facilities for kind in facility.types]
-    return result_of(simulate(scenario), policy=policy, trace="calm", jobs=scenario.jobs, types=kinds)
+    return summarize(simulate(scenario), policy=policy, trace="calm", jobs=scenario.jobs, types=kinds)
 
 
 def test_the_figures_of_real_replays_are_on_the_page(tmp_path: Path) -> None:
@@ -288,7 +300,7 @@ def test_foreign_text_stays_text() -> None:
         HOSTILE,
         trace=HOSTILE,
         violations=(HOSTILE,),
-        waits_by_class={HOSTILE: Waits(9, 1.0, 1.0, 2.0)},
+        waits_by_class={HOSTILE: WaitStatistics(9, 1.0, 1.0, 2.0)},
         by_site={HOSTILE: GpuHours(2.0, 1.0, 1.0)},
         samples=(Sample(0.0, 1, 1, 1.0, 1.0, 0.0, {HOSTILE: 1.0}), Sample(60.0, 1, 1, 1.0, 1.0, 0.0, {HOSTILE: 1.0})),
     )
@@ -305,7 +317,9 @@ def test_foreign_text_stays_text() -> None:
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))
 def test_any_name_makes_a_page(policy: str, kind: str, site: str) -> None:
-    result = made(policy, waits_by_class={kind: Waits(9, 1.0, 1.0, 2.0)}, by_site={site: GpuHours(2.0, 1.0, 1.0)})
+    result = made(
+        policy, waits_by_class={kind: WaitStatistics(9, 1.0, 1.0, 2.0)}, by_site={site: GpuHours(2.0, 1.0, 1.0)}
+    )
     page = Page(html_page({policy: [result]}, title=kind, notes=[site]))
     assert "script" not in page.tags
 
@@ -327,7 +341,7 @@ def test_violations_come_first_and_are_counted() -> None:
 
 
 def test_waste_without_anything_good_is_infinite() -> None:
-    lost = made(gpu_hours=GpuHours(held=3.0, boot=3.0), jobs_done=0, waits=Waits())
+    lost = made(gpu_hours=GpuHours(held=3.0, boot=3.0), jobs_done=0, waits=WaitStatistics())
     page = Page(html_page({"lost": [lost, made(seed=2)], "ours": [made(), made(seed=2)]}))
     figures = page.table("Figures by policy")
     assert figures["Waste (%)"]["lost"].startswith("∞") and "nan" not in page.text
@@ -336,7 +350,7 @@ def test_waste_without_anything_good_is_infinite() -> None:
 
 
 def test_a_trace_without_jobs_makes_a_page() -> None:
-    nothing = Result("ours", "empty", 1, 0.0, 0, 0, 0, GpuHours(), Waits())
+    nothing = ReplayResult("ours", "empty", 1, 0.0, 0, 0, 0, GpuHours(), WaitStatistics())
     page = Page(html_page({"ours": [nothing]}))
     assert "Waste (%)" not in page.table("Figures by policy"), "nothing was held, so nothing was wasted"
     assert page.numbers("Figures by policy")["Held (GPU-h)"]["ours"] == 0.0
@@ -384,12 +398,12 @@ def test_a_span_is_told_in_its_two_largest_units(seconds: float, told: str) -> N
 
 
 def test_many_policies_and_many_classes_make_a_page() -> None:
-    classes = {f"class {n}": Waits(1000 - n, 10.0, 5.0, 50.0) for n in range(300)}
+    classes = {f"class {n}": WaitStatistics(1000 - n, 10.0, 5.0, 50.0) for n in range(300)}
     runs = {f"policy {n}": [made(f"policy {n}", waits_by_class=classes)] for n in range(12)}
     page = Page(html_page(runs))
     (caption,) = [caption for caption in page.tables if caption.startswith("Waits by class")]
-    assert len(page.tables[caption]) == 1 + MOST_ROWS
-    assert f"{301 * 12 - MOST_ROWS} more rows are in the JSON form" in caption
+    assert len(page.tables[caption]) == 1 + MAX_TABLE_ROWS
+    assert f"{301 * 12 - MAX_TABLE_ROWS} more rows are in the JSON form" in caption
 
 
 def test_the_page_is_the_same_whatever_the_users_settings_are() -> None:
@@ -411,7 +425,7 @@ def test_without_replays_there_is_nothing_to_report() -> None:
 
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(PlotsMissing, match=r"pip install 'gpu-drone-provisioner\[report\]'"):
+    with pytest.raises(PlotsMissingError, match=r"pip install 'gpu-drone-provisioner\[report\]'"):
         write_html(tmp_path / "report.html", {"ours": [made()]})
     assert not (tmp_path / "report.html").exists()
 
@@ -425,10 +439,10 @@ def test_matplotlib_is_loaded_only_for_a_plot() -> None:
 
 NUMBER = st.floats(0, 1e12, allow_nan=False, allow_infinity=False)
 TEXT = st.text(max_size=20)
-WAITS = st.builds(Waits, st.integers(0, 10**9), NUMBER, NUMBER, NUMBER)
+WAITS = st.builds(WaitStatistics, st.integers(0, 10**9), NUMBER, NUMBER, NUMBER)
 HOURS = st.builds(GpuHours, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)
 RESULTS = st.builds(
-    Result,
+    ReplayResult,
     policy=TEXT,
     trace=TEXT,
     seed=st.integers(0, 2**40),
@@ -455,7 +469,7 @@ RESULTS = st.builds(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(TEXT, st.lists(RESULTS, max_size=2).map(tuple), max_size=2))
-def test_json_and_back_is_the_same_and_follows_the_schema(runs: dict[str, tuple[Result, ...]]) -> None:
+def test_json_and_back_is_the_same_and_follows_the_schema(runs: dict[str, tuple[ReplayResult, ...]]) -> None:
     text = to_json(runs)
     assert from_json(text) == runs
     jsonschema.validate(json.loads(text), schema())
@@ -470,7 +484,7 @@ def test_the_schema_knows_what_is_wrong() -> None:
 
 
 def test_the_committed_schema_is_up_to_date() -> None:
-    committed = ROOT / "docs" / "reference" / FILE
+    committed = ROOT / "docs" / "reference" / SCHEMA_FILE
     assert committed.read_text(encoding="utf-8") == schema_text(), (
         "run python -m provisioner.simulator.report --write docs/reference"
     )

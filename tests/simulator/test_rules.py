@@ -16,11 +16,11 @@ from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import POOL, UNLIMITED, Place
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, LogNormal
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 
 HOUR_S = 3600.0
 NEVER_S = 1e7
@@ -32,14 +32,14 @@ def site(name: str, gpus: int, *, queue: Draw = AT_ONCE, taken: int = 0) -> Faci
         policy=SitePolicy(name, max_drones=UNLIMITED, max_pending=UNLIMITED, max_starts_per_tick=UNLIMITED),
         types=(DroneType(name, "gpu", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240, vram_mib=16384),),
         pools=(GpuPool("gpus", 1, gpus, owner=((0.0, taken),) if taken else ()),),
-        habits=Habits(queue=queue, boot=Fixed(60.0), check=AT_ONCE, release=Fixed(20.0)),
+        behaviour=SiteBehaviour(queue=queue, boot=Fixed(60.0), check=AT_ONCE, release=Fixed(20.0)),
         latency=AT_ONCE,
-        tells_claims=False,
+        reports_claims=False,
     )
 
 
-def jobs(count: int, run_s: float, at_s: float = 1.0) -> tuple[SimJob, ...]:
-    return tuple(SimJob(at_s, run_s, Wants()) for _ in range(count))
+def jobs(count: int, run_s: float, at_s: float = 1.0) -> tuple[SimulatedJob, ...]:
+    return tuple(SimulatedJob(at_s, run_s, JobRequirements()) for _ in range(count))
 
 
 @dataclass
@@ -60,13 +60,13 @@ class Watched:
 
 
 def watch(
-    make: Callable[..., Rule], sites: Sequence[Facility], work: Sequence[SimJob], *, limit_s: float = 30 * 86400.0
-) -> tuple[Watched, Outcome]:
+    make: Callable[..., Rule], sites: Sequence[Facility], work: Sequence[SimulatedJob], *, limit_s: float = 30 * 86400.0
+) -> tuple[Watched, SimulationOutcome]:
     quotas = {kind.key: facility.pools[0].nodes for facility in sites for kind in facility.types}
     rule = make(quotas, START_EPOCH + max(job.submit_s for job in work))
     watched = Watched(rule)
     scenario = Scenario(
-        tuple(replace(s, habits=replace(s.habits, release=Fixed(rule.release_s))) for s in sites),
+        tuple(replace(s, behaviour=replace(s.behaviour, release=Fixed(rule.release_s))) for s in sites),
         tuple(work),
         policy=Policy(idle_timeout_s=(rule.idle_timeout_s - OWN_TIMEOUT_MORE_S) / OWN_TIMEOUT_FACTOR),
         interval_s=rule.interval_s,
@@ -112,15 +112,15 @@ def test_cobald_empties_an_idle_site_and_fills_it_again() -> None:
     fills = watched.starts("idle")
     assert len(fills) > 5
     assert max(fills) == 6  # all of it at once
-    assert outcome.tally.accepted["idle"] > 40  # for two jobs
-    assert outcome.tally.peak("idle") >= 6
+    assert outcome.metrics.accepted["idle"] > 40  # for two jobs
+    assert outcome.metrics.peak("idle") >= 6
 
 
 def test_cobald_counts_a_drone_as_supply_only_three_heartbeats_after_it_joined() -> None:
     """Until then the pool reports 1, so demand goes on climbing: 30 cores in each 30 s, up to the quota."""
     _, outcome = watch(Cobald, [site("kit", 40)], jobs(1, 2 * HOUR_S))
     climb_s = 60.0 + 3 * 60.0
-    assert outcome.tally.accepted["kit"] >= climb_s / CORES
+    assert outcome.metrics.accepted["kit"] >= climb_s / CORES
     assert outcome.jobs_done == 1
 
 
@@ -136,9 +136,9 @@ def test_glidein_asks_for_a_third_of_the_idle_jobs_split_over_entries() -> None:
 def test_a_glidein_without_work_ends_itself_after_20_minutes() -> None:
     work = [*jobs(1, 60.0), *jobs(1, 60.0, 2 * HOUR_S + 1.0)]  # neither comes at the very moment of a cycle
     _, outcome = watch(Glidein, [site("a", 4)], work)
-    assert outcome.tally.accepted["a"] == 2
-    assert outcome.tally.gpu_seconds.idle == pytest.approx(1200.0)  # of the first; the other goes with the trace
-    assert min(outcome.tally.waits_s) > 60.0  # each waited for a drone of its own
+    assert outcome.metrics.accepted["a"] == 2
+    assert outcome.metrics.gpu_seconds.idle == pytest.approx(1200.0)  # of the first; the other goes with the trace
+    assert min(outcome.metrics.waits_s) > 60.0  # each waited for a drone of its own
 
 
 # ---------------------------------------------------------------------------------------------------------- Karpenter
@@ -148,20 +148,20 @@ def test_karpenter_goes_to_the_next_site_where_one_shows_no_free_gpu() -> None:
     watched, outcome = watch(Karpenter, [site("first", 6, taken=4), site("second", 6)], jobs(5, HOUR_S))
     assert watched.starts("first") == [2]
     assert watched.starts("second") == [3]
-    assert outcome.tally.mean_wait_s < 60.0 + 2 * Karpenter.interval_s
+    assert outcome.metrics.mean_wait_s < 60.0 + 2 * Karpenter.interval_s
 
 
 def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
     """Three jobs, two GPUs there: the third job takes a drone that comes free before the queue gives one."""
-    sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), tells_free=False)
+    sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), reports_free=False)
     _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
-    assert outcome.tally.peak("queue") == 1
-    assert outcome.tally.books["queue"].held_s == 0.0
+    assert outcome.metrics.peak("queue") == 1
+    assert outcome.metrics.books["queue"].held_s == 0.0
 
 
 def test_karpenter_lets_an_empty_node_go_after_30_seconds() -> None:
     _, outcome = watch(Karpenter, [site("kit", 4)], [*jobs(4, 600.0), *jobs(1, 600.0, 2 * HOUR_S)])
-    of_the_first = outcome.tally.gpu_seconds.idle  # the last one goes with the trace
+    of_the_first = outcome.metrics.gpu_seconds.idle  # the last one goes with the trace
     assert 4 * 30.0 <= of_the_first <= 4 * (30.0 + Karpenter.interval_s)
 
 
@@ -188,9 +188,9 @@ def test_a_drone_that_does_its_last_job_is_replaced_only_once_that_is_done() -> 
 
 def test_always_on_fills_every_site_and_idles() -> None:
     _, outcome = watch(AlwaysOn, [site("a", 3), site("b", 2)], [*jobs(1, 600.0), *jobs(1, 600.0, 5 * HOUR_S)])
-    assert sum(outcome.tally.accepted.values()) == 5
-    assert outcome.tally.gpu_seconds.held > 5 * 5 * HOUR_S
-    assert outcome.tally.waits_s[1] < 1.0
+    assert sum(outcome.metrics.accepted.values()) == 5
+    assert outcome.metrics.gpu_seconds.held > 5 * 5 * HOUR_S
+    assert outcome.metrics.waits_s[1] < 1.0
 
 
 def place(gpus: int, *, owned: bool = False) -> Place:

@@ -11,17 +11,17 @@ import pytest
 from provisioner.model import DroneId, DroneType, EndKind, Plan, Policy, Sharing, SitePolicy, Snapshot, StartOrder
 from provisioner.planner import decide
 from provisioner.sharing import KIT_SMALL, share_milli
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import Blow, BlowKind
-from provisioner.simulator.jobs import Bucket, SimJob, Wants
-from provisioner.simulator.loop import Fixed, keyed, run_virtual
-from provisioner.simulator.pool import PoolHabits, Seat, SimOverlay
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
+from provisioner.simulator.jobs import JobRequirements, QueuedJobClass, SimulatedJob
+from provisioner.simulator.loop import Fixed, rng_for, run_virtual
+from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay, SimulatedSlot
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import Outcome, Scenario, World, simulate
+from provisioner.simulator.world import Scenario, SimulationOutcome, World, simulate
 from tests.simulator.facilities import drone_type
 
-AT_ONCE = PoolHabits(negotiation_s=0.0, latency=Fixed(0.0))
-STEADY = Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))
+AT_ONCE = PoolBehaviour(negotiation_s=0.0, latency=Fixed(0.0))
+STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))
 
 
 def site(*types: DroneType, gpus: int = 8, name: str = "kit", **given: Any) -> Facility:
@@ -32,7 +32,7 @@ def site(*types: DroneType, gpus: int = 8, name: str = "kit", **given: Any) -> F
         types=types,
         pools=tuple(GpuPool(kind.name, gpus) for kind in types),
         serves={kind.name: kind.name for kind in types},
-        habits=STEADY,
+        behaviour=STEADY,
         latency=Fixed(0.0),
     )
     return replace(usual, **given)
@@ -42,7 +42,7 @@ def shared(sharing: Sharing, shares: int, **given: Any) -> DroneType:
     return drone_type("kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given)
 
 
-def in_world(script: Any, kind: DroneType, jobs: list[SimJob], **given: Any) -> Any:
+def in_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
     facility = site(kind)
 
     async def play() -> Any:
@@ -55,8 +55,8 @@ def in_world(script: Any, kind: DroneType, jobs: list[SimJob], **given: Any) -> 
     return run_virtual(play())
 
 
-def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **given: Any) -> SimJob:
-    return SimJob(at_s, duration_s, Wants(gpu_milli, duty_milli=1000, width_milli=1000), **given)
+def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **given: Any) -> SimulatedJob:
+    return SimulatedJob(at_s, duration_s, JobRequirements(gpu_milli, duty_milli=1000, width_milli=1000), **given)
 
 
 # ------------------------------------------------------------------------------------------------------- the world
@@ -86,7 +86,7 @@ def test_a_job_that_comes_later_slows_the_first_one_down_from_then_on(sharing: S
 
 
 def test_jobs_of_little_duty_share_a_gpu_at_full_speed() -> None:
-    jobs = [SimJob(0.0, 100.0, Wants(250, duty_milli=200)) for _ in range(4)]
+    jobs = [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200)) for _ in range(4)]
 
     async def script(world: World) -> None:
         await asyncio.sleep(200.0)
@@ -111,7 +111,7 @@ def test_small_jobs_spread_evenly_over_a_drones_gpus() -> None:
     async def script(world: World) -> None:
         await asyncio.sleep(300.0)
         assert [t.done_s for t in world.overlay.tickets] == [pytest.approx(135.0)] * 2
-        assert world.tally.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
+        assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
 
     in_world(script, kind, [heavy(), heavy()])
 
@@ -121,8 +121,8 @@ def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it() -> None:
         await asyncio.sleep(1000.0)
         world.close()
         assert world.overlay.done == 2
-        assert world.tally.energy_kwh == pytest.approx(400.0 * (200.0 / 1.12) / 3.6e6)
-        spent = world.tally.gpu_seconds
+        assert world.metrics.energy_kwh == pytest.approx(400.0 * (200.0 / 1.12) / 3.6e6)
+        spent = world.metrics.gpu_seconds
         assert spent.good == pytest.approx(2 * 0.25 * 200.0 / 1.12), "each had a share of it for as long"
         assert spent.held == pytest.approx(spent.good + spent.boot + spent.release + spent.idle)
 
@@ -154,7 +154,7 @@ def _lost(ran_s: float) -> float:
 
 
 def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu() -> None:
-    jobs = [SimJob(0.0, 100.0, Wants(250, duty_milli=120, width_milli=100, owner="ann")), heavy(500.0)]
+    jobs = [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=120, width_milli=100, owner="ann")), heavy(500.0)]
 
     async def script(world: World) -> None:
         await asyncio.sleep(50.0)
@@ -180,7 +180,7 @@ def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu() -> None:
 
 def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open() -> None:
     kind = drone_type("kit", "whole")
-    jobs = [SimJob(at_s, 60.0, Wants(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)]
+    jobs = [SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)]
 
     async def script(world: World) -> None:
         await asyncio.sleep(10.0)
@@ -188,7 +188,7 @@ def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open() -
         assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
         await asyncio.sleep(390.0)
         assert [t.first_begun_s for t in world.overlay.tickets] == [35.0, 95.0, 200.0]
-        assert world.tally.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
+        assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
 
     in_world(script, kind, jobs)
 
@@ -205,7 +205,7 @@ def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> N
         await asyncio.sleep(100.0)
         assert (ticket.starts, ticket.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
 
-    in_world(script, kind, [SimJob(0.0, 500.0)])
+    in_world(script, kind, [SimulatedJob(0.0, 500.0)])
 
 
 def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
@@ -216,8 +216,8 @@ def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
         await asyncio.sleep(200.0)
         assert world.overlay.tickets[0].first_begun_s == 110.0
 
-    pause = Blow(BlowKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
-    in_world(script, drone_type("kit", "whole"), [SimJob(20.0, 60.0)], blows=[pause])
+    pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
+    in_world(script, drone_type("kit", "whole"), [SimulatedJob(20.0, 60.0)], hardware_faults=[pause])
 
 
 # ------------------------------------------------------------------------------------------- with the service in it
@@ -229,8 +229,8 @@ EPOCHS_PER_S = 1.94
 """Of 8 GPUs with one job each, by KIT's table."""
 
 
-def kit_burst(kind: DroneType, gpu_milli: int) -> Outcome:
-    wants = Wants(
+def kit_burst(kind: DroneType, gpu_milli: int) -> SimulationOutcome:
+    wants = JobRequirements(
         gpu_milli,
         cpus=1,
         memory_mib=1024,
@@ -239,19 +239,19 @@ def kit_burst(kind: DroneType, gpu_milli: int) -> Outcome:
     )
     return simulate(
         Scenario(
-            facilities=(site(kind, gpus=8, habits=replace(STEADY, queue=Fixed(10.0))),),
-            jobs=tuple(SimJob(0.0, KIT_RUN_S, wants) for _ in range(KIT_JOBS)),
+            facilities=(site(kind, gpus=8, behaviour=replace(STEADY, queue=Fixed(10.0))),),
+            jobs=tuple(SimulatedJob(0.0, KIT_RUN_S, wants) for _ in range(KIT_JOBS)),
             policy=Policy(idle_timeout_s=60.0),
             interval_s=15.0,
-            pool=PoolHabits(negotiation_s=0.0),
+            pool=PoolBehaviour(negotiation_s=0.0),
             limit_s=86400.0,
         )
     )
 
 
-def epochs_per_s(outcome: Outcome) -> float:
+def epochs_per_s(outcome: SimulationOutcome) -> float:
     """Of the 8 GPUs while jobs wait, that is until the last has begun: those of its own wave have just begun, too."""
-    starts_s = [start_s for _, start_s in outcome.tally.first_starts]
+    starts_s = [start_s for _, start_s in outcome.metrics.first_starts]
     last_s = max(starts_s)
     done = sum(start_s < last_s - 60.0 for start_s in starts_s)
     return EPOCHS_PER_S * done * KIT_RUN_S / (last_s - min(starts_s)) / 8
@@ -266,7 +266,7 @@ def test_a_cold_burst_of_kits_small_jobs(sharing: Sharing, shares: int, publishe
     kind = shared(sharing, shares)
     outcome = kit_burst(kind, share_milli(shares))
     assert outcome.violations == ()
-    first_s = min(start_s for _, start_s in outcome.tally.first_starts)
+    first_s = min(start_s for _, start_s in outcome.metrics.first_starts)
     assert first_s <= 10.0 + 35.0 + 15.0
     assert epochs_per_s(outcome) == pytest.approx(published, rel=0.10)
 
@@ -277,17 +277,17 @@ GIB = 1024
 V100 = drone_type("kit", "v100", vram_mib=32 * GIB, capability=70, price=1.0, sharing=Sharing.MPS, shares=4)
 A100 = drone_type("kit", "a100", vram_mib=40 * GIB, capability=80, price=1.2)
 H100 = drone_type("kit", "h100", vram_mib=80 * GIB, capability=90, price=2.0)
-SMALL = Wants(gpu_milli=250, vram_mib=8 * GIB, cpus=1, owner="small")
-MIDDLE = Wants(vram_mib=24 * GIB, cpus=4, owner="middle")
-LARGE = Wants(vram_mib=60 * GIB, cpus=4, owner="large")
+SMALL = JobRequirements(gpu_milli=250, vram_mib=8 * GIB, cpus=1, owner="small")
+MIDDLE = JobRequirements(vram_mib=24 * GIB, cpus=4, owner="middle")
+LARGE = JobRequirements(vram_mib=60 * GIB, cpus=4, owner="large")
 
 
-def mixed(seed: int, count: int = 400) -> tuple[SimJob, ...]:
+def mixed(seed: int, count: int = 400) -> tuple[SimulatedJob, ...]:
     """45 % of the jobs need more than 8 GiB, a tenth of all more than 40."""
-    rng = keyed(seed, "vram")
+    rng = rng_for(seed, "vram")
     wants = [SMALL] * (count * 55 // 100) + [MIDDLE] * (count * 35 // 100) + [LARGE] * (count * 10 // 100)
     rng.shuffle(wants)
-    return tuple(SimJob(rng.uniform(0.0, 3600.0), rng.uniform(120.0, 900.0), each) for each in wants)
+    return tuple(SimulatedJob(rng.uniform(0.0, 3600.0), rng.uniform(120.0, 900.0), each) for each in wants)
 
 
 @pytest.mark.slow
@@ -306,20 +306,20 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
         types = {t.key: t for t in snapshot.types}
         for start in plan.starts:
             wants = {w.owner: w for w in (SMALL, MIDDLE, LARGE)}[classes[start.drone.for_class]]
-            if wants.misfit(types[start.drone.type]):
+            if wants.unmet_requirement(types[start.drone.type]):
                 useless.append(f"{start.drone.type} for {wants.label}")
         return plan
 
-    begin = SimOverlay._start
+    begin = SimulatedOverlay._start
 
-    def seen(pool: SimOverlay, bucket: Bucket, seat: Seat) -> None:
+    def seen(pool: SimulatedOverlay, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
         """As a job begins: where, and where else there was room."""
         if seat.body.type is H100 and bucket.wants is SMALL:
             spare = [s.body.id for s in pool._seats.values() if s.body.type is V100 and s.open and s.fits(bucket)]
             misplaced.extend(f"a share of {name} was free" for name in spare)
         begin(pool, bucket, seat)
 
-    monkeypatch.setattr(SimOverlay, "_start", seen)
+    monkeypatch.setattr(SimulatedOverlay, "_start", seen)
     outcome = simulate(
         Scenario(
             facilities=(site(V100, A100, H100, gpus=4),),
@@ -327,7 +327,7 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
             seed=seed,
             policy=Policy(idle_timeout_s=300.0),
             planner=lambda: watched,
-            pool=PoolHabits(best_fit=True),
+            pool=PoolBehaviour(best_fit=True),
             limit_s=86400.0,
         )
     )
@@ -335,4 +335,4 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
     assert outcome.jobs_done == len(mixed(seed))
     assert useless == []
     assert misplaced == []
-    assert set(outcome.tally.waits_by_class) == {SMALL.label, MIDDLE.label, LARGE.label}
+    assert set(outcome.metrics.waits_by_class) == {SMALL.label, MIDDLE.label, LARGE.label}

@@ -12,19 +12,19 @@ from provisioner import formatting
 from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
-from provisioner.simulator.drones import NOTHING, Amount, Habits
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import NOTHING, ResourceVector, SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.owner import Owner, OwnerJob
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import START_EPOCH, Outcome, Scenario, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104
 MEMORY_MIB = 1 << 20
 COME_S, CPU_WORK_S = 900.0, 7200.0
-GANG = Wants(gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144)
-BATCH = Wants(gpu_milli=0, cpus=16, memory_mib=16384, owner="batch")
+GANG = JobRequirements(gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144)
+BATCH = JobRequirements(gpu_milli=0, cpus=16, memory_mib=16384, owner="batch")
 KEPT = Reserve(cpus=8, memory_mib=32768)
 SETTLED_S = 300.0
 """A few ticks, the boot and a negotiation."""
@@ -61,7 +61,7 @@ class Watched:
 
 def played(
     *, blocking: bool = False, owner: Owner | None = None, batch: int = NODES * CORES // 16
-) -> tuple[Watched, Outcome]:
+) -> tuple[Watched, SimulationOutcome]:
     """A cluster full of CPU work, and then a job of eight GPUs for each of its nodes."""
     site = Facility(
         policy=SitePolicy(
@@ -77,18 +77,18 @@ def played(
             drone_type("marin", "cpu", gpu_milli=0, cpus=16, memory_mib=16384, vram_mib=0, capability=0),
         ),
         pools=(GpuPool("nodes", GPUS, NODES, cpus_per_node=CORES, memory_mib_per_node=MEMORY_MIB),),
-        habits=Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
+        behaviour=SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
         owner=owner,
-        tells_nodes=True,
-        blocks=Amount(0, KEPT.cpus, KEPT.memory_mib) if blocking else NOTHING,
+        reports_nodes=True,
+        blocks=ResourceVector(0, KEPT.cpus, KEPT.memory_mib) if blocking else NOTHING,
     )
     watched = Watched()
     outcome = simulate(
         Scenario(
             facilities=(site,),
             jobs=(
-                *(SimJob(0.0, CPU_WORK_S, BATCH) for _ in range(batch)),
-                *(SimJob(COME_S, 600.0, GANG) for _ in range(NODES)),
+                *(SimulatedJob(0.0, CPU_WORK_S, BATCH) for _ in range(batch)),
+                *(SimulatedJob(COME_S, 600.0, GANG) for _ in range(NODES)),
             ),
             policy=Policy(idle_timeout_s=120.0),
             interval_s=15.0,
@@ -128,7 +128,7 @@ def test_with_blocking_the_sites_own_cpu_work_leaves_the_gpus_theirs() -> None:
     assert outcome.violations == ()
     assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
     assert watched.waited_until_s < COME_S + SETTLED_S
-    assert outcome.tally.owner_blocked_s == 0.0, "what the site keeps is not our doing"
+    assert outcome.metrics.owner_blocked_s == 0.0, "what the site keeps is not our doing"
 
 
 def test_where_the_sites_own_cpu_work_holds_the_cores_the_reason_names_them_too() -> None:

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.simulator.jobs import SimJob
-from provisioner.simulator.traces import Columns, Cut, Load, TraceError, cut_jobs, located, read_loads, read_trace
+from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.traces import (
+    OwnerLoadSeries,
+    TraceColumns,
+    TraceError,
+    TraceSelection,
+    cut_jobs,
+    located,
+    read_loads,
+    read_trace,
+)
 
 COMMON = """job_id,submit_s,duration_s,gpus,gpu_milli,vram_mb,cpus,mem_mb,gpu_model,user,group,priority,status
 0,0,3600,1,1000,,12.0,24576,V100M16|V100M32,,,LS,Running
@@ -38,7 +47,7 @@ def refused(path: Path, **more: object) -> str:
     return "\n".join(caught.value.lines)
 
 
-def told(jobs: tuple[SimJob, ...]) -> list[tuple[float, float, int, int, int, str]]:
+def told(jobs: tuple[SimulatedJob, ...]) -> list[tuple[float, float, int, int, int, str]]:
     return [(j.submit_s, j.duration_s, w.gpu_milli, w.cpus, w.memory_mib, w.owner) for j in jobs for w in [j.wants]]
 
 
@@ -64,7 +73,7 @@ def test_the_common_form_plain_or_packed(tmp_path: Path) -> None:
 
 def test_any_csv_whose_columns_are_declared(tmp_path: Path) -> None:
     path = file(tmp_path, 'When,Took,N,"RAM, GB"\n2020-05-01 12:00:00,10,1,2\n2020-05-01 11:59:00,5.5,8,0.5\n')
-    columns = Columns.declared("submit=When, duration=Took*60, gpus=N")
+    columns = TraceColumns.declared("submit=When, duration=Took*60, gpus=N")
     assert told(read_trace(path, columns=columns).jobs) == [
         (0.0, 330.0, 8000, 1, 1024, "nobody"),
         (60.0, 600.0, 1000, 1, 1024, "nobody"),
@@ -78,7 +87,7 @@ def test_swf_counts_processors_as_gpus_or_as_cpus(tmp_path: Path) -> None:
     assert told(trace.jobs) == [(0.0, 600.0, 4000, 1, 8, "user7"), (60.0, 60.0, 2000, 1, 1024, "nobody")]
     assert [job.wants.group for job in trace.jobs] == ["group3", ""]
     assert told(read_trace(path, swf_cpus=True).jobs)[0] == (0.0, 600.0, 1000, 4, 8, "user7")
-    nameless = read_trace(path, Cut(ignore=("user", "group"))).jobs[0].wants
+    nameless = read_trace(path, TraceSelection(ignore=("user", "group"))).jobs[0].wants
     assert (nameless.owner, nameless.group) == ("nobody", "")
 
 
@@ -90,7 +99,7 @@ def test_user_and_group_are_those_of_the_jobs(tmp_path: Path) -> None:
         ("physics", "physics"),
         ("ben", ""),
     ]
-    assert [j.wants.owner for j in cut_jobs(jobs, Cut(groups=("physics", "ben")))] == ["physics", "ben"]
+    assert [j.wants.owner for j in cut_jobs(jobs, TraceSelection(groups=("physics", "ben")))] == ["physics", "ben"]
 
 
 # ------------------------------------------------------------------------------------------------------------- the cut
@@ -98,28 +107,30 @@ def test_user_and_group_are_those_of_the_jobs(tmp_path: Path) -> None:
 
 def test_a_part_of_a_trace(tmp_path: Path) -> None:
     path = file(tmp_path, COMMON)
-    assert [j.submit_s for j in read_trace(path, Cut(from_s=40.0, span_s=70.0)).jobs] == [10.0, 60.0]
-    assert len(read_trace(path, Cut(limit=2)).jobs) == 2
-    assert [j.submit_s for j in read_trace(path, Cut(groups=("lab",), gpus=(1,))).jobs] == [500.0]
-    assert max(j.duration_s for j in read_trace(path, Cut(cap_s=100.0)).jobs) == 100.0
-    plain = read_trace(path, Cut(ignore=("cpus", "memory", "gpu_milli"))).jobs
+    assert [j.submit_s for j in read_trace(path, TraceSelection(from_s=40.0, span_s=70.0)).jobs] == [10.0, 60.0]
+    assert len(read_trace(path, TraceSelection(limit=2)).jobs) == 2
+    assert [j.submit_s for j in read_trace(path, TraceSelection(groups=("lab",), gpus=(1,))).jobs] == [500.0]
+    assert max(j.duration_s for j in read_trace(path, TraceSelection(cap_s=100.0)).jobs) == 100.0
+    plain = read_trace(path, TraceSelection(ignore=("cpus", "memory", "gpu_milli"))).jobs
     assert {(j.wants.cpus, j.wants.memory_mib) for j in plain} == {(1, 1024)}
     assert [j.wants.gpu_milli for j in plain] == [1000, 1000, 2000, 1000]
 
 
 def test_a_mix_of_vram_is_the_same_each_time_and_has_the_shares_it_says(tmp_path: Path) -> None:
     path = file(tmp_path, "submit_s,duration_s\n" + "".join(f"{n},60\n" for n in range(4000)))
-    jobs = read_trace(path, Cut(vram_seed=7)).jobs
-    assert jobs == read_trace(path, Cut(vram_seed=7)).jobs != read_trace(path, Cut(vram_seed=8)).jobs
+    jobs = read_trace(path, TraceSelection(vram_seed=7)).jobs
+    assert (
+        jobs == read_trace(path, TraceSelection(vram_seed=7)).jobs != read_trace(path, TraceSelection(vram_seed=8)).jobs
+    )
     assert 0.42 < sum(j.wants.vram_mib > 8000 for j in jobs) / len(jobs) < 0.48
     assert {j.wants.vram_mib for j in jobs} == {8000, 16000, 24000, 32000, 40000, 80000}
 
 
 def test_jobs_from_elsewhere_are_cut_likewise(tmp_path: Path) -> None:
     jobs = read_trace(file(tmp_path, COMMON)).jobs
-    assert [j.submit_s for j in cut_jobs(jobs, Cut(groups=("lab",), from_s=50.0))] == [50.0, 450.0]
+    assert [j.submit_s for j in cut_jobs(jobs, TraceSelection(groups=("lab",), from_s=50.0))] == [50.0, 450.0]
     with pytest.raises(TraceError, match="no job of group `labb`: did you mean `lab`"):
-        cut_jobs(jobs, Cut(groups=("labb",)))
+        cut_jobs(jobs, TraceSelection(groups=("labb",)))
 
 
 # --------------------------------------------------------------------------------------------------------- broken input
@@ -184,16 +195,18 @@ def test_files_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
 )
 def test_declarations_that_are_none(declared: str, words: str) -> None:
     with pytest.raises(TraceError) as caught:
-        Columns.declared(declared)
+        TraceColumns.declared(declared)
     assert words in str(caught.value)
 
 
 def test_declared_columns_must_be_there(tmp_path: Path) -> None:
     path = file(tmp_path, "A,Took\n1,2\n")
     assert "there is no column `Tok`: did you mean `Took`?" in refused(
-        path, columns=Columns.declared("submit=A,duration=Tok")
+        path, columns=TraceColumns.declared("submit=A,duration=Tok")
     )
-    assert "`Took*much`: a factor is a number" in refused(path, columns=Columns.declared("submit=A,duration=Took*much"))
+    assert "`Took*much`: a factor is a number" in refused(
+        path, columns=TraceColumns.declared("submit=A,duration=Took*much")
+    )
 
 
 def test_a_trace_is_found_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +225,7 @@ SERIES = "vc,t_s,total_gpus,busy_gpus,pending_gpus\na,0,10,4,2\na,90000,10,8,0\n
 
 def test_an_owners_series_with_what_he_waits_for_or_without(tmp_path: Path) -> None:
     path = file(tmp_path, SERIES)
-    assert read_loads(path)["a"] == Load("a", 10, ((0.0, 6), (90000.0, 8)))
+    assert read_loads(path)["a"] == OwnerLoadSeries("a", 10, ((0.0, 6), (90000.0, 8)))
     busy = read_loads(path, pending=False)["a"]
     assert busy.steps == ((0.0, 4), (90000.0, 8))
     assert busy.scaled(5).steps == ((0.0, 2), (90000.0, 4))

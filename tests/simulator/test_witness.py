@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from provisioner.model import Drone, DroneState, Headroom, Plan, Snapshot, Stop
 from provisioner.planner import decide
 from provisioner.reasons import Unneeded
-from provisioner.simulator.faults import Spell, Trouble
+from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario
 from tests.simulator.facilities import small
@@ -77,9 +77,9 @@ def test_what_an_owner_takes_is_the_owners_doing() -> None:
 
 def test_an_order_that_comes_late_was_given_when_no_job_ran() -> None:
     """Drones are asked to go while they boot; the order comes when they work."""
-    late = Spell(Trouble.LATE, "kit", "stop", amount=30.0)
+    late = ServiceFault(ServiceFaultKind.LATE, "kit", "stop", amount=30.0)
     asked = spoiled(lambda drone: drone.state is DroneState.BOOTING)
-    seen = watched(replace(asked, spells=(late,), policy=replace(asked.policy, max_drones=2)))
+    seen = watched(replace(asked, service_faults=(late,), policy=replace(asked.policy, max_drones=2)))
     assert seen.causes["an order given before the job began"] == seen.outcome.preempted > 0
     assert not any("while job" in line for line in seen.violations)
 

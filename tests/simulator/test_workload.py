@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provisioner.simulator.jobs import Wants
+from provisioner.simulator.jobs import JobRequirements
 from provisioner.simulator.loop import Fixed
 from tests.simulator.workload import LARGE, PLAIN, SMALL, Shape, burst, day, poisson_mix
 
@@ -17,7 +17,7 @@ def test_a_day_has_its_jobs_in_order_and_within_the_day() -> None:
 
 
 def test_a_mix_has_the_rate_and_shares_asked_for() -> None:
-    shapes = [Shape(Wants(owner="a"), Fixed(1.0), 3.0), Shape(Wants(owner="b"), Fixed(1.0), 1.0)]
+    shapes = [Shape(JobRequirements(owner="a"), Fixed(1.0), 3.0), Shape(JobRequirements(owner="b"), Fixed(1.0), 1.0)]
     jobs = poisson_mix(shapes, per_hour=100.0, span_s=100 * 3600.0, seed=1)
     assert 9_700 < len(jobs) < 10_300
     assert 0.72 < sum(j.wants.owner == "a" for j in jobs) / len(jobs) < 0.78

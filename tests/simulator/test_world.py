@@ -23,26 +23,26 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.simulator.drones import Fate, Habits
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble
-from provisioner.simulator.jobs import SimJob, Wants
+from provisioner.simulator.drones import DroneScript, SiteBehaviour
+from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, Uniform, run_virtual
-from provisioner.simulator.owner import Victim
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.owner import VictimRule
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
 from tests.simulator.facilities import small
 
 T = TypeVar("T")
-STEADY = Habits(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
-KIT = small(habits=STEADY)
+STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
+KIT = small(behaviour=STEADY)
 
 
 def in_world(
     script: Callable[[World], Awaitable[T]],
     *,
     facilities: Sequence[Facility] = (KIT,),
-    jobs: Sequence[SimJob] = (),
+    jobs: Sequence[SimulatedJob] = (),
     **given: Any,
 ) -> T:
     """Run a script in a world of its own."""
@@ -60,8 +60,8 @@ def order(name: str, kind: DroneType = KIT.types[0], *, idle_s: float = 600.0) -
     return StartOrder(DroneId(name), kind, idle_timeout_s=idle_s, grace_s=5.0)
 
 
-def jobs(count: int, *, duration_s: float = 60.0, at_s: float = 0.0, **wants: Any) -> tuple[SimJob, ...]:
-    return tuple(SimJob(at_s, duration_s, Wants(**wants)) for _ in range(count))
+def jobs(count: int, *, duration_s: float = 60.0, at_s: float = 0.0, **wants: Any) -> tuple[SimulatedJob, ...]:
+    return tuple(SimulatedJob(at_s, duration_s, JobRequirements(**wants)) for _ in range(count))
 
 
 # ------------------------------------------------------------------------------------------------ the straight way
@@ -91,7 +91,7 @@ def test_the_books_tell_where_the_gpu_time_went() -> None:
         await world.sites["kit"].start([order("d-1", idle_s=100.0)])
         await asyncio.sleep(400.0)
         world.close()
-        tally, spent = world.tally, world.tally.gpu_seconds
+        metrics, spent = world.metrics, world.metrics.gpu_seconds
         # granted at 0.1; took jobs at 35.1; matched at 40; worked 60 s; idle 100 s; released 2 s later
         assert spent.held == pytest.approx(201.9)
         assert spent.boot == pytest.approx(35.0)
@@ -99,9 +99,9 @@ def test_the_books_tell_where_the_gpu_time_went() -> None:
         assert spent.badput == 0.0
         assert spent.release == pytest.approx(2.0)
         assert spent.idle == pytest.approx(201.9 - 97.0)
-        assert tally.waits_s == [pytest.approx(40.0)]
-        assert tally.accepted == {"kit": 1}
-        assert tally.ends == {("kit", EndKind.EXITED): 1}
+        assert metrics.waits_s == [pytest.approx(40.0)]
+        assert metrics.accepted == {"kit": 1}
+        assert metrics.ends == {("kit", EndKind.EXITED): 1}
 
     in_world(script, jobs=jobs(1))
 
@@ -143,9 +143,9 @@ def test_the_oldest_job_goes_first_but_priority_before_age() -> None:
         return running
 
     three = (
-        SimJob(0.0, 90.0, Wants(owner="first")),
-        SimJob(1.0, 90.0, Wants(owner="second")),
-        SimJob(2.0, 90.0, Wants(owner="urgent", priority=5)),
+        SimulatedJob(0.0, 90.0, JobRequirements(owner="first")),
+        SimulatedJob(1.0, 90.0, JobRequirements(owner="second")),
+        SimulatedJob(2.0, 90.0, JobRequirements(owner="urgent", priority=5)),
     )
     assert in_world(script, jobs=three) == ["urgent", "first", "second"]
 
@@ -162,10 +162,10 @@ def test_a_job_goes_only_where_it_fits() -> None:
         assert world.overlay.done == 1
 
     four = (
-        SimJob(0.0, 9.0, Wants(owner="large", vram_mib=80000)),
-        SimJob(0.0, 9.0, Wants(owner="new", capability=90)),
-        SimJob(0.0, 9.0, Wants(owner="picky", gpu_model="B200")),
-        SimJob(0.0, 9.0, Wants(owner="plain")),
+        SimulatedJob(0.0, 9.0, JobRequirements(owner="large", vram_mib=80000)),
+        SimulatedJob(0.0, 9.0, JobRequirements(owner="new", capability=90)),
+        SimulatedJob(0.0, 9.0, JobRequirements(owner="picky", gpu_model="B200")),
+        SimulatedJob(0.0, 9.0, JobRequirements(owner="plain")),
     )
     in_world(script, jobs=four)
 
@@ -185,7 +185,7 @@ def test_drain_modes_differ_in_what_becomes_of_the_job(mode: DrainMode, done: in
         await asyncio.sleep(100.0)
         remote = (await world.sites["kit"].poll()).drones[DroneId("d-1")]
         assert remote.state is RemoteState.ENDED
-        assert (world.overlay.done, world.tally.attempts_lost, world.overlay.waiting) == (done, lost, lost)
+        assert (world.overlay.done, world.metrics.attempts_lost, world.overlay.waiting) == (done, lost, lost)
 
     in_world(script, jobs=jobs(1))
 
@@ -236,7 +236,7 @@ def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_not
         assert end is not None
         assert end.kind is EndKind.STOPPED
         assert world.overlay.waiting == 1
-        assert world.tally.gpu_seconds.badput == pytest.approx(25.3)
+        assert world.metrics.gpu_seconds.badput == pytest.approx(25.3)
 
     in_world(script, jobs=jobs(1))
 
@@ -249,8 +249,8 @@ def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_drone()
         (first,) = await site.start([order("d-1")])
         (second,) = await site.start([order("d-1")])
         assert first == second
-        assert world.tally.accepted == {"kit": 1}
-        assert world.tally.doubles == []
+        assert world.metrics.accepted == {"kit": 1}
+        assert world.metrics.doubles == []
 
     in_world(script)
 
@@ -316,7 +316,7 @@ def test_what_does_not_fit_waits_in_the_queue_or_is_refused() -> None:
 
 
 def test_the_owner_pushes_out_the_youngest_and_gives_back_later() -> None:
-    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 3), (200.0, 0)), victim=Victim.YOUNGEST),))
+    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 3), (200.0, 0)), victim=VictimRule.YOUNGEST),))
 
     async def script(world: World) -> None:
         site = world.sites["kit"]
@@ -345,7 +345,7 @@ def test_an_owner_that_gives_notice_is_seen_as_a_claim_meanwhile() -> None:
         assert [c.count for c in view.claims] == [2]
         await asyncio.sleep(100.0)
         assert (await site.poll()).claims == ()
-        assert world.tally.ends == {("kit", EndKind.PREEMPTED): 2}
+        assert world.metrics.ends == {("kit", EndKind.PREEMPTED): 2}
 
     in_world(script, facilities=[owned], jobs=jobs(2, duration_s=1000.0))
 
@@ -373,8 +373,8 @@ def test_a_node_that_fails_takes_its_drones_and_a_downtime_takes_the_site() -> N
         await asyncio.sleep(100.0)
         assert (await site.poll()).drones[DroneId("d-1")].state is RemoteState.ENDED
 
-    in_world(node, blows=[Blow(BlowKind.NODE_FAILS, 50.0, 100.0, "kit", node=1)])
-    in_world(downtime, blows=[Blow(BlowKind.DOWNTIME, 50.0, 100.0, "kit", notice_s=30.0)])
+    in_world(node, hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "kit", node=1)])
+    in_world(downtime, hardware_faults=[HardwareFault(HardwareFaultKind.DOWNTIME, 50.0, 100.0, "kit", notice_s=30.0)])
 
 
 def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> None:
@@ -390,8 +390,13 @@ def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> No
         await asyncio.sleep(100.0)
         assert (await site.poll()).free == {"gpu": 4}
 
-    long, short = Blow(BlowKind.DOWNTIME, 1.0, 200.0, "kit"), Blow(BlowKind.DOWNTIME, 60.0, 20.0, "kit")
-    in_world(script, blows=[long, short, Blow(BlowKind.NODE_FAILS, 70.0, 20.0, "kit", node=1)])
+    long, short = (
+        HardwareFault(HardwareFaultKind.DOWNTIME, 1.0, 200.0, "kit"),
+        HardwareFault(HardwareFaultKind.DOWNTIME, 60.0, 20.0, "kit"),
+    )
+    in_world(
+        script, hardware_faults=[long, short, HardwareFault(HardwareFaultKind.NODE_FAILS, 70.0, 20.0, "kit", node=1)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -404,7 +409,7 @@ def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> No
     ],
 )
 def test_bad_drones_each_fail_in_their_own_way(habit: str, slot: SlotState | None, remote: RemoteState) -> None:
-    bad = replace(KIT, habits=replace(STEADY, **{habit: 1.0}))
+    bad = replace(KIT, behaviour=replace(STEADY, **{habit: 1.0}))
 
     async def script(world: World) -> None:
         await world.sites["kit"].start([order("d-1")])
@@ -418,7 +423,7 @@ def test_bad_drones_each_fail_in_their_own_way(habit: str, slot: SlotState | Non
 
 
 def test_a_black_hole_eats_jobs_and_none_is_done() -> None:
-    bad = replace(KIT, habits=replace(STEADY, eats_jobs=1.0))
+    bad = replace(KIT, behaviour=replace(STEADY, eats_jobs=1.0))
 
     async def script(world: World) -> None:
         await world.sites["kit"].start([order("d-1")])
@@ -432,11 +437,11 @@ def test_a_black_hole_eats_jobs_and_none_is_done() -> None:
 
 
 def test_a_fate_depends_on_the_drone_not_on_who_came_before() -> None:
-    habits = Habits(boot=Uniform(1.0, 1000.0), dies_young=0.5)
-    alone = Fate.drawn(habits, 3, "kit", DroneId("d-7"))
-    crowd = {n: Fate.drawn(habits, 3, "kit", DroneId(f"d-{n}")) for n in (9, 8, 7)}
+    behaviour = SiteBehaviour(boot=Uniform(1.0, 1000.0), dies_young=0.5)
+    alone = DroneScript.drawn(behaviour, 3, "kit", DroneId("d-7"))
+    crowd = {n: DroneScript.drawn(behaviour, 3, "kit", DroneId(f"d-{n}")) for n in (9, 8, 7)}
     assert crowd[7] == alone
-    assert len({fate.boot_s for fate in crowd.values()}) == 3
+    assert len({script.boot_s for script in crowd.values()}) == 3
 
 
 # ---------------------------------------------------------------------------------------------------- the bad wire
@@ -445,30 +450,33 @@ def test_a_fate_depends_on_the_drone_not_on_who_came_before() -> None:
 @pytest.mark.parametrize(
     ("trouble", "error"),
     [
-        (Trouble.DOWN, UnavailableError),
-        (Trouble.DENIED, AuthError),
-        (Trouble.QUOTA, RejectedError),
-        (Trouble.CAPACITY, RejectedError),
-        (Trouble.THROTTLED, RejectedError),
-        (Trouble.ORDER_LOST, OutcomeUnknownError),
-        (Trouble.BUG, KeyError),
+        (ServiceFaultKind.DOWN, UnavailableError),
+        (ServiceFaultKind.DENIED, AuthError),
+        (ServiceFaultKind.QUOTA, RejectedError),
+        (ServiceFaultKind.CAPACITY, RejectedError),
+        (ServiceFaultKind.THROTTLED, RejectedError),
+        (ServiceFaultKind.ORDER_LOST, OutcomeUnknownError),
+        (ServiceFaultKind.BUG, KeyError),
     ],
 )
-def test_refusals_and_lost_orders_leave_nothing_behind(trouble: Trouble, error: type[Exception]) -> None:
+def test_refusals_and_lost_orders_leave_nothing_behind(trouble: ServiceFaultKind, error: type[Exception]) -> None:
     async def script(world: World) -> None:
         with pytest.raises(error):
             await world.sites["kit"].start([order("d-1")])
         await asyncio.sleep(100.0)
         assert world.bodies == []
-        assert world.tally.troubles == {trouble: 1}
+        assert world.metrics.troubles == {trouble: 1}
 
-    in_world(script, spells=[Spell(trouble, verb="start")])
+    in_world(script, service_faults=[ServiceFault(trouble, verb="start")])
 
 
 @pytest.mark.parametrize(
-    ("trouble", "carried_out_s"), [(Trouble.REPLY_HANGS, 1.0), (Trouble.LATE, 90.0), (Trouble.ORDER_HANGS, None)]
+    ("trouble", "carried_out_s"),
+    [(ServiceFaultKind.REPLY_HANGS, 1.0), (ServiceFaultKind.LATE, 90.0), (ServiceFaultKind.ORDER_HANGS, None)],
 )
-def test_a_caller_that_gave_up_does_not_know_what_happened(trouble: Trouble, carried_out_s: float | None) -> None:
+def test_a_caller_that_gave_up_does_not_know_what_happened(
+    trouble: ServiceFaultKind, carried_out_s: float | None
+) -> None:
     async def script(world: World) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(60.0):
@@ -476,7 +484,7 @@ def test_a_caller_that_gave_up_does_not_know_what_happened(trouble: Trouble, car
         await asyncio.sleep(60.0)
         assert [round(body.accepted_s) <= carried_out_s for body in world.bodies] == [True] * bool(carried_out_s)  # type: ignore[operator]
 
-    in_world(script, spells=[Spell(trouble, verb="start", amount=90.0)])
+    in_world(script, service_faults=[ServiceFault(trouble, verb="start", amount=90.0)])
 
 
 def test_a_lost_reply_is_an_order_carried_out() -> None:
@@ -485,7 +493,7 @@ def test_a_lost_reply_is_an_order_carried_out() -> None:
             await world.sites["kit"].start([order("d-1")])
         assert world.live_ids == {"d-1"}
 
-    in_world(script, spells=[Spell(Trouble.REPLY_LOST, verb="start")])
+    in_world(script, service_faults=[ServiceFault(ServiceFaultKind.REPLY_LOST, verb="start")])
 
 
 def test_an_order_once_sent_cannot_be_taken_back() -> None:
@@ -503,10 +511,10 @@ def test_a_doubled_delivery_is_still_one_drone() -> None:
     async def script(world: World) -> None:
         await world.sites["kit"].start([order("d-1")])
         await asyncio.sleep(100.0)
-        assert world.tally.accepted == {"kit": 1}
-        assert world.tally.doubles == []
+        assert world.metrics.accepted == {"kit": 1}
+        assert world.metrics.doubles == []
 
-    in_world(script, spells=[Spell(Trouble.TWICE, verb="start", amount=20.0)])
+    in_world(script, service_faults=[ServiceFault(ServiceFaultKind.TWICE, verb="start", amount=20.0)])
 
 
 def test_listings_lie_as_told_and_the_truth_stays() -> None:
@@ -535,13 +543,13 @@ def test_listings_lie_as_told_and_the_truth_stays() -> None:
         assert len(world.bodies) == 3
 
     lies = [
-        Spell(Trouble.EMPTY, "kit", "poll", 90.0, 110.0),
-        Spell(Trouble.PARTIAL, "kit", "poll", 190.0, 220.0, amount=0.5),
-        Spell(Trouble.UNKNOWN_STATES, "kit", "poll", 290.0, 310.0),
-        Spell(Trouble.STALE, "kit", "poll", 390.0, 420.0),
-        Spell(Trouble.FREE_WRONG, "kit", "poll", 590.0, 610.0, amount=99),
+        ServiceFault(ServiceFaultKind.EMPTY, "kit", "poll", 90.0, 110.0),
+        ServiceFault(ServiceFaultKind.PARTIAL, "kit", "poll", 190.0, 220.0, amount=0.5),
+        ServiceFault(ServiceFaultKind.UNKNOWN_STATES, "kit", "poll", 290.0, 310.0),
+        ServiceFault(ServiceFaultKind.STALE, "kit", "poll", 390.0, 420.0),
+        ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", 590.0, 610.0, amount=99),
     ]
-    in_world(script, spells=lies)
+    in_world(script, service_faults=lies)
 
 
 def test_a_collector_that_is_silent_does_not_stop_the_jobs() -> None:
@@ -554,7 +562,7 @@ def test_a_collector_that_is_silent_does_not_stop_the_jobs() -> None:
         await asyncio.sleep(200.0)
         assert world.overlay.done == 2
 
-    in_world(script, jobs=jobs(2), spells=[Spell(Trouble.HANG, OVERLAY, "poll", 40.0, 100.0)])
+    in_world(script, jobs=jobs(2), service_faults=[ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 40.0, 100.0)])
 
 
 def test_without_negotiation_nothing_starts() -> None:
@@ -565,27 +573,27 @@ def test_without_negotiation_nothing_starts() -> None:
         await asyncio.sleep(40.0)
         assert (world.overlay.running, world.overlay.waiting) == (1, 0)
 
-    in_world(script, jobs=jobs(1), blows=[Blow(BlowKind.NO_NEGOTIATION, 10.0, 190.0)])
+    in_world(script, jobs=jobs(1), hardware_faults=[HardwareFault(HardwareFaultKind.NO_NEGOTIATION, 10.0, 190.0)])
 
 
 # ---------------------------------------------------------------------------------------------------------- the tally
 
 
 def test_the_tally_sees_a_broken_cap_and_a_doubled_id() -> None:
-    facilities = [small("kit", max_drones=2, habits=STEADY), small("hut", max_drones=9, habits=STEADY)]
+    facilities = [small("kit", max_drones=2, behaviour=STEADY), small("hut", max_drones=9, behaviour=STEADY)]
 
     async def script(world: World) -> None:
         kit, hut = world.sites["kit"], world.sites["hut"]
         await kit.start([order("d-1"), order("d-2")])
-        assert world.tally.caps_broken == []
+        assert world.metrics.caps_broken == []
         await kit.start([order("d-3")])
-        assert [str(c) for c in world.tally.caps_broken] == [
+        assert [str(c) for c in world.metrics.caps_broken] == [
             "cap broken at 0.3 s: kit has 3 drones, limit 2",
         ]
         await hut.start([order("d-1", facilities[1].types[0])])
-        assert world.tally.doubles == ["d-1"]
-        assert world.tally.peak("kit") == 3
-        assert world.tally.peak("all") == 4
+        assert world.metrics.doubles == ["d-1"]
+        assert world.metrics.peak("kit") == 3
+        assert world.metrics.peak("all") == 4
 
     in_world(script, facilities=facilities)
 
@@ -595,7 +603,7 @@ def test_the_tally_sees_a_broken_gpu_budget() -> None:
 
     async def script(world: World) -> None:
         await world.sites["kit"].start([order(f"d-{n}", halves.types[0]) for n in range(3)])
-        assert [(c.unit, c.count, c.limit) for c in world.tally.caps_broken] == [("milli-GPU", 1500, 1000)]
+        assert [(c.unit, c.count, c.limit) for c in world.metrics.caps_broken] == [("milli-GPU", 1500, 1000)]
 
     in_world(script, facilities=[halves])
 
@@ -608,4 +616,4 @@ def test_a_pool_of_ten_thousand_jobs_is_not_counted_again_at_each_look() -> None
         assert first.classes[0].waiting == 10_000
         assert first.classes[0] is second.classes[0]
 
-    in_world(script, jobs=jobs(10_000), pool=PoolHabits())
+    in_world(script, jobs=jobs(10_000), pool=PoolBehaviour())

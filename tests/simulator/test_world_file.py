@@ -10,10 +10,10 @@ from provisioner.config import ConfigError, Settings, load
 from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
 from provisioner.simulator import world_file
-from provisioner.simulator.faults import Blow, BlowKind, Spell, Trouble
-from provisioner.simulator.jobs import SimJob
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
-from provisioner.simulator.owner import OwnerSeries, Victim
+from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, simulate
 from provisioner.simulator.world_file import world_of
@@ -47,7 +47,7 @@ def test_without_a_file_the_world_follows_from_the_limits_and_says_so(settings: 
     ]
     assert farm.serves == {"v100": "v100", "a100": "a100-a100x4", "a100x4": "a100-a100x4", "cpu": "cpu"}
     assert [(p.name, p.nodes) for p in cloud.pools] == [("t4", 4)]
-    assert farm.habits.boot == Fixed(75.0)
+    assert farm.behaviour.boot == Fixed(75.0)
     assert "farm: 8 GPUs for v100, 12 GPUs for a100-a100x4, as its limits allow; nobody else uses it" in plan.notes
     assert "cloud: no queue, boot 75 s, release 20 s" in plan.notes
 
@@ -71,26 +71,28 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
             types:
               a100x4: {queue: 1h}
             owner: {file: load.csv, vc: vcA, gpus: 5, nodes: [old, new], victim: random, notice: 10s}
-            tells_free: false
+            reports_free: false
             quota: 9
-        troubles:
-          - {trouble: down, where: cloud, verb: poll, from: 1h, to: 2h, chance: 0.5}
-        blows:
+        service_faults:
+          - {kind: down, where: cloud, verb: poll, from: 1h, to: 2h, chance: 0.5}
+        hardware_faults:
           - {kind: downtime, where: cloud, at: 1d, for: 6h, notice: 1h}
         """,
         span_s=2 * 86400.0,
     )
     farm = plan.facilities[0]
     assert farm.pools[0] == GpuPool("old", 4, 2, cpus_per_node=32, memory_mib_per_node=262144)
-    assert farm.habits.queue == LogNormal(45.0, 0.4, 3600.0) and farm.habits.boot == Uniform(60.0, 120.0)
-    assert (farm.habits.retire_s, farm.habits.dies_young, farm.habits.eats_jobs) == (86400.0, 0.1, 0.05)
-    assert farm.habits_of["a100x4"].queue == Fixed(3600.0)
-    assert farm.habits_of["a100x4"].boot == Uniform(60.0, 120.0)
+    assert farm.behaviour.queue == LogNormal(45.0, 0.4, 3600.0) and farm.behaviour.boot == Uniform(60.0, 120.0)
+    assert (farm.behaviour.retire_s, farm.behaviour.dies_young, farm.behaviour.eats_jobs) == (86400.0, 0.1, 0.05)
+    assert farm.behaviour_of["a100x4"].queue == Fixed(3600.0)
+    assert farm.behaviour_of["a100x4"].boot == Uniform(60.0, 120.0)
     steps = ((0.0, 2), (3600.0, 4), (86400.0, 2), (90000.0, 4))
-    assert farm.series == OwnerSeries(steps, ("old", "new"), Victim.RANDOM, 10.0)
-    assert not farm.tells_free and farm.quota == 9
-    assert plan.spells == (Spell(Trouble.DOWN, "cloud", "poll", 3600.0, 7200.0, 0.5),)
-    assert plan.blows == (Blow(BlowKind.DOWNTIME, 86400.0, 21600.0, "cloud", notice_s=3600.0),)
+    assert farm.series == OwnerSeries(steps, ("old", "new"), VictimRule.RANDOM, 10.0)
+    assert not farm.reports_free and farm.quota == 9
+    assert plan.service_faults == (ServiceFault(ServiceFaultKind.DOWN, "cloud", "poll", 3600.0, 7200.0, 0.5),)
+    assert plan.hardware_faults == (
+        HardwareFault(HardwareFaultKind.DOWNTIME, 86400.0, 21600.0, "cloud", notice_s=3600.0),
+    )
     assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
 
 
@@ -132,12 +134,15 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
         ("sites:\n  farm:\n    owner: {file: farm.yaml, vc: vcA}\n", "there is no column `vc`"),
         ("sites:\n  farm:\n    owner: {file: load.csv, vc: vcA, nodes: [x]}\n", "world.yaml:3:46: no nodes `x`"),
         (
-            "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    tells_nodes: true\n",
-            "world.yaml:4:18: `tells_nodes`: an owner of whom only a series is known",
+            "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    reports_nodes: true\n",
+            "world.yaml:4:18: `reports_nodes`: an owner of whom only a series is known",
         ),
-        ("troubles: [{trouble: dwn}]", "world.yaml:1:22: `trouble`: `dwn` is not one of"),
-        ("troubles: [{trouble: down, where: mars}]", "world.yaml:1:35: no site `mars` is configured"),
-        ("blows: [{kind: downtime, at: 1h, for: 1h}]", "world.yaml:1:16: `kind`: `no-negotiation` is for the overlay"),
+        ("service_faults: [{kind: dwn}]", "world.yaml:1:24: `kind`: `dwn` is not one of"),
+        ("service_faults: [{kind: down, where: mars}]", "world.yaml:1:38: no site `mars` is configured"),
+        (
+            "hardware_faults: [{kind: downtime, at: 1h, for: 1h}]",
+            "world.yaml:1:26: `kind`: `no-negotiation` is for the overlay",
+        ),
         ("pool: {update: 0s}", "`update`: must be longer than 0s"),
         ("- 1", "world.yaml:1:1"),
     ],
@@ -171,8 +176,8 @@ def test_every_key_is_told_of() -> None:
         world_file.SeriesSection,
         world_file.NodesSection,
         world_file.FailureSection,
-        world_file.TroubleSection,
-        world_file.BlowSection,
+        world_file.ServiceFaultSection,
+        world_file.HardwareFaultSection,
     ):
         for key in fields_of(section):
             assert f"`{key}`" in page or f" {key}:" in page, f"{section.__name__}.{key}"
@@ -189,9 +194,9 @@ def test_the_shipped_world_is_the_reference(tmp_path: Path, monkeypatch: pytest.
     assert gpus == {"topas": {"v100": 32, "a100": 24}, "gridka": {"a100": 12}, "horeka": {"a100": 48, "h100": 8}}
     topas, gridka, horeka = plan.facilities
     assert topas.series is not None and topas.series.pools == () and topas.series.notice_s == 0.0
-    assert gridka.habits.boot == LogNormal(240.0, 0.35)
-    assert horeka.habits_of["h100"].queue == LogNormal(1800.0, 1.2)
-    assert {f.habits.retire_s for f in plan.facilities} == {86400.0}
+    assert gridka.behaviour.boot == LogNormal(240.0, 0.35)
+    assert horeka.behaviour_of["h100"].queue == LogNormal(1800.0, 1.2)
+    assert {f.behaviour.retire_s for f in plan.facilities} == {86400.0}
     assert plan.notes == ()
 
 
@@ -211,10 +216,10 @@ def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_dron
             {"v100": "v", "a100": "a"},
             series=OwnerSeries(((0.0, 0), (3000.0, gpus), (3001.0, 0))),
         )
-        jobs = tuple(SimJob(0.0, 6000.0) for _ in range(6))
+        jobs = tuple(SimulatedJob(0.0, 6000.0) for _ in range(6))
         outcome = simulate(Scenario((facility,), jobs, seed=1, policy=settings.policy))
         assert not outcome.violations and outcome.jobs_done == 6
-        return outcome.tally.ends["farm", EndKind.PREEMPTED]
+        return outcome.metrics.ends["farm", EndKind.PREEMPTED]
 
     assert ended(4) == 0
     assert ended(7) == 3
@@ -224,8 +229,8 @@ def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_dron
 def test_a_drone_that_retires_takes_no_further_job_and_ends_the_one_it_has(settings: Settings) -> None:
     plan = world(settings, "sites:\n  cloud: {retire: 1h, boot: 1min}\n")
     cloud = plan.facilities[1]
-    jobs = tuple(SimJob(1800.0 * n, 2400.0) for n in range(6))
+    jobs = tuple(SimulatedJob(1800.0 * n, 2400.0) for n in range(6))
     outcome = simulate(Scenario((cloud,), jobs, policy=settings.policy, seed=3))
     assert not outcome.violations and outcome.jobs_done == 6
-    assert outcome.tally.attempts_lost == 0
+    assert outcome.metrics.attempts_lost == 0
     assert outcome.drones > 1

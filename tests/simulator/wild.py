@@ -10,11 +10,18 @@ from dataclasses import replace
 from random import Random
 
 from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import OVERLAY, Blow, BlowKind, Spell, Trouble, rough_wire
-from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import Fixed, LogNormal, Uniform, keyed
-from provisioner.simulator.owner import Owner, OwnerJob, Victim
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import (
+    OVERLAY,
+    HardwareFault,
+    HardwareFaultKind,
+    ServiceFault,
+    ServiceFaultKind,
+    unreliable_network,
+)
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform, rng_for
+from provisioner.simulator.owner import Owner, OwnerJob, VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
@@ -30,7 +37,7 @@ NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
 def wild(seed: int) -> CrashScenario:
     """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types that are slow and
     dear, jobs of many sizes from several groups, drones kept warm."""
-    rng, base = keyed(seed, "wilder"), plain(seed)
+    rng, base = rng_for(seed, "wilder"), plain(seed)
     facilities = tuple(_dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities)
     warm = (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),) if rng.random() < 0.15 else ()
     return replace(
@@ -43,7 +50,7 @@ def wild(seed: int) -> CrashScenario:
 
 def plain(seed: int) -> CrashScenario:
     """One to three sites; lies are shorter than ``missing``, so that no cap may be broken because of them."""
-    rng = keyed(seed, "wild")
+    rng = rng_for(seed, "wild")
     facilities = tuple(_facility(f"s{n}", rng) for n in range(rng.randint(1, 3)))
     return CrashScenario(
         facilities=facilities,
@@ -57,8 +64,8 @@ def plain(seed: int) -> CrashScenario:
         ),
         interval_s=10.0,
         active_interval_s=3.0,
-        spells=_lies(facilities, rng) + (rough_wire(seed, chance=0.2) if rng.random() < 0.7 else ()),
-        blows=_blows(facilities, rng),
+        service_faults=_lies(facilities, rng) + (unreliable_network(seed, chance=0.2) if rng.random() < 0.7 else ()),
+        hardware_faults=_hardware_faults(facilities, rng),
         crashes=crashes(seed, rng.randint(0, 2), furthest=200),
         limit_s=4 * 3600.0,
     )
@@ -82,18 +89,18 @@ def _facility(name: str, rng: Random) -> Facility:
         gpus_per_node=rng.randint(2, 4),
         nodes=2,
         owner=_owner(rng),
-        victim=rng.choice(list(Victim)),
+        victim=rng.choice(list(VictimRule)),
         notice_s=rng.choice([0.0, 20.0]),
     )
     return Facility(
         policy,
         types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
         pools=(pool,),
-        habits=_habits(rng),
+        behaviour=_behaviour(rng),
         quota=rng.choice([None, None, 3]),
         queues=rng.random() < 0.7,
-        tells_free=rng.random() < 0.6,
-        remembers_s=rng.choice([0.0, 25.0, 3600.0]),
+        reports_free=rng.random() < 0.6,
+        retain_finished_s=rng.choice([0.0, 25.0, 3600.0]),
     )
 
 
@@ -110,8 +117,8 @@ def _type(site: str, name: str, rng: Random) -> DroneType:
     )
 
 
-def _habits(rng: Random) -> Habits:
-    return Habits(
+def _behaviour(rng: Random) -> SiteBehaviour:
+    return SiteBehaviour(
         queue=rng.choice([Fixed(0.0), Uniform(0.0, 60.0), LogNormal(60.0, 1.0, 600.0)]),
         boot=Uniform(2.0, 60.0),
         check=Uniform(0.5, 10.0),
@@ -141,7 +148,7 @@ def _owned(facility: Facility, rng: Random) -> Facility:
         pslot_preemption=rng.random() < 0.5,
     )
     seen = replace(pool, owner=(), cpus_per_node=64, memory_mib_per_node=512 << 10)
-    return replace(facility, pools=(seen,), owner=owner, tells_nodes=rng.random() < 0.7)
+    return replace(facility, pools=(seen,), owner=owner, reports_nodes=rng.random() < 0.7)
 
 
 def _shared(facility: Facility, rng: Random) -> Facility:
@@ -159,11 +166,11 @@ def _dear(facility: Facility, rng: Random) -> Facility:
     if rng.random() < 0.65:
         return facility
     kind = drone_type(facility.name, "dear", gpu_milli=2000, vram_mib=81920, capability=90, price=4.0)
-    slow = replace(facility.habits, boot=Uniform(120.0, 300.0), lifetime=None)
+    slow = replace(facility.behaviour, boot=Uniform(120.0, 300.0), lifetime=None)
     return replace(
         facility,
         types=(*facility.types, kind),
-        habits_of={"dear": slow},
+        behaviour_of={"dear": slow},
         policy=replace(facility.policy, booting_s=400.0),
     )
 
@@ -174,10 +181,10 @@ def _owner(rng: Random) -> tuple[tuple[float, int], ...]:
     return (*sorted((rng.uniform(0.0, BUSY_S), rng.randint(0, 4)) for _ in range(4)), (1200.0, 0))
 
 
-def _jobs(seed: int, rng: Random) -> tuple[SimJob, ...]:
+def _jobs(seed: int, rng: Random) -> tuple[SimulatedJob, ...]:
     shapes = [
         Shape(
-            Wants(
+            JobRequirements(
                 gpu_milli=rng.choice([250, 500, 1000]),
                 cpus=rng.choice([1, 2]),
                 vram_mib=rng.choice([0, 20000, 60000]),
@@ -193,13 +200,13 @@ def _jobs(seed: int, rng: Random) -> tuple[SimJob, ...]:
     return steady + burst(rng.randint(0, 10), shapes[0], at_s=rng.uniform(0.0, 600.0), seed=seed)
 
 
-def _of_groups(seed: int, rng: Random) -> tuple[SimJob, ...]:
+def _of_groups(seed: int, rng: Random) -> tuple[SimulatedJob, ...]:
     """Jobs of several sizes and groups, some of which say how they use a GPU, in bursts and one by one."""
     if rng.random() < 0.3:
         return ()
     shapes = [
         Shape(
-            Wants(
+            JobRequirements(
                 gpu_milli=gpu_milli,
                 owner=group,
                 group=f"physics.{group}",
@@ -218,25 +225,33 @@ def _of_groups(seed: int, rng: Random) -> tuple[SimJob, ...]:
     return bursts + poisson_mix(shapes, per_hour=rng.choice([0.0, 40.0]) + 1e-6, span_s=BUSY_S, seed=seed + 1)
 
 
-def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[Spell, ...]:
-    of_sites = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.UNKNOWN_STATES, Trouble.FREE_WRONG]
-    of_overlay = [Trouble.EMPTY, Trouble.PARTIAL, Trouble.STALE, Trouble.HANG]
+def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[ServiceFault, ...]:
+    of_sites = [
+        ServiceFaultKind.EMPTY,
+        ServiceFaultKind.PARTIAL,
+        ServiceFaultKind.STALE,
+        ServiceFaultKind.UNKNOWN_STATES,
+        ServiceFaultKind.FREE_WRONG,
+    ]
+    of_overlay = [ServiceFaultKind.EMPTY, ServiceFaultKind.PARTIAL, ServiceFaultKind.STALE, ServiceFaultKind.HANG]
     chosen = [(t, rng.choice(facilities).name, 25.0) for t in of_sites if rng.random() < 0.4]
     chosen += [(t, OVERLAY, 60.0) for t in of_overlay if rng.random() < 0.3]
-    spells = [Spell(trouble, where, "poll", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
-    return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in spells)
+    service_faults = [ServiceFault(trouble, where, "poll", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
+    return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in service_faults)
 
 
-def _shifted(spell: Spell, by_s: float) -> Spell:
+def _shifted(spell: ServiceFault, by_s: float) -> ServiceFault:
     return replace(spell, from_s=spell.from_s + by_s, to_s=spell.to_s + by_s)
 
 
-def _blows(facilities: tuple[Facility, ...], rng: Random) -> tuple[Blow, ...]:
-    blows = []
+def _hardware_faults(facilities: tuple[Facility, ...], rng: Random) -> tuple[HardwareFault, ...]:
+    hardware_faults = []
     if rng.random() < 0.3:
         at_s, node = rng.uniform(0.0, BUSY_S), rng.randint(0, 1)
-        blows.append(Blow(BlowKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node))
+        hardware_faults.append(HardwareFault(HardwareFaultKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node))
     if rng.random() < 0.2:
         at_s, notice_s = rng.uniform(0.0, BUSY_S), rng.choice([0.0, 60.0])
-        blows.append(Blow(BlowKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s))
-    return tuple(blows)
+        hardware_faults.append(
+            HardwareFault(HardwareFaultKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s)
+        )
+    return tuple(hardware_faults)

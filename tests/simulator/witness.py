@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from provisioner.model import DrainMode, Drone, DroneId, EndKind, Eviction, Plan, RemoteEnd, Snapshot
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
-from provisioner.simulator.drones import Fate, Verdict
+from provisioner.simulator.drones import DroneDefect, DroneScript
 from provisioner.simulator.world import Scenario
 from provisioner.store.memory import MemoryStore
 from tests.simulator.crashing import CrashOutcome, simulate
@@ -73,8 +73,8 @@ class Witness(MemoryStore):
         self.warm = 0
         """Starts for headroom."""
         self._scenario = scenario
-        self._habits = {
-            kind.key: facility.habits_of.get(kind.name, facility.habits)
+        self._behaviour = {
+            kind.key: facility.behaviour_of.get(kind.name, facility.behaviour)
             for facility in scenario.facilities
             for kind in facility.types
         }
@@ -153,8 +153,8 @@ class Witness(MemoryStore):
             return Course.WORKED
         if not drone.submitted_at and not drone.started_at:
             return Course.REFUSED
-        fate = Fate.drawn(self._habits[drone.type], self._scenario.seed, drone.site, drone.id)
-        if fate.verdict is not Verdict.WELL:
+        script = DroneScript.drawn(self._behaviour[drone.type], self._scenario.seed, drone.site, drone.id)
+        if script.verdict is not DroneDefect.WELL:
             return Course.BAD
         asked = drone.id in self.orders or drone.id in self.drained
         if not asked and drone.site_reason != "idle too long":  # nor by its own time-out
@@ -193,7 +193,7 @@ class Watched:
         that had worked before: that attempt is no other start's. So there is an attempt of a job for each start;
         more starts than attempts are made for nothing. A start for headroom has no job.
         """
-        return self.outcome.tally.attempts + self.warm
+        return self.outcome.metrics.attempts + self.warm
 
 
 def watched(scenario: Scenario) -> Watched:

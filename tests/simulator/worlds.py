@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from provisioner.model import Policy
-from provisioner.simulator.drones import Habits
-from provisioner.simulator.faults import rough_wire
-from provisioner.simulator.jobs import SimJob, Wants
-from provisioner.simulator.loop import Draw, Fixed, Uniform, keyed
-from provisioner.simulator.pool import PoolHabits
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.faults import unreliable_network
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.loop import Draw, Fixed, Uniform, rng_for
+from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.world import Scenario
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import cloud, hpc, institute, small
 from tests.simulator.workload import Shape, burst, day
 
-SHORT = Shape(Wants(), Uniform(20.0, 90.0))
+SHORT = Shape(JobRequirements(), Uniform(20.0, 90.0))
 BRISK = Policy(idle_timeout_s=60.0, slot_max_age_s=120.0)
 """As an operator would set it for jobs of a minute."""
 
 
-def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4) -> CrashScenario:
+def calm(jobs: tuple[SimulatedJob, ...] | None = None, *, seed: int = 0, gpus: int = 4) -> CrashScenario:
     """One site, twelve short jobs, nothing goes wrong."""
     return CrashScenario(
         facilities=(small(gpus=gpus, max_drones=gpus),),
@@ -34,21 +34,21 @@ def calm(jobs: tuple[SimJob, ...] | None = None, *, seed: int = 0, gpus: int = 4
 
 def rough(seed: int) -> CrashScenario:
     """Two small sites, twelve jobs, a bad wire, three crashes; everything else by seed."""
-    rng = keyed(seed, "rough")
+    rng = rng_for(seed, "rough")
     queue: Draw = rng.choice([Fixed(0.0), Uniform(0.0, 30.0)])
-    habits = Habits(queue=queue, boot=Uniform(2.0, 30.0), check=Fixed(2.0), release=Uniform(0.5, 10.0))
-    kit = small("kit", gpus=4, max_drones=rng.randint(2, 4), habits=habits)
+    behaviour = SiteBehaviour(queue=queue, boot=Uniform(2.0, 30.0), check=Fixed(2.0), release=Uniform(0.5, 10.0))
+    kit = small("kit", gpus=4, max_drones=rng.randint(2, 4), behaviour=behaviour)
     hut = replace(
-        small("hut", gpus=2, max_drones=2), remembers_s=rng.choice([0.0, 20.0, 3600.0]), queues=rng.random() < 0.5
+        small("hut", gpus=2, max_drones=2), retain_finished_s=rng.choice([0.0, 20.0, 3600.0]), queues=rng.random() < 0.5
     )
     return CrashScenario(
-        facilities=(replace(kit, remembers_s=rng.choice([0.0, 20.0, 3600.0])), hut),
+        facilities=(replace(kit, retain_finished_s=rng.choice([0.0, 20.0, 3600.0])), hut),
         jobs=burst(8, SHORT, seed=seed) + burst(4, SHORT, at_s=rng.uniform(50.0, 250.0), seed=seed),
         seed=seed,
         policy=replace(BRISK, max_drones=rng.randint(3, 6)),
         interval_s=10.0,
-        pool=PoolHabits(lease_s=30.0),
-        spells=rough_wire(seed),
+        pool=PoolBehaviour(lease_s=30.0),
+        service_faults=unreliable_network(seed),
         crashes=crashes(seed, 3, furthest=50, acts_only=rng.random() < 0.8),
         limit_s=2 * 3600.0,
     )
@@ -63,6 +63,6 @@ def busy_day(*, seed: int = 1, jobs: int = 4000) -> Scenario:
         policy=Policy(idle_timeout_s=300.0),
         interval_s=60.0,
         active_interval_s=20.0,
-        pool=PoolHabits(negotiation_s=60.0),
+        pool=PoolBehaviour(negotiation_s=60.0),
         limit_s=3 * 86400.0,
     )
