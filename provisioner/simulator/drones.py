@@ -25,7 +25,7 @@ class ResourceVector(NamedTuple):
 
     @classmethod
     def of(cls, kind: DroneType) -> ResourceVector:
-        """What a drone of this type holds."""
+        """Return the resources that a drone of this type holds."""
         return cls(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
     def plus(self, other: ResourceVector) -> ResourceVector:
@@ -35,7 +35,7 @@ class ResourceVector(NamedTuple):
         return ResourceVector(*(a - b for a, b in zip(self, other, strict=True)))
 
     def within(self, room: ResourceVector) -> bool:
-        """Whether it fits into ``room`` in every dimension."""
+        """Return whether it fits into ``room`` in every dimension."""
         return (
             self.gpu_milli <= room.gpu_milli
             and self.cpus <= room.cpus
@@ -44,7 +44,7 @@ class ResourceVector(NamedTuple):
         )
 
     def goes_into(self, room: ResourceVector) -> int:
-        """How often it fits; at least one dimension must be wanted."""
+        """Return how often it fits; at least one dimension must be requested."""
         return max(0, min(there // each for each, there in zip(self, room, strict=True) if each))
 
 
@@ -79,11 +79,11 @@ class SimulatedNode:
         return self.total.gpu_milli - self.free.gpu_milli
 
     def hosts(self, amount: ResourceVector) -> bool:
-        """Whether it has room now."""
+        """Return whether it has room now."""
         return self.up and self.admits(amount, self.free)
 
     def admits(self, amount: ResourceVector, room: ResourceVector) -> bool:
-        """Whether it goes into ``room``, and does not eat into what the GPUs that are then free keep."""
+        """Return whether it goes into ``room`` and leaves the reserve of the GPUs that are then free."""
         if not amount.within(room):
             return False
         gpus_left = room.gpu_milli - amount.gpu_milli
@@ -93,7 +93,7 @@ class SimulatedNode:
         )
 
     def seat_drone(self, drone: Hashable, amount: ResourceVector) -> str:
-        """A drone takes its part; the name of its slot."""
+        """Give a drone its part; return the name of its slot."""
         self.drones[drone] = amount
         self.free = self.free.less(amount)
         self._slots += 1
@@ -118,14 +118,14 @@ class SimulatedNode:
         return min(self.free) < 0
 
     def recounted(self) -> ResourceVector:
-        """What is free, counted anew from everyone who holds something."""
+        """Count the free resources anew from all holders."""
         room = self.total
         for amount in (*self.drones.values(), *self.owners.values()):
             room = room.less(amount)
         return room
 
     def told(self, kinds: Iterable[DroneType]) -> Node:
-        """The node as its site tells it; ``kinds``: the drone types that may run in its pool."""
+        """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
         return Node(
             name=self.name,
             types=tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total)),
@@ -141,7 +141,7 @@ class SimulatedNode:
 
 
 class DroneDefect(StrEnum):
-    """How a drone turns out."""
+    """Defect of a drone, if any."""
 
     WELL = "well"
     DIES_YOUNG = "dies-young"
@@ -157,7 +157,7 @@ class DroneDefect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteBehaviour:
-    """How a site treats drones. The five chances are exclusive and add up to 1 at most."""
+    """Behaviour of a site towards drones. The five chances are exclusive and add up to 1 at most."""
 
     queue: Draw = AT_ONCE
     boot: Draw = field(default_factory=lambda: Fixed(30.0))
@@ -234,19 +234,19 @@ class Berth(Protocol):
     """Where a body shows itself and gets its jobs: the overlay pool."""
 
     def join(self, body: SimulatedDrone) -> None:
-        """It is in the pool, not accepting jobs yet."""
+        """Add the drone to the pool; it does not accept jobs yet."""
         ...
 
     def serve(self, body: SimulatedDrone) -> None:
-        """It accepts jobs from now on."""
+        """Let the drone accept jobs."""
         ...
 
     def withdraw(self, body: SimulatedDrone) -> None:
-        """It takes no new jobs; calls :meth:`SimulatedDrone.emptied` once it has none."""
+        """Give it no new jobs; call :meth:`SimulatedDrone.emptied` once it has none."""
         ...
 
     def part(self, body: SimulatedDrone, orderly: bool) -> None:
-        """It is out of the pool; if not orderly, the pool has yet to find out."""
+        """Take it out of the pool; if not orderly, the pool has yet to notice."""
         ...
 
 
@@ -279,7 +279,7 @@ class SimulatedDrone:
     # -------------------------------------------------------------------------------------------------- coming
 
     def grant(self, machine: SimulatedNode, slot: str) -> None:
-        """The site gives it its place."""
+        """Start the drone on a node."""
         self.machine, self.slot = machine, slot
         self.granted_s = self._loop.time()
         self._enter(DroneStage.BOOTING)
@@ -350,17 +350,17 @@ class SimulatedDrone:
             self._overlay.withdraw(self)
 
     def emptied(self, message: str) -> None:
-        """It has no job and wants none: it goes by itself, or as it was told to."""
+        """Let a drone leave that has no job and takes none."""
         if self._leaving is None:
             self._leaving = EndKind.EXITED, 0, message
         self._release()
 
     def perish(self, kind: EndKind, message: str) -> None:
-        """It is gone at once and tells nobody."""
+        """End the drone at once and without notice to the pool."""
         self._finish(kind, None, message)
 
     def kill(self) -> None:
-        """The site ends it without notice."""
+        """End the drone without notice, by its site."""
         self._finish(EndKind.STOPPED, None, "killed on request")
 
     def _release(self) -> None:
@@ -386,7 +386,7 @@ class SimulatedDrone:
     # -------------------------------------------------------------------------------------------------- as told
 
     def listed(self) -> RemoteDrone:
-        """The drone in its site's listing."""
+        """Return the drone as its site lists it."""
         if self._view is None:
             epoch = self._ground.start_epoch
             match self.stage:

@@ -19,7 +19,7 @@ OVERLAY = "overlay"
 
 
 class ServiceFaultKind(StrEnum):
-    """What happens to one call. Where it says amount, :attr:`ServiceFault.amount` is meant."""
+    """Fault of one call. *Amount* means :attr:`ServiceFault.amount`."""
 
     # refused or broken, nothing done
     DOWN = "down"
@@ -116,7 +116,7 @@ class HardwareFault:
 def matching_fault(
     seed: int, service_faults: Sequence[ServiceFault], where: str, verb: str, call: int, now_s: float
 ) -> ServiceFault | None:
-    """The first spell that hits call number ``call``; None for a call in peace."""
+    """Return the first fault that hits call number ``call``; None if none does."""
     for index, spell in enumerate(service_faults):
         if spell.covers(where, verb, now_s) and (
             spell.chance >= 1.0 or rng_for(seed, "spell", index, where, verb, call).random() < spell.chance
@@ -177,7 +177,7 @@ class Network:
         self._calls = 0
 
     async def poll(self, see: Callable[[], T], lie: ViewDistortion[T]) -> T:
-        """What ``see`` returns when the question arrives, bent by ``lie`` where a spell wants it."""
+        """Return the view at the arrival of the call, distorted by ``lie`` if a fault says so."""
         spell, latency_s = self._next("poll")
         if spell is not None and spell.kind in VIEW_FAULTS:
             return lie(await self._exchange(see, latency_s), spell)
@@ -192,7 +192,7 @@ class Network:
         return receipts
 
     async def ask(self, verb: str, answer: Callable[[], T]) -> T:
-        """A question that changes nothing."""
+        """Make a call that changes nothing."""
         spell, latency_s = self._next(verb)
         return await self._troubled(answer, latency_s, spell)
 

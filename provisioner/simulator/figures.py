@@ -67,7 +67,7 @@ def span(seconds: float) -> str:
 
 
 def name(text: str, most: int = MAX_NAME_LENGTH) -> str:
-    """A policy, class, site or trace by its foreign name: one line, nothing invisible, not too long."""
+    """Return a foreign name on one line, without invisible characters and not too long."""
     return sanitize(text, most).strip() or "(no name)"
 
 
@@ -169,7 +169,7 @@ def mean_hours(hours: Sequence[GpuHours]) -> GpuHours:
 
 
 def of_good(part: Callable[[GpuHours], float], hours: GpuHours) -> float | None:
-    """A part in percent of the good GPU-hours; infinite where there are none but some of it, None if none were held."""
+    """Return a part in percent of the good GPU-hours; infinite without good hours, None if none were held."""
     if hours.good:
         return 100 * part(hours) / hours.good
     if not hours.held:
@@ -277,7 +277,7 @@ class PlotsMissingError(RuntimeError):
 
 
 def plots_there() -> None:
-    """Raises PlotsMissing if no plot can be drawn."""
+    """Raise PlotsMissingError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
@@ -285,7 +285,7 @@ def plots_there() -> None:
 
 
 def svg(title: str, told: str, paint: Callable[[Figure], None], *, height: float, width: float = 7.4) -> str:
-    """What ``paint`` puts on a figure of so many inches. ``told`` says in words what is to be seen.
+    """Return the SVG of what ``paint`` draws on a figure of this size (inches), described by ``told``.
 
     The text is the same for the same input, whatever the user's own settings of matplotlib are.
     """
@@ -569,14 +569,14 @@ def _time_line(figure: Figure, result: ReplayResult) -> None:
 
 
 def _bands(axes: Axes, labels: Sequence[str]) -> None:
-    """A row for each label, the first on top."""
+    """Set a row for each label, the first on top."""
     axes.set_yticks(range(len(labels)), [name(label, 42) for label in labels])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(labels) - 0.4, -0.6)
 
 
 def _entry(label: str) -> str:
-    """A foreign name in a legend, from which matplotlib leaves out whatever begins with an underscore."""
+    """Return a foreign name for a legend; matplotlib leaves out labels that begin with an underscore."""
     text = name(label, 30)
     return f" {text}" if text.startswith("_") else text
 

@@ -13,7 +13,7 @@ from provisioner.sharing import share_milli, shares_needed
 
 @dataclass(frozen=True, slots=True)
 class JobRequirements:
-    """What jobs of one class ask for; units as in :class:`provisioner.model.JobClass`."""
+    """Requirements of the jobs of one class; units as in :class:`provisioner.model.JobClass`."""
 
     gpu_milli: int = 1000
     cpus: int = 1
@@ -41,7 +41,7 @@ class JobRequirements:
         return ", ".join(told)
 
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
-        """The first dimension in which an empty drone of ``kind`` falls short; None if it would do."""
+        """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
         if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
             return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
         gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib
@@ -125,7 +125,7 @@ class QueuedJobClass:
         return len(self._judged) + len(self._fresh)
 
     def add(self, ticket: QueuedJob, now_s: float) -> None:
-        """A job waits from now on, for the first time or again."""
+        """Let a job wait, for the first time or again."""
         ticket.idle_s = now_s
         self._waits.append((now_s, ticket))
         heapq.heappush(self._fresh, (ticket.job.submit_s, ticket.serial, ticket))
@@ -133,7 +133,7 @@ class QueuedJobClass:
         self._view = None
 
     def judged(self) -> None:
-        """A negotiation cycle has seen the idle jobs."""
+        """Mark the idle jobs as seen by a negotiation cycle."""
         if self._fresh:
             for entry in self._fresh:
                 heapq.heappush(self._judged, entry)
@@ -147,7 +147,7 @@ class QueuedJobClass:
         return submit_s, serial
 
     def take(self) -> QueuedJob:
-        """The oldest idle job, which now runs."""
+        """Remove the oldest idle job, which now runs, and return it."""
         heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
         self.running += 1
         self._view = None
@@ -170,7 +170,7 @@ class QueuedJobClass:
         self._view = None
 
     def view(self, types: tuple[DroneType, ...], start_epoch: float) -> JobClass:
-        """The class as the overlay tells it; made again only after a change."""
+        """Return the class as the overlay lists it; it is made again only after a change."""
         if types != self._types:
             self._types, self._view = types, None
             self._refuses = {

@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There is none."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception in a timer's callback ends the run: in a simulated world it is a mistake, never weather."""
+        """End the run on an exception in a timer's callback: it is a fault of the simulator."""
         error = context.get("exception")
         if error is not None and "handle" in context:
             raise error
@@ -150,7 +150,7 @@ def _waiting(loop: asyncio.AbstractEventLoop) -> str:
 
 
 def _where(task: asyncio.Task[Any]) -> str:
-    """The innermost line that a suspended task waits at."""
+    """Return the innermost line that a suspended task waits at."""
     coro: Any = task.get_coro()
     while getattr(getattr(coro, "cr_await", None), "cr_frame", None) is not None:
         coro = coro.cr_await
@@ -162,7 +162,7 @@ def _where(task: asyncio.Task[Any]) -> str:
 
 
 def rng_for(seed: int, *key: object) -> Random:
-    """A generator of its own for ``key``: the same in every process and every run."""
+    """Return a generator of random numbers for ``key``: the same in every process and every run."""
     return Random("/".join(map(str, (seed, *key))))
 
 
@@ -217,7 +217,7 @@ Draw = Fixed | Uniform | LogNormal
 
 
 def draw_for(draw: Draw, seed: int, *key: object) -> float:
-    """What ``draw`` gives for ``key``; where it always gives the same, no generator is made for it."""
+    """Return the value of ``draw`` for ``key``; a fixed draw needs no generator."""
     return draw.value_s if isinstance(draw, Fixed) else draw.draw(rng_for(seed, *key))
 
 

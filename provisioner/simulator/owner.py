@@ -1,4 +1,4 @@
-"""An owner's jobs in his own cluster: they wait, the site makes matches now and then, and drones give way to them.
+"""An owner's jobs in their own cluster: they wait, the site makes matches now and then, and drones give way to them.
 
 As HTCondor does it with a ``RANK`` that prefers the owner: a job that finds no room takes the place of one drone, if
 it fits into that drone's slot; with notice, and it starts there as soon as the drone is gone. A job larger than any
@@ -25,7 +25,7 @@ from provisioner.simulator.results import Metrics, OwnerWait
 
 
 class VictimRule(StrEnum):
-    """Whom the owner's jobs push out."""
+    """Choice of the drone that the owner's jobs preempt."""
 
     YOUNGEST = "youngest"
     RANDOM = "random"
@@ -50,7 +50,7 @@ class OwnerJob:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a site, and how the site serves him."""
+    """The owner of a site, and how the site serves them."""
 
     jobs: tuple[OwnerJob, ...] = ()
     negotiation_s: float = 30.0
@@ -134,7 +134,7 @@ class SimulatedOwnerQueue:
     # ---------------------------------------------------------------------------------------------- what is told
 
     def claims(self) -> tuple[OwnerDemand, ...]:
-        """Waiting jobs, those of one shape together."""
+        """Return the waiting jobs, grouped by shape."""
         shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
         for ticket in self.waiting:
             shapes.setdefault((ticket.job.pool, ticket.amount), []).append(ticket)
@@ -156,7 +156,7 @@ class SimulatedOwnerQueue:
         return () if len(able) == len(self._machines) else tuple(able) or ("none",)
 
     def load(self) -> OwnerLoad:
-        """What runs."""
+        """Return the load of the running jobs."""
         held = [ticket.amount for ticket in self.running]
         return OwnerLoad(
             len(held), sum(a.gpu_milli for a in held), sum(a.cpus for a in held), sum(a.memory_mib for a in held)
@@ -237,7 +237,7 @@ class SimulatedOwnerQueue:
     # ------------------------------------------------------------------------------------------- drones give way
 
     def _preempt(self, ticket: QueuedOwnerJob) -> None:
-        """The site takes room back for a job that has waited long enough."""
+        """Preempt drones for a job that has waited long enough."""
         allowed = {m for m in self._allowed(ticket) if m.up}
         standing = [
             b
@@ -260,8 +260,11 @@ class SimulatedOwnerQueue:
         return lambda b: (-(b.granted_s or 0.0), b.id)
 
     def _clear_node(self, ticket: QueuedOwnerJob, ranked: Sequence[SimulatedDrone]) -> None:
-        """Several drones of one node at once: that whose drones have run for the shortest time in all, as HTCondor's
-        own PREEMPTION_RANK has it; any, if the rule is random."""
+        """Preempt several drones of one node at once.
+
+        Chooses the node whose drones have run for the shortest time in all, as HTCondor's own PREEMPTION_RANK does, or
+        any, if the rule is random.
+        """
         now_s, found = self._now_s, []
         for machine in self._machines:
             room, leaving = machine.free, []
@@ -283,7 +286,7 @@ class SimulatedOwnerQueue:
             self._start(ticket, machine)
 
     def left(self, body: SimulatedDrone) -> None:
-        """A drone is gone, and its room is free again: whoever was promised it starts there at once."""
+        """Free the room of a drone that left; the job that it was promised to starts there at once."""
         ticket = self._promises.pop(body, None)
         if ticket is not None:
             ticket.promised = None
@@ -324,7 +327,7 @@ class OwnerSeries:
 
     steps: tuple[tuple[float, int], ...]
     pools: tuple[str, ...] = ()
-    """Names of his GPU pools; empty: all of the site's."""
+    """Names of their GPU pools; empty: all of the site's."""
     victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
@@ -404,5 +407,5 @@ class SeriesOwner:
                 body.perish(EndKind.PREEMPTED, "preempted by the owner")
 
     def _has_notice(self, body: SimulatedDrone) -> bool:
-        """It leaves anyway, and the owner waits for that; one who gives no notice waits for nobody."""
+        """Return whether the drone leaves anyway and the owner waits for that."""
         return self._series.notice_s > 0 and body.told_to_leave

@@ -129,7 +129,7 @@ class SimulatedSlot:
         )
 
     def start(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
-        """A job begins here; there must be room."""
+        """Start a job here; there must be room."""
         self._take(ticket.wants, self.milli_of(ticket.wants), 1)
         self.jobs_started += 1
         run = self.running[ticket.serial] = JobAttempt(ticket, work_s, done, now_s)
@@ -137,8 +137,10 @@ class SimulatedSlot:
         self.touched(now_s)
 
     def end(self, run: JobAttempt, now_s: float) -> float:
-        """A job is here no more, since ``now_s`` (or since the drone was lost). For how long, in seconds of one GPU, it
-        has kept GPUs at work that nobody else has."""
+        """Remove a job at ``now_s`` (or when the drone was lost).
+
+        Returns for how long, in seconds of one GPU, it kept GPUs busy that no other job used.
+        """
         del self.running[run.ticket.serial]
         run.timer.cancel()
         self._take(run.ticket.wants, self.milli_of(run.ticket.wants), -1)
@@ -146,7 +148,7 @@ class SimulatedSlot:
         return self.worth(run.ticket) / 1000 * (now_s - run.begun_s) if self.body.type.gpu_milli else 0.0
 
     def milli_of(self, wants: JobRequirements) -> int:
-        """What one job takes of the drone's GPUs."""
+        """Return the part of the drone's GPUs that one job takes."""
         return wants.gpu_milli
 
     def _take(self, wants: JobRequirements, gpu_milli: int, sign: int) -> None:
@@ -166,7 +168,7 @@ class SimulatedSlot:
         self._view = None
 
     def listed(self, now_s: float, update_s: float, start_epoch: float) -> Slot:
-        """The slot as the collector has it: by its newest change or periodic update."""
+        """Return the slot as the collector has it: by its newest change or periodic update."""
         if self._view is not None and now_s < self._renews_s:
             return self._view
         alive_s = now_s if self.lost_s is None else self.lost_s
@@ -210,7 +212,7 @@ class SimulatedSlot:
         return self._view
 
     def worth(self, ticket: QueuedJob) -> int:
-        """What a job's time counts here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
+        """Return the weight of a job's time here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
         return self.milli_of(ticket.wants) if self.body.type.gpu_milli else ticket.wants.cpus * 1000
 
     def _work(self, now_s: float) -> tuple[int, float]:
@@ -247,8 +249,10 @@ class _SharedGpu:
 
 
 class SharedSlot(SimulatedSlot):
-    """A drone whose GPUs are offered in shares: jobs spread evenly over them, and each runs as fast as those beside it
-    let it. Whoever comes or goes sets the others' timers anew."""
+    """A slot of a drone whose GPUs are offered in shares.
+
+    Jobs spread evenly over the GPUs and slow each other down. Each arrival and departure sets the others' timers anew.
+    """
 
     def __init__(self, body: SimulatedDrone, joined_s: float, ended: Ended) -> None:
         super().__init__(body, joined_s, ended)
@@ -292,7 +296,7 @@ class SharedSlot(SimulatedSlot):
         return 0.0
 
     def _retime(self, gpu: _SharedGpu, now_s: float) -> None:
-        """The jobs on a GPU have become more or fewer: the work left of each takes more or less time from now on."""
+        """Set the timers of a GPU's jobs anew after their number has changed."""
         if self.lost_s is not None:
             return
         for run, rate in zip(gpu.runs, rates(self.body.type.sharing, gpu.loads, self._shares), strict=True):
@@ -303,7 +307,7 @@ class SharedSlot(SimulatedSlot):
 
 
 def slot_for(body: SimulatedDrone, joined_s: float, ended: Ended) -> SimulatedSlot:
-    """A drone's place in the pool, by how it offers its GPUs."""
+    """Return a slot for a drone, by how it offers its GPUs."""
     return (SharedSlot if body.type.shares > 1 else SimulatedSlot)(body, joined_s, ended)
 
 
@@ -317,7 +321,7 @@ EVENT_RETENTION_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class PoolBehaviour:
-    """How the overlay behaves."""
+    """Behaviour of the overlay pool."""
 
     negotiation_s: float = 20.0
     """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
@@ -557,7 +561,7 @@ class SimulatedOverlay:
             self._start(bucket, seat)
 
     def _with_room(self, bucket: QueuedJobClass) -> SimulatedSlot | None:
-        """The slot that a job of the class goes to now."""
+        """Return the slot that a job of the class goes to now, if any."""
         full = [drone_id for drone_id, seat in self._roomy.items() if seat.full or not seat.open]
         for drone_id in full:
             del self._roomy[drone_id]
@@ -565,7 +569,7 @@ class SimulatedOverlay:
         return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
     def _opened(self, seat: SimulatedSlot) -> None:
-        """A slot has room: for whoever is first of those that fit."""
+        """Fill a slot that has room with the first jobs that fit."""
         if not self._at_once or not seat.open:
             return
         self._roomy[seat.body.id] = seat
@@ -590,7 +594,7 @@ class SimulatedOverlay:
         return self._suits[key] and seat.body.script.verdict is not DroneDefect.MATCHES_NOTHING
 
     def _too_short(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
-        """The job says that it needs longer than the drone has."""
+        """Return whether the job's requested time exceeds the drone's remaining walltime."""
         walltime_s, granted_s = seat.body.type.walltime_s, seat.body.granted_s
         if not bucket.wants.walltime_s or not walltime_s or granted_s is None:
             return False
@@ -614,7 +618,7 @@ class SimulatedOverlay:
         seat.start(ticket, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
 
     def _ended(self, seat: SimulatedSlot, ticket: QueuedJob, done: bool) -> None:
-        """A job ended by itself; the slot takes the next one, or falls idle."""
+        """Give the slot of a job that ended by itself the next one, or let it fall idle."""
         bucket = self._close(seat, ticket, done)
         if not done:
             at, owner = self._start_epoch + self._now_s, ticket.wants.owner
@@ -685,7 +689,7 @@ class SimulatedOverlay:
                 self._offer(bucket)
 
     def _idle(self, seat: SimulatedSlot) -> None:
-        """A seat without jobs: it leaves if it was asked to, and by itself after its own time-out."""
+        """Let a drone without jobs leave: at once if it drains, else after its idle time-out."""
         seat.idle_since_s = self._now_s
         seat.touched(self._now_s)
         if seat.draining:
@@ -697,11 +701,11 @@ class SimulatedOverlay:
     # ------------------------------------------------------------------------------------------- drones come and go
 
     def join(self, body: SimulatedDrone) -> None:
-        """A drone shows itself in the pool, not accepting jobs yet."""
+        """Add a drone to the pool; it does not accept jobs yet."""
         self._seats[body.id] = slot_for(body, self._now_s, self._ended)
 
     def serve(self, body: SimulatedDrone) -> None:
-        """It accepts jobs from now on."""
+        """Let the drone accept jobs."""
         seat = self._seat_of(body)
         if seat is not None:
             seat.serving = True
@@ -709,7 +713,7 @@ class SimulatedOverlay:
             self._opened(seat)
 
     def withdraw(self, body: SimulatedDrone) -> None:
-        """It takes no new jobs, and leaves once it has none."""
+        """Give a drone no new jobs; it leaves once it has none."""
         seat = self._seat_of(body)
         if seat is not None:
             seat.draining = True
@@ -723,7 +727,7 @@ class SimulatedOverlay:
         return seat if seat is not None and seat.body is body else None
 
     def part(self, body: SimulatedDrone, orderly: bool) -> None:
-        """It leaves. Not orderly: nobody tells the pool, whose slot and running jobs go on to be listed for a while."""
+        """Take a drone out of the pool; if not orderly, its slot and jobs stay listed for a while."""
         seat = self._seat_of(body)
         if seat is None:
             return

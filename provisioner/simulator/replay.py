@@ -40,7 +40,7 @@ def summarize(
     types: Sequence[DroneType],
     carbon_g_per_kwh: float | None = None,
 ) -> ReplayResult:
-    """The numbers of a replay of ``jobs``. ``carbon_g_per_kwh``: CO2 of the grid, where that is told."""
+    """Return the result of a replay of ``jobs``; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
     metrics = outcome.metrics
     bursts = list(burst_waits(metrics.first_starts, [job.submit_s for job in jobs]))
     energy_kwh = metrics.energy_kwh
@@ -87,8 +87,10 @@ def _part(ordered: Sequence[float], share: float) -> float:
 
 
 def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
-    """For each burst in ``arrivals``: seconds until the first, and until most of its jobs have started. ``starts``:
-    submission and first start of each job that has ever begun."""
+    """Return for each burst in ``arrivals`` the seconds until its first and until most of its jobs started.
+
+    ``starts``: submission and first start of each job that has ever begun.
+    """
     arrived, begun = sorted(arrivals), sorted(starts)
     submitted = [submit_s for submit_s, _ in begun]
     n = 0
@@ -189,8 +191,10 @@ class Replay:
 
 
 def _longest_s(facility: Facility) -> float:
-    """For how long a drone may be on its way there while all goes well: almost the longest queue and boot, and the
-    longest time for which the owner has all GPUs."""
+    """Return for how long a drone may be on its way while all goes well.
+
+    That is almost the longest queue and boot, and the longest time for which the owner has all GPUs.
+    """
     ways = (facility.behaviour, *facility.behaviour_of.values())
     full_s = _longest_full_s(facility, facility.series) if facility.series is not None else 0.0
     return full_s + max(behaviour.queue.mostly_below_s + behaviour.boot.mostly_below_s for behaviour in ways)
@@ -272,8 +276,10 @@ def run_all(
     jobs: int,
     tell: Callable[[ReplayRun, float], None] | None = None,
 ) -> Mapping[str, tuple[ReplayResult, ...]]:
-    """All ``replays`` with all ``seeds``, ``jobs`` at a time; the results of each, by its policy's name, in the order
-    of the seeds. ``tell`` hears of each how far it is; ``inf`` says that it is done."""
+    """Run all ``replays`` with all ``seeds``, ``jobs`` at a time; return results by policy, in the order of the seeds.
+
+    ``tell`` receives the progress of each; ``inf`` means that it is done.
+    """
     turns = [ReplayRun(n, r, s) for n, (s, r) in enumerate((s, r) for s in seeds for r in replays)]
     told = tell or (lambda turn, at_s: None)
     done = dict(_alone(turns, told) if jobs == 1 or len(turns) == 1 else _beside(turns, min(jobs, len(turns)), told))
@@ -311,8 +317,7 @@ def _beside(
 
 
 def _give_up(pool: ProcessPoolExecutor) -> None:
-    """End the processes: a replay takes minutes, and who gives up does not wait for it. (The executor keeps them to
-    itself.)"""
+    """End the processes, which the executor itself does not: a replay takes minutes."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
     for process in processes:
         process.terminate()

@@ -59,13 +59,13 @@ class Report:
 
 
 def to_json(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    """``runs`` as compact JSON. ``ValueError`` for a number that JSON does not know (infinite, not a number)."""
+    """Return ``runs`` as compact JSON. Raises ValueError for a number that JSON does not know."""
     report = Report(1, {policy: tuple(results) for policy, results in runs.items()})
     return json.dumps(serialization.to_plain(report), allow_nan=False, separators=(",", ":"))
 
 
 def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
-    """What :func:`to_json` wrote. ``ValueError`` for anything else; its text says what is wrong, and where."""
+    """Return the runs that :func:`to_json` wrote. Raises ValueError, which says what is wrong, and where."""
     try:
         version = json.loads(text)["schema"]
     except (ValueError, TypeError, KeyError):
@@ -85,13 +85,13 @@ SCHEMA_FILE = "simulate.schema.json"
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the JSON form."""
+    """Return the JSON Schema of the JSON form."""
     body = TypeAdapter(Report).json_schema(mode="serialization")
     return {"$schema": SCHEMA_DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
 
 
 def schema_text() -> str:
-    """The schema as it is committed."""
+    """Return the schema as it is committed."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -416,7 +416,7 @@ def _complain(runs: Mapping[str, Sequence[ReplayResult]]) -> None:
 
 
 def _subject(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    """What was replayed, in one line."""
+    """Return one line on what was replayed."""
     results = [result for each in runs.values() for result in each]
     traces = sorted({name(result.trace) for result in results})
     seeds = len({result.seed for result in results})
@@ -449,7 +449,7 @@ def _answer(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
 
 
 def _verdict(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    """Whether every promise was kept; if not, this is the first thing on the page."""
+    """Return whether every guarantee held; if not, this is the first thing on the page."""
     lines = [
         f"{name(policy)}, trace {name(result.trace)}, seed {result.seed}: {sanitize(line)}"
         for policy, results in runs.items()

@@ -105,7 +105,7 @@ class ReplayResult:
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     owner_wait_s: float | None = None
     """Mean over the owners' jobs, of their wait that drones caused; None where no job of an owner is known: there is no
-    owner, or his load is a step function."""
+    owner, or their load is a step function."""
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0
@@ -149,9 +149,7 @@ class LimitExceeded:
 
 
 class OwnerWait(NamedTuple):
-    """How long an owner's job has waited in all, and which parts of it were our doing (``simulator/owner.py`` says
-    how they
-    are told from the site's own)."""
+    """Wait of an owner's job, and the parts of it that drones caused (see :mod:`provisioner.simulator.owner`)."""
 
     gpus: int
     wait_s: float
@@ -233,7 +231,7 @@ class Metrics:
             self._limits[kind.key] = (kind.max_drones, None)
 
     def born(self, drone_id: DroneId, kind: DroneType, at_s: float) -> None:
-        """A site has taken an order on: from now on the drone counts."""
+        """Count a drone whose order a site has accepted."""
         self.accepted[kind.site] += 1
         self._ids[drone_id] += 1
         if self._ids[drone_id] > 1:
@@ -257,16 +255,14 @@ class Metrics:
             self._live[scope].gpu_milli -= kind.gpu_milli
 
     def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
-        """A drone gave its GPUs back after ``held_s``, of which it needed ``boot_s`` before it took jobs, and
-        ``release_s`` after its exit."""
+        """Enter the GPU time of a drone: held in all, before it took jobs, and after its exit."""
         book, gpus = self.books[kind.site], kind.gpu_milli / 1000
         book.held_s += held_s * gpus
         book.boot_s += boot_s * gpus
         book.release_s += release_s * gpus
 
     def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
-        """A job ran for ``ran_s`` on a part of a drone, and was done with it (None), or must do ``lost_s`` of that
-        again."""
+        """Enter an attempt of ``ran_s``: the job is done (None), or must repeat ``lost_s`` of it."""
         book = self.books[kind.site]
         self.attempts += 1
         self.attempts_lost += lost_s is not None
@@ -278,7 +274,7 @@ class Metrics:
         self.books[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
 
     def waited(self, label: str, wait_s: float) -> None:
-        """A job of some size is done."""
+        """Enter the wait of a finished job."""
         self.waits_s.append(wait_s)
         self.waits_by_class[label].append(wait_s)
 

@@ -46,8 +46,11 @@ from provisioner.simulator.results import Metrics
 
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """``nodes`` nodes of ``gpus_per_node`` GPUs. ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``, for
-    scenarios in which it does not matter on which nodes; else :class:`provisioner.simulator.owner.Owner`."""
+    """``nodes`` nodes of ``gpus_per_node`` GPUs.
+
+    ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``, for scenarios in which it does not matter on which
+    nodes; else :class:`provisioner.simulator.owner.Owner`.
+    """
 
     name: str
     gpus_per_node: int
@@ -91,7 +94,7 @@ class Facility:
     retain_finished_s: float = 3600.0
     """How long ended drones stay in the listing."""
     owner: Owner | None = None
-    """Whose cluster it is, if his jobs are to be simulated one by one."""
+    """Whose cluster it is, if their jobs are to be simulated one by one."""
     series: OwnerSeries | None = None
     """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
     reports_claims: bool = True
@@ -131,8 +134,10 @@ class _GpuPoolState:
         return held_by_none - self.wanted_milli
 
     def machine_for(self, amount: ResourceVector) -> SimulatedNode | None:
-        """The fullest node with room for a drone, if any. The steps of an owner's load take room, but no certain
-        node."""
+        """Return the fullest node with room for a drone, if any.
+
+        The steps of an owner's load take room, but no certain node.
+        """
         if self.room_milli < amount.gpu_milli:
             return None
         fitting = [m for m in self.machines if m.hosts(amount)]
@@ -276,7 +281,7 @@ class SimulatedSite:
         return sum(max(0, pool.room_milli) for pool in self._pools.values())
 
     def _lie(self, view: SiteView, spell: ServiceFault) -> SiteView:
-        """The view that a spell makes of a true one."""
+        """Return a true view as a fault distorts it."""
         match spell.kind:
             case ServiceFaultKind.EMPTY:
                 return replace(view, drones={})
@@ -298,7 +303,7 @@ class SimulatedSite:
         return self._listed
 
     def stirred(self) -> None:
-        """A body is not as it was listed."""
+        """Make the listing anew: a drone has changed."""
         self._listed = None
 
     def _forget(self, now: float) -> None:
@@ -327,7 +332,7 @@ class SimulatedSite:
         return max(0, min(by_gpus, pool.places(ResourceVector.of(kind))))
 
     def _free(self, kind: DroneType) -> int:
-        """The same, less what drones take that wait for room already."""
+        """Return the same less what queued drones take."""
         pool = self._pool_of(kind)
         queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
         return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
@@ -394,7 +399,7 @@ class SimulatedSite:
             self._place()
 
     def _place(self) -> None:
-        """Give room to those who wait for it; where there is an owner, his jobs come first, in the site's cycle."""
+        """Give room to those who wait for it; where there is an owner, their jobs come first, in the site's cycle."""
         if self._owner is None:
             self._seat_waiting()
 
@@ -413,7 +418,7 @@ class SimulatedSite:
                 body.grant(machine, slot)
 
     def left(self, body: SimulatedDrone) -> None:
-        """A body is gone: its room is free again."""
+        """Free the room of a drone that is gone."""
         assert body.end is not None
         self._gone.append(body)
         self._queue.pop(body.id, None)
@@ -452,12 +457,12 @@ class SimulatedSite:
         self._place()
 
     def _victims(self, pool: _GpuPoolState) -> list[SimulatedDrone]:
-        """The bodies in a GPU pool, first victim first."""
+        """Return the drones in a GPU pool, first victim first."""
         placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
         return self._in_order(placed, pool.pool.victim)
 
     def _series_victims(self, pools: Sequence[OwnedPool]) -> list[tuple[SimulatedDrone, OwnedPool]]:
-        """The bodies in some GPU pools with theirs, first victim first."""
+        """Return the drones in some GPU pools with their pools, first victim first."""
         assert self.facility.series is not None
         placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) in pools]
         return [(b, self._pool_of(b.type)) for b in self._in_order(placed, self.facility.series.victim)]
@@ -505,7 +510,7 @@ class SimulatedSite:
 
     @property
     def owner_milli(self) -> int:
-        """GPUs that the owner has for himself, in thousandths."""
+        """GPUs that the owner has for themselves, in thousandths."""
         jobs = sum(amount.gpu_milli for machine in self._machines for amount in machine.owners.values())
         return jobs + sum(pool.wanted_milli for pool in self._pools.values())
 

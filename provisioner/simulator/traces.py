@@ -119,7 +119,7 @@ def read_trace(
     skip_bad: bool = False,
     swf_cpus: bool = False,
 ) -> Trace:
-    """The jobs of ``path``: SWF if its name ends so, else CSV; either may be gzipped.
+    """Read the jobs of ``path``: SWF by its suffix, else CSV; either may be gzipped.
 
     In SWF a processor counts as a GPU, or with ``swf_cpus`` as a CPU of a job with one GPU. Raises TraceError.
     """
@@ -144,7 +144,7 @@ def is_swf(path: Path) -> bool:
 
 
 def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection) -> tuple[SimulatedJob, ...]:
-    """The part of jobs from elsewhere that ``cut`` says. Raises TraceError if that is none."""
+    """Return the selected part of jobs from elsewhere. Raises TraceError if that is none."""
     rows = [
         _Row(job, tuple(filter(None, (job.wants.group, job.wants.owner))), math.ceil(job.wants.gpu_milli / WHOLE_GPU))
         for job in jobs
@@ -222,7 +222,7 @@ class _TraceReader:
             )
 
     def table(self, columns: TraceColumns, ignore: Sequence[str]) -> Iterator[_Row]:
-        """The jobs of a CSV file with a header."""
+        """Yield the jobs of a CSV file with a header."""
         lines = csv.reader(text_lines(self.path))
         header = next(lines, None)
         if not header:
@@ -244,7 +244,7 @@ class _TraceReader:
                 yield row
 
     def swf(self, cpus: bool, ignore: Sequence[str]) -> Iterator[_Row]:
-        """The jobs of a log in the Standard Workload Format: 18 numbers a line, -1 for what is not known."""
+        """Yield the jobs of a log in the Standard Workload Format: 18 numbers a line, -1 for unknown."""
         for number, line in enumerate(text_lines(self.path), 1):
             if not line.strip() or line.lstrip().startswith(";"):
                 continue
@@ -264,13 +264,13 @@ class _TraceReader:
 
 
 def located(path: Path, beside: Path) -> Path | None:
-    """The file ``path`` where it is: from directory ``beside``, or in the one that ``PROVISIONER_TRACES`` names."""
+    """Find the file ``path`` in the directory ``beside`` or the one that ``PROVISIONER_TRACES`` names."""
     places = [beside, *(Path(place) for place in (os.environ.get("PROVISIONER_TRACES"),) if place)]
     return next((place / path for place in places if (place / path).is_file()), None)
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file that may be gzipped. Raises TraceError for one that cannot be read to its end."""
+    """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
@@ -293,8 +293,10 @@ Spots = Mapping[str, tuple[int, str, float]]
 
 
 def _spots(path: Path, header: Sequence[str], columns: TraceColumns) -> dict[str, tuple[int, str, float]]:
-    """Where each field stands. A column that was declared must be there; of the common form, submission and run
-    time."""
+    """Return the position of each field.
+
+    A declared column must exist; of the common form, submission and run time must.
+    """
     found: dict[str, tuple[int, str, float]] = {}
     for name in TraceColumns.__dataclass_fields__:
         column, star, factor = getattr(columns, name).partition("*")
@@ -352,7 +354,7 @@ class _CsvLine:
         return self.cells[spot[0]].strip() if spot else ""
 
     def number(self, name: str, otherwise: float) -> float:
-        """What stands there, times the column's factor; ``otherwise`` where nothing does."""
+        """Return the value times the column's factor; ``otherwise`` if the cell is empty."""
         text = self.text(name)
         if not text:
             return otherwise
@@ -408,7 +410,7 @@ class _SwfLine:
         return _Row(SimulatedJob(submit_s, duration_s, wants), names, 1 if self.cpus else count)
 
     def name(self, field: str, at: int) -> str:
-        """The standard has numbers for names: ``user7``; empty where it is not known, or not to be."""
+        """Return a name for the standard's number (``user7``); empty if it is unknown or ignored."""
         number = self.known(at, field, -1.0)
         return "" if field in self.ignore or number < 0 else f"{field}{number:.0f}"
 
@@ -444,14 +446,14 @@ class OwnerLoadSeries:
         return self.steps[-1][0]
 
     def scaled(self, gpus: int) -> OwnerLoadSeries:
-        """The same for an owner of a cluster of ``gpus`` GPUs, who never wants more than all of it."""
+        """Return the series scaled to a cluster of ``gpus`` GPUs, all of it at most."""
         most = max(1, self.gpus)
         return OwnerLoadSeries(
             self.name, gpus, tuple((at_s, min(gpus, round(g * gpus / most))) for at_s, g in self.steps)
         )
 
     def repeated(self, span_s: float) -> OwnerLoadSeries:
-        """The same again and again, in whole days, until ``span_s`` is covered."""
+        """Return the series repeated, in whole days, until ``span_s`` is covered."""
         period_s = max(1, math.ceil(self.span_s / DAY_S)) * DAY_S
         times = max(1, math.ceil(span_s / period_s))
         steps = tuple((n * period_s + at_s, gpus) for n in range(times) for at_s, gpus in self.steps)
@@ -459,8 +461,11 @@ class OwnerLoadSeries:
 
 
 def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSeries]:
-    """The series of a trace in the common form (CSV, may be gzipped): ``vc, t_s, total_gpus, busy_gpus, pending_gpus``,
-    a row at each change. ``pending``: GPUs that the owner waits for count as well. Raises TraceError."""
+    """Read the series of a trace: CSV, may be gzipped, a row at each change. Raises TraceError.
+
+    Its columns are ``vc, t_s, total_gpus, busy_gpus, pending_gpus``. ``pending``: count the GPUs that the owner waits
+    for, too.
+    """
     rows: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     total: dict[str, int] = {}
     lines = csv.DictReader(text_lines(path))
@@ -502,13 +507,12 @@ def last_look(store_path: Path) -> float | None:
 
 
 def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[SimulatedJob, ...]:
-    """Jobs submitted from ``since`` on and before ``until``, by submission, counted from ``since``. See
-    :func:`recorded`."""
+    """Return the jobs submitted from ``since`` until ``until``, counted from ``since``."""
     return recorded(store_path, since=since, until=until).jobs
 
 
 def recorded(store_path: Path, since: float, until: float) -> RecordedJobs:
-    """The same, with what is not in it. Reads only, beside a running controller too.
+    """Read the jobs submitted in a time from the store, with notes on what is missing.
 
     Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
     Those that waited then are added with the run time of those like them. Raises StoreError.
@@ -532,7 +536,7 @@ def recorded(store_path: Path, since: float, until: float) -> RecordedJobs:
 
 
 def wants_of(done: CompletedJob) -> JobRequirements:
-    """What a job that was done had asked for."""
+    """Return the requirements of a finished job."""
     return JobRequirements(
         gpu_milli=done.gpu_milli,
         cpus=done.cpus,

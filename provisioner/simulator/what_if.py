@@ -1,4 +1,4 @@
-"""Questions of the kind "what if", as a line of words. (``changed_snapshot`` and ``changed_world`` answer them.)
+"""Questions of the kind "what if" as a line of words, and snapshots and worlds changed by them.
 
 SITE down                   away, for good
 SITE down 2d..3d            away from 2 days after the begin until 3 days after it; `2d` alone: from then on
@@ -78,7 +78,7 @@ Question = SiteOutage | ChangedNumber | ScaledDuration | OwnerRemoved
 
 
 def read(text: str, sites: Iterable[str]) -> Question:
-    """The question in ``text`` about one of ``sites``. Raises QuestionError."""
+    """Parse the question in ``text`` about one of ``sites``. Raises QuestionError."""
     known = list(sites)
     site, _, rest = " ".join(text.split()).partition(" ")
     if site not in known:

@@ -112,7 +112,7 @@ class World:
         return len(pool.tickets) - pool.to_come - pool.waiting - pool.running - pool.done
 
     def sample(self, at_s: float) -> Sample:
-        """The state of things now."""
+        """Return the current state of the world."""
         by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
         return Sample(
             at_s=at_s,
@@ -449,7 +449,7 @@ def _innermost(error: BaseException | None) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The service's log lines go nowhere: a simulated day has thousands of them."""
+    """Discard the controller's log lines: a simulated day has thousands of them."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:

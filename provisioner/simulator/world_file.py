@@ -90,7 +90,7 @@ class FailureSection(ConfigSection):
 
 
 class HabitsSection(ConfigSection):
-    """How a site treats drones."""
+    """Behaviour of a site towards drones."""
 
     queue: Spread | None = Field(default=None, description="Wait in the site's queue. Default: none.", examples=["45s"])
     boot: Spread | None = Field(default=None, description="From grant to joined. Default: 75 s.", examples=["75s"])
@@ -138,7 +138,7 @@ class SeriesSection(ConfigSection):
         default=None, ge=1, description="Scale it to so many. Default: the GPUs of `nodes`.", examples=[56]
     )
     nodes: tuple[str, ...] = Field(default=(), description="Of these kinds of nodes only.", examples=[["a100"]])
-    pending: bool = Field(default=False, description="Also count the GPUs that he waits for.", examples=[False])
+    pending: bool = Field(default=False, description="Also count the GPUs that they wait for.", examples=[False])
     victim: VictimRule = Field(
         default=VictimRule.YOUNGEST, description="Which drone goes first.", examples=["youngest"]
     )
@@ -254,7 +254,7 @@ class WorldPlan:
 
 
 def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPlan:
-    """The world in which ``settings`` are simulated. An owner's series is repeated to cover ``span_s``.
+    """Build the world in which ``settings`` are simulated; owners' series repeat to cover ``span_s``.
 
     Raises ConfigError, with every mistake in the world file at ``path``.
     """
@@ -476,7 +476,7 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
 
 
 def describe_world(plan: WorldPlan) -> Iterator[str]:
-    """The world in a line per site."""
+    """Describe the world in a line per site."""
     for facility in plan.facilities:
         parts = ", ".join(
             f"{pool.nodes * pool.gpus_per_node} {pool.name}" if pool.gpus_per_node else count(pool.nodes, "CPU node")

@@ -135,9 +135,9 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
         ("sites:\n  farm:\n    owner: {file: load.csv, vc: vcA, nodes: [x]}\n", "world.yaml:3:46: no nodes `x`"),
         (
             "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    reports_nodes: true\n",
-            "world.yaml:4:18: `reports_nodes`: an owner of whom only a series is known",
+            "world.yaml:4:20: `reports_nodes`: an owner of whom only a series is known",
         ),
-        ("service_faults: [{kind: dwn}]", "world.yaml:1:24: `kind`: `dwn` is not one of"),
+        ("service_faults: [{kind: dwn}]", "world.yaml:1:25: `kind`: `dwn` is not one of"),
         ("service_faults: [{kind: down, where: mars}]", "world.yaml:1:38: no site `mars` is configured"),
         (
             "hardware_faults: [{kind: downtime, at: 1h, for: 1h}]",
