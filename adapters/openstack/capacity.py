@@ -61,7 +61,10 @@ def host_id(project: str, name: str) -> str:
 
 
 def places(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[str, str]:
-    """The hosts' names by the ids that they have to these projects; an empty project is one not known yet."""
+    """Return the hosts' names by the ids that they have to these projects.
+
+    An empty project is one that is not known yet.
+    """
     names = [name for host in hosts for name in host.names]
     return {host_id(project, name): name for project in filter(None, projects) for name in names}
 
@@ -83,9 +86,12 @@ def nodes(
     others: Iterable[Server],
     places: Mapping[str, str],
 ) -> Occupancy:
-    """One node for each host. ``ours``: our drones' servers; ``others``: all else that is seen, of our project and of
-    the owner's; a server may be in both. One that is on no host yet holds nothing; one that is off or is being deleted
-    holds its place until it is gone."""
+    """Return one node for each host.
+
+    ``ours`` are our drones' servers. ``others`` are all other servers seen, of our project and of the owner's; a
+    server may be in both. A server that is on no host yet holds nothing. One that is off or being deleted holds its
+    place until it is gone.
+    """
     by_name = {kind.name: kind for kind in types}
     from_volume = {name for name in by_name if name in config.types and config.server(name).boot_volume is not None}
     sizes = {server.id: (server, size_of(server)) for server in others}
@@ -174,10 +180,10 @@ _MOST = 64
 
 
 def gpus_of(extra: Mapping[str, str]) -> int | None:
-    """Whole GPUs, and shares that the flavour calls GPUs. None where it asks for some and does not say how many: by a
-    device profile, of which only Cyborg knows what is in it, or by a number that is none.
+    """Return whole GPUs, and shares that the flavour calls GPUs; None if their number is unknown.
 
-    An alias that nobody would take for anything else counts as a GPU unless the flavour names another that is one.
+    It is unknown where a flavour asks for GPUs by a device profile, which only Cyborg can resolve, or by an invalid
+    number. An alias that is plausibly a GPU counts as one unless the flavour names another GPU alias.
     """
     found: int = 0
     for key, told in extra.items():
@@ -213,11 +219,11 @@ def _number(text: str) -> int | None:
 
 
 def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] | None:
-    """By drone type, what ``flavors`` are by drone type; alternatives. None where the project has no limit at all: GPUs
-    are none of Nova's quotas, so this alone never tells that there is room.
+    """Return how many more servers the quota allows by drone type; None without any limit.
 
-    Servers in ERROR and those that are shut off count as used until they are deleted. Another's create may come in
-    between: Nova then takes the server and puts it into ERROR (fault 413).
+    The numbers are alternatives. Nova has no quota for GPUs, so this alone never tells that there is room. Servers in
+    ERROR or shut off count as used until they are deleted. Another create may come in between: Nova then accepts the
+    server and puts it into ERROR (fault 413).
     """
     lefts = (
         _left(limits.instances, limits.instances_used),

@@ -45,8 +45,10 @@ _MOST = 20_000
 
 
 class ResourceCleanup:
-    """Remembers deleted servers until a sweep has looked at what they left, late enough to find it. ``every_s``: how
-    often; 0: never."""
+    """Deletion of ports and volumes that deleted servers left behind.
+
+    ``every_s`` is the interval; 0 disables it.
+    """
 
     def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
@@ -65,7 +67,7 @@ class ResourceCleanup:
         return bool(self._every_s and self._unswept) and now >= self._next_at
 
     async def sweep(self, cloud: Cloud) -> None:
-        """Raises what ``cloud`` raises; then it is soon due again."""
+        """Look for leftovers and delete them. If ``cloud`` raises, the next attempt is soon."""
         now = self._clock()
         self._next_at = now + min(_AGAIN_S, self._every_s)
         servers = {server_id: server for server_id, (server, _) in self._unswept.items()}

@@ -43,7 +43,7 @@ UNSUPPORTED = {
 """Keys of an entry without which it means something else -> what to do instead."""
 
 
-class NoAccess(AuthError):
+class NoAccessError(AuthError):
     """It is not said, or not well, where the cloud is and who we are: file, entry, key and repair. Never the secret."""
 
     kind = FaultKind.CONFIG
@@ -110,7 +110,7 @@ class Access:
 
 
 def access(settings: CloudAccess) -> Access:
-    """What is set for a cloud, read anew with its secrets. Raises NoAccess."""
+    """Read the settings of a cloud with its secrets. Raises NoAccessError."""
     if settings.auth is not None:
         return _said(settings, settings.auth)
     file = _found(settings.clouds_file)
@@ -119,7 +119,7 @@ def access(settings: CloudAccess) -> Access:
 
 
 def trust(access: Access) -> ssl.SSLContext | bool:
-    """Which certificates are believed; False is any. Raises NoAccess."""
+    """Which certificates are believed; False is any. Raises NoAccessError."""
     if not access.verify:
         return False
     if access.ca is None:
@@ -127,21 +127,23 @@ def trust(access: Access) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(access.ca))
     except (OSError, ssl.SSLError) as error:
-        raise NoAccess(f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}") from None
+        raise NoAccessError(f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}") from None
 
 
 def doubts(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
-    """What would not work on this host, found without a call to the cloud: path below the options, and message.
-    Secrets that the site file names are read by whoever reads that file."""
+    """Yield what would not work on this host: path below the options, and message.
+
+    It calls no service. Secrets in the site file are readable by everyone who can read that file.
+    """
     try:
         found = access(settings)
-    except NoAccess as error:
+    except NoAccessError as error:
         if settings.auth is None:
             yield ("clouds_file",) if settings.clouds_file else ("cloud",), str(error)
         return
     try:
         trust(found)
-    except NoAccess as error:
+    except NoAccessError as error:
         yield ("ca",) if settings.ca else ("cloud",), str(error)
 
 
@@ -149,7 +151,7 @@ def _said(settings: CloudAccess, auth: Credentials) -> Access:
     try:
         secret = auth.application_credential_secret.read()
     except SecretUnreadableError as error:
-        raise NoAccess(f"`auth`: `application_credential_secret`: {error}") from None
+        raise NoAccessError(f"`auth`: `application_credential_secret`: {error}") from None
     return Access(
         auth_url=_v3(auth.url),
         who=ApplicationCredential(secret=secret, id=auth.application_credential_id),
@@ -178,7 +180,7 @@ def _found(named: Path | None) -> Path:
             if (path := directory / f"clouds{suffix}").exists():
                 return path
     looked = ", ".join(map(str, places))
-    raise NoAccess(f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`")
+    raise NoAccessError(f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`")
 
 
 def _places() -> list[Path]:
@@ -198,11 +200,13 @@ def _entry(file: Path, name: str, *, beside_only: bool) -> tuple[str, Mapping[st
     """Where the entry is, and what it says, secure.yaml laid over it."""
     clouds, lines = _clouds(file)
     if name not in clouds:
-        raise NoAccess(f"{file}: there is no cloud `{printable(name, 64)}` under `clouds`: {choices(name, clouds)}")
+        raise NoAccessError(
+            f"{file}: there is no cloud `{printable(name, 64)}` under `clouds`: {choices(name, clouds)}"
+        )
     where = f"{file}:{lines.get(name, 1)}: cloud `{printable(name, 64)}`"
     entry = clouds[name]
     if not isinstance(entry, dict):
-        raise NoAccess(f"{where}: it says nothing: write `auth:` and the rest below it")
+        raise NoAccessError(f"{where}: it says nothing: write `auth:` and the rest below it")
     secure = _secure(file, beside_only=beside_only)
     over = _clouds(secure)[0].get(name) if secure is not None else None
     return where, _merged(_plain(entry), _plain(over)) if isinstance(over, dict) else _plain(entry)
@@ -217,7 +221,7 @@ class _CloudsLoader(yaml.SafeLoader):
 
 
 def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """What is under ``clouds`` in a file, and in which line each entry begins."""
+    """Return the entries under ``clouds`` in a file, and the line at which each begins."""
     text = _text(file)
     try:
         loader = _CloudsLoader(text)
@@ -227,12 +231,14 @@ def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
         # Its own words quote the file, and where a quote is forgotten what stands there may be the secret.
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise NoAccess(f"{file}{line}: it is no YAML here: indent alike, and quote texts with special signs") from None
+        raise NoAccessError(
+            f"{file}{line}: not YAML here: indent alike, and quote texts with special characters"
+        ) from None
     except (yaml.YAMLError, RecursionError, ValueError):
-        raise NoAccess(f"{file}: it is no YAML") from None
+        raise NoAccessError(f"{file}: not YAML") from None
     clouds = tree.get("clouds") if isinstance(tree, dict) else None
     if not isinstance(clouds, dict):
-        raise NoAccess(f"{file}: it has no `clouds`: write `clouds: {{NAME: {{auth: ...}}}}`")
+        raise NoAccessError(f"{file}: it has no `clouds`: write `clouds: {{NAME: {{auth: ...}}}}`")
     return {str(name): entry for name, entry in clouds.items()}, _lines(node)
 
 
@@ -241,12 +247,12 @@ def _text(file: Path) -> str:
         with file.open("rb") as stream:
             raw = stream.read(_LARGEST_FILE + 1)
         if len(raw) > _LARGEST_FILE:
-            raise NoAccess(f"{file}: it is larger than 1 MiB: is it a clouds.yaml?")
+            raise NoAccessError(f"{file}: it is larger than 1 MiB: is it a clouds.yaml?")
         return raw.decode("utf-8-sig")
     except OSError as error:
-        raise NoAccess(f"{file}: it cannot be read: {_why(error)}") from None
+        raise NoAccessError(f"{file}: it cannot be read: {_why(error)}") from None
     except UnicodeDecodeError:
-        raise NoAccess(f"{file}: it is not UTF-8 text") from None
+        raise NoAccessError(f"{file}: it is not UTF-8 text") from None
 
 
 def _lines(node: yaml.Node | None) -> Mapping[str, int]:
@@ -272,7 +278,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _regional(where: str, entry: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
-    """The entry for one region: under ``regions`` each may have a few keys of its own."""
+    """Return the entry for one region, with the keys that it overrides under ``regions``."""
     regions = entry.get("regions")
     if not isinstance(regions, list) or not regions:
         return entry
@@ -283,7 +289,7 @@ def _regional(where: str, entry: Mapping[str, Any], wanted: str) -> Mapping[str,
         values[str(told.get("name") or "")] = _plain(own) if isinstance(own, dict) else {}
     name = wanted or next(iter(values))
     if name not in values:
-        raise NoAccess(f"{where}: under `regions` there is no `{printable(name, 64)}`: {choices(name, values)}")
+        raise NoAccessError(f"{where}: under `regions` there is no `{printable(name, 64)}`: {choices(name, values)}")
     return {**_merged(entry, values[name]), "region_name": name}
 
 
@@ -304,11 +310,11 @@ class _Entry:
     def access(self, settings: CloudAccess) -> Access:
         for key, instead in UNSUPPORTED.items():
             if self._entry.get(key):
-                raise NoAccess(f"{self._where}: `{key}`: {instead}")
+                raise NoAccessError(f"{self._where}: `{key}`: {instead}")
         if override := next((key for key in self._entry if key.endswith("_endpoint_override")), None):
-            raise NoAccess(f"{self._where}: `{override}` is not supported: the catalogue says where services are")
+            raise NoAccessError(f"{self._where}: `{override}` is not supported: the catalogue says where services are")
         if self._text("identity_api_version", self._entry).startswith("2"):
-            raise NoAccess(f"{self._where}: `identity_api_version`: Keystone's API v3 is spoken: remove it")
+            raise NoAccessError(f"{self._where}: `identity_api_version`: Keystone's API v3 is spoken: remove it")
         ca = self._text("cacert", self._entry)
         return Access(
             auth_url=self._auth_url(),
@@ -323,14 +329,16 @@ class _Entry:
     def _auth_url(self) -> str:
         url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
         if not _URL.fullmatch(url):
-            raise NoAccess(f"{self._where}: `auth_url` is no address: write `https://keystone.example.org:5000/v3`")
+            raise NoAccessError(
+                f"{self._where}: `auth_url` is no address: write `https://keystone.example.org:5000/v3`"
+            )
         return _v3(url)
 
     def _interface(self) -> str:
         told = self._text("interface", self._entry) or self._text("endpoint_type", self._entry)
         interface = told.removesuffix("URL") or "public"
         if interface not in (known := ("public", "internal", "admin")):
-            raise NoAccess(f"{self._where}: `interface`: no `{printable(told, 40)}`: {choices(interface, known)}")
+            raise NoAccessError(f"{self._where}: `interface`: no `{printable(told, 40)}`: {choices(interface, known)}")
         return interface
 
     def _unbelieving(self) -> bool:
@@ -338,7 +346,7 @@ class _Entry:
         verify, insecure = self._text("verify", self._entry).lower(), self._text("insecure", self._entry).lower()
         for key, told in (("verify", verify), ("insecure", insecure)):
             if told not in ("", *_YES, *_NO):
-                raise NoAccess(f"{self._where}: `{key}`: write `true` or `false`")
+                raise NoAccessError(f"{self._where}: `{key}`: write `true` or `false`")
         return verify in _NO or insecure in _YES
 
     def _who(self) -> ApplicationCredential | Password:
@@ -350,7 +358,7 @@ class _Entry:
         if kind in _PASSWORD:
             return self._password()
         message = f"`auth_type` is `{printable(kind, 40)}`: only v3applicationcredential and password are supported"
-        raise NoAccess(f"{self._where}: {message}: make one (`openstack application credential create NAME`)")
+        raise NoAccessError(f"{self._where}: {message}: make one (`openstack application credential create NAME`)")
 
     def _application_credential(self) -> ApplicationCredential:
         secret = self._wanted("application_credential_secret", "the credential's secret")
@@ -378,14 +386,14 @@ class _Entry:
         if found := self._text(key):
             return found
         also = ", or in a secure.yaml beside" if key in _SECRETS else ""
-        raise NoAccess(f"{self._where}: `{key}` is missing: write it under `auth`{also} ({what})")
+        raise NoAccessError(f"{self._where}: `{key}` is missing: write it under `auth`{also} ({what})")
 
     def _text(self, key: str, within: Mapping[str, Any] | None = None) -> str:
         told = (self._auth if within is None else within).get(key)
         if told is None:
             return ""
         if not isinstance(told, str):
-            raise NoAccess(f"{self._where}: `{key}`: a text on one line is wanted")
+            raise NoAccessError(f"{self._where}: `{key}`: a text on one line is wanted")
         return told.strip() if key not in _SECRETS else told
 
 

@@ -22,7 +22,7 @@ from adapters.openstack.records import Flavor, Image, Server
 from adapters.openstack.registry import group_tag, named
 from adapters.openstack.settings import BootVolume, OpenStackSiteConfig, OpenStackTypeConfig
 from adapters.openstack.states import meaning
-from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
+from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
 from provisioner import drone
@@ -61,26 +61,28 @@ class ResolvedNames:
 
 
 def checked(order: StartOrder, controller: str) -> None:
-    """Raises Unfit if no server can ever be made of this order."""
+    """Check that a server can be made of this order. Raises UnfitError."""
     kind, bootstrap = order.type, order.bootstrap
     if not registry.is_ours(order.drone_id, controller):
-        raise Unfit("not a drone id of this controller")
+        raise UnfitError("not a drone id of this controller")
     if bootstrap is None:
-        raise Unfit("the order has no admission: nothing to run")
+        raise UnfitError("the order has no admission: nothing to run")
     if kind.gpu_milli % WHOLE_GPU or kind.gpu_milli < 0:
-        raise Unfit(f"{kind.gpu_milli / WHOLE_GPU:g} GPUs: a server has whole ones")
+        raise UnfitError(f"{kind.gpu_milli / WHOLE_GPU:g} GPUs: a server has whole ones")
     if kind.cpus < 1 or kind.memory_mib < 1:
-        raise Unfit("a drone has a CPU and some memory at least")
+        raise UnfitError("a drone has a CPU and some memory at least")
     if kind.walltime_s < 0 or order.grace_s < 0:
-        raise Unfit("a drone cannot live, or leave, for less than no time")
+        raise UnfitError("a drone cannot live, or leave, for less than no time")
     sendable(bootstrap)
 
 
 def request(
     order: StartOrder, config: OpenStackSiteConfig, ids: ResolvedNames, user_data: bytes
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """``server`` and scheduler hints of POST /servers, microversion 2.52 or later (2.67 with a volume type). Raises
-    Unfit if Nova would not read it."""
+    """Return ``server`` and scheduler hints of POST /servers (microversion 2.52, or 2.67 with a volume type).
+
+    Raises UnfitError if Nova would not accept it.
+    """
     kind, wanted = order.type, config.server(order.type.name)
     controller = order.drone_id.rsplit("-", 2)[0]
     body: dict[str, Any] = {
@@ -108,7 +110,9 @@ def request(
     size = len(json.dumps({"server": body, "os:scheduler_hints": hints}))
     if size > LARGEST_BODY:
         share = len(body["user_data"])
-        raise Unfit(f"the request is {size} bytes and may be {LARGEST_BODY}: user data {share}, the rest is metadata")
+        raise UnfitError(
+            f"the request is {size} bytes and may be {LARGEST_BODY}: user data {share}, the rest is metadata"
+        )
     return body, hints
 
 
@@ -147,15 +151,17 @@ class ServerCreation:
     async def start(
         self, cloud: Cloud, catalogue: NameResolver, orders: Sequence[StartOrder], known: Iterable[Server]
     ) -> Sequence[OrderResult]:
-        """As the seam wants it. ``known``: our servers as last seen, of which some may be in a part of the cloud that
-        does not answer now."""
+        """Start drones, as :meth:`provisioner.interfaces.Site.start`.
+
+        ``known`` are our servers as last seen. Some may be in a cell that does not answer now.
+        """
         receipts: dict[DroneId, OrderResult] = {}
         fit = []
         for order in orders:
             try:
                 checked(order, self._controller)
                 fit.append(order)
-            except Unfit as error:
+            except UnfitError as error:
                 receipts[order.drone_id] = refused(order.drone_id, FaultKind.CONFIG, str(error))
         if fit:
             answers = await self._starts.run(
@@ -170,7 +176,7 @@ class ServerCreation:
         await self._starts.settled(drone_ids)
 
     async def close(self) -> None:
-        """Creates under way are waited for."""
+        """Wait for creates under way."""
         await self._starts.close(self._config.create_deadline)
 
     async def _started(
@@ -214,7 +220,7 @@ class ServerCreation:
                 body, hints = request(order, self._config, ids, user_data(order, self._config, setup))
                 server_id = await cloud.create(body, hints, deadline_s=self._config.create_deadline)
                 return OrderResult(order.drone_id, OrderOutcome.OK, server_id)
-        except Unfit as error:
+        except UnfitError as error:
             return refused(order.drone_id, FaultKind.CONFIG, str(error))
         except OutcomeUnknownError as error:
             self._starts.without_answer([order.drone_id])
@@ -231,8 +237,11 @@ class ServerCreation:
 async def servers_of(
     cloud: Cloud, controller: str, site: str, drone_ids: Collection[DroneId], known: Iterable[Server]
 ) -> Mapping[DroneId, Sequence[Server]]:
-    """The servers of these drones as the cloud lists them now, those first that have most to lose. Not those that are
-    gone. One call and its pages. What is in a cell that is down is not listed by tag (roll.py): it is as ``known``."""
+    """Return the servers of these drones that the cloud lists now, those with most to lose first.
+
+    It takes one call and its pages. Servers in a cell that is down are not listed by tag (``registry.py``): they are
+    taken as ``known``.
+    """
     found: dict[DroneId, list[Server]] = {}
     silent = [server for server in known if server.status == "UNKNOWN"]
     listed = await cloud.servers(tag=group_tag(controller, site))
@@ -296,8 +305,10 @@ class NameResolver:
             }
 
     async def resolved(self, kind: DroneType) -> ResolvedNames:
-        """What servers of a drone type are made of. RejectedError (CONFIG) where the cloud has no such thing, or the
-        flavour is too small for the type."""
+        """Return the ids that servers of a drone type are made from.
+
+        Raises RejectedError (CONFIG) if the cloud lacks one, or if the flavour is too small for the type.
+        """
         async with self._asking:
             await self._fresh()
             if kind.name not in self._resolved:
@@ -305,7 +316,7 @@ class NameResolver:
             return self._resolved[kind.name]
 
     async def troubles(self, kind: DroneType) -> Sequence[tuple[str, str]]:
-        """What is wrong with a drone type here: which setting, and what to do about it. For an audit."""
+        """Return problems of a drone type for an audit: setting and remedy."""
         async with self._asking:
             await self._fresh()
         wanted = self._config.server(kind.name)
@@ -350,8 +361,10 @@ class NameResolver:
 
 
 def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Iterator[tuple[str, str]]:
-    """Where a flavour is not what its drone type says: dimension, and what to do. ``gpus-unknown``: its extra specs do
-    not tell, so it is for a person to know."""
+    """Yield where a flavour differs from its drone type: dimension and remedy.
+
+    ``gpus-unknown``: its extra specs do not tell, so a person has to check.
+    """
     name = f"flavour `{_name(flavor.name)}`"
     gpus, wants = gpus_of(flavor.extra), kind.gpu_milli // WHOLE_GPU
     if gpus is None:
@@ -371,13 +384,13 @@ def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Ite
 
 
 def _flavor(flavors: Sequence[Flavor], name_or_id: str) -> Flavor | None:
-    """An id comes before a name; names of flavours are unique."""
+    """Return a flavour by id, else by its unique name."""
     by = [each for each in flavors if each.id == name_or_id] or [each for each in flavors if each.name == name_or_id]
     return next((each for each in by if not each.disabled), None)
 
 
 def _usable(images: Sequence[Image], name: str) -> Image:
-    """The newest of those that can be booted from."""
+    """Return the newest image that can be booted from."""
     usable = next((each for each in images if each.status.lower() == "active"), None)
     if usable is not None:
         return usable
@@ -388,7 +401,7 @@ def _usable(images: Sequence[Image], name: str) -> Image:
 
 
 def _identity(what: str, name: str, known: Mapping[str, str]) -> str:
-    """The id of a thing by its id or its name. A name that several have means none of them."""
+    """Return the id of an object by its id or its name. A name that several have matches none."""
     if name in known:
         return name
     ids = [each for each, own in known.items() if own == name]
@@ -430,8 +443,10 @@ class Guest:
 
 
 def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Guest = Guest()) -> bytes:
-    """The script for one order (checked), as it comes before base64. ``setup``: the admin's script, empty without one.
-    Raises Unfit if it is too large for Nova."""
+    """Return the script for one checked order, before base64.
+
+    ``setup`` is the administrator's script, or empty. Raises UnfitError if it is too large for Nova.
+    """
     archive = gzip.compress(_archive(order, config, setup), mtime=0)
     told = {
         "drone_id": order.drone_id,
@@ -451,7 +466,7 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
     if size > LARGEST:
         what = {"the drone's files": _files(order), "the setup script": {"setup": setup}}
         sizes = ", ".join(f"{name} {sum(map(len, content.values()))} bytes" for name, content in what.items())
-        raise Unfit(f"its user data are {size} bytes and may be {LARGEST}, compressed: {sizes}")
+        raise UnfitError(f"its user data are {size} bytes and may be {LARGEST}, compressed: {sizes}")
     return text
 
 
@@ -467,12 +482,12 @@ def _files(order: StartOrder) -> Mapping[str, bytes]:
 
 
 def _archive(order: StartOrder, config: OpenStackSiteConfig, setup: bytes) -> bytes:
-    """The drone's directory."""
+    """Return the drone's directory as an archive."""
     return packed({**_files(order), f"{OURS}/setup": setup, f"{OURS}/step": _step(order, config)})
 
 
 def _step(order: StartOrder, config: OpenStackSiteConfig) -> bytes:
-    """The drone's environment and, in the same process, the drone. Its directory, PATH and tag are there already."""
+    """Return the lines that set the environment and execute the drone. Its directory, PATH and tag exist."""
     assert order.bootstrap is not None
     env = {**order.bootstrap.env, **config.env, **drone.environment(order)}
     said_by_the_guest = {"DRONE_DIR", "HOME", "PROVISIONER_DRONE_ID"}

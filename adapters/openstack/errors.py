@@ -1,10 +1,10 @@
-"""What OpenStack's words mean to us: a no to a call, and why a server is in ERROR. A table of each; words that it does
-not know are judged by the status alone.
+"""Classification of OpenStack's errors: rejected calls, and servers in ERROR.
 
-The words are those of Nova 34 (``nova/exception.py``; ``nova/compute/manager.py``: ``_build_and_run_instance`` and
-``_build_resources``; which of them meets which status: ``create`` in ``nova/api/openstack/compute/servers.py``), of
-neutron-lib (``exceptions``: OverQuota, IpAddressGenerationFailure) and of Cinder (``exception.py``: QuotaError and its
-children). They have hardly changed since Pike. The shape of an error is in the compute API guide under "Faults".
+There is a table for each; an error that no table knows is classified by its status alone. The words are those of Nova
+34 (``nova/exception.py``; ``nova/compute/manager.py``: ``_build_and_run_instance`` and ``_build_resources``;
+statuses: ``create`` in ``nova/api/openstack/compute/servers.py``), of neutron-lib (``exceptions``: OverQuota,
+IpAddressGenerationFailure) and of Cinder (``exception.py``: QuotaError and its children). They have hardly changed
+since Pike. The shape of an error is in the compute API guide under "Faults".
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ _REFUSALS = _table(
 
 
 def of_answer(status: int, key: str, message: str, *, text: str = "") -> AdapterError:
-    """The error to raise for a no to an order. ``key`` is the name of the fault in the body (``badRequest``,
-    ``NeutronError``), ``message`` its words, ``text`` what people are told (default: the words).
+    """Return the error to raise for a rejected order.
 
-    500, 502 and 504 leave it open: Nova may have written the server down before something else failed, and a proxy may
-    have passed the order on. 503 is said by who did not take it.
+    ``key`` is the name of the fault in the body (``badRequest``, ``NeutronError``), ``message`` its words, ``text``
+    the words to report (default: ``message``). 500, 502 and 504 leave the outcome open: Nova may have recorded the
+    server before something else failed, and a proxy may have passed the order on. 503 comes from a service that did
+    not accept it.
     """
     text = text or message
     if status == 401:
@@ -103,7 +104,7 @@ _QUOTA_WORDS = re.compile(_QUOTA[0], re.IGNORECASE)
 
 
 def of_question(status: int, key: str, text: str) -> AdapterError:
-    """The error to raise for a no to a question, with what people are told."""
+    """Return the error to raise for a rejected read."""
     if status in (401, 403):
         return AuthError(text)
     throttled = status == 429 or (status == 413 and key == "overLimit")
@@ -111,9 +112,11 @@ def of_question(status: int, key: str, text: str) -> AdapterError:
 
 
 def complaint(body: Mapping[str, Any]) -> tuple[str, str]:
-    """The key of a fault and its words: ``{"badRequest": {"message": ...}}`` (Nova, Cinder), ``{"error": ...}``
-    (Keystone), ``{"NeutronError": {"type": ..., "message": ...}}``, ``{"errors": [{"detail": ...}]}`` (of a wrong
-    microversion). Empty for another shape."""
+    """Return the key of a fault and its words; empty for an unknown shape.
+
+    Shapes: ``{"badRequest": {"message": ...}}`` (Nova, Cinder), ``{"error": ...}`` (Keystone), ``{"NeutronError":
+    {"type": ..., "message": ...}}``, ``{"errors": [{"detail": ...}]}`` (a wrong microversion).
+    """
     for key, told in body.items():
         if isinstance(told, list) and told and isinstance(told[0], dict):
             told = told[0]
@@ -149,10 +152,11 @@ _SERVERS = _table(
 
 
 def of_server(fault: ServerFault) -> FaultKind:
-    """Of which kind the fault of a server in ERROR is. What no table knows was said by a hypervisor (libvirt's words,
-    a traceback's last line, "Failure prepping block device"): its host's.
+    """Return the kind of the fault of a server in ERROR.
 
-    "Exhausted all hosts available for retrying" hides what each host said; that none was left is what remains.
+    Words that no table knows come from a hypervisor (libvirt, a traceback's last line, "Failure prepping block
+    device"): the fault is its host's. "Exhausted all hosts available for retrying" hides what each host reported; all
+    that remains is that no host was left.
     """
     if fault.code == 413:  # the conductor counts again after the API has: two creates at a time meet there
         return FaultKind.QUOTA

@@ -150,7 +150,7 @@ class OpenStackCloud:
     # ---------------------------------------------------------------------------------------- what servers leave behind
 
     async def ports(self) -> Sequence[Port]:
-        """None where the cloud offers no network service."""
+        """Return the project's ports of servers."""
         fields = [("fields", each) for each in ("id", "device_id", "device_owner", "status")]
         found = await self._ours_of("network", "/ports", "ports", fields, mine="project_id")
         ports = [parsing.port(each) for each in found]
@@ -197,16 +197,18 @@ def _server(server_id: str) -> str:
 
 
 def _safe(told: str) -> str:
-    """An id fit for an address of ours: what is none could lead to another thing, or to all of them."""
+    """Return an id that is safe in a URL: another text could lead to another object, or to all of them."""
     if not parsing.is_id(told):
         raise RejectedError(f"`{printable(told, 60)}` is no id of a thing in a cloud", FaultKind.CONFIG)
     return told
 
 
 class Cloud(Protocol):
-    """One project of one cloud. Reads raise UnavailableError or AuthError, and may be tried again within their
-    deadline;
-    writes are tried once, and raise Unsure where nobody knows what came of them."""
+    """One project of one cloud.
+
+    Reads raise UnavailableError or AuthError and may be retried within their deadline. Writes are tried once and
+    raise OutcomeUnknownError where their outcome is unknown.
+    """
 
     project: str
     """Id of the project that we are in; empty before the first login."""
@@ -218,10 +220,12 @@ class Cloud(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def servers(self, *, tag: str = "", name: str = "", since: float = 0.0) -> Sequence[Server]:
-        """All pages of the project's servers: that carry ``tag``, whose name matches the regular expression ``name``;
-        with ``since`` those that have changed after it, deleted ones included (their tags are gone). Without any of
-        these down cells' servers come as UNKNOWN; with one of them they do not come. UnavailableError if a page is
-        missing."""
+        """List all pages of the project's servers.
+
+        ``tag`` selects by tag, ``name`` by a regular expression, ``since`` those that changed after it, deleted ones
+        included (without their tags). Without a filter, servers of cells that are down are listed as UNKNOWN; with
+        one they are missing. Raises UnavailableError if a page is missing.
+        """
         ...
 
     async def create(self, server: Mapping[str, Any], hints: Mapping[str, str], *, deadline_s: float) -> str:
@@ -233,16 +237,18 @@ class Cloud(Protocol):
         ...
 
     async def shut_down(self, server_id: str) -> None:
-        """os-stop: the guest is told to shut down, and cut off after the image's or Nova's shutdown time-out. Gone or
-        not running any more is done; RejectedError if it does not run yet."""
+        """Shut a server down (os-stop): its guest is told, and cut off after the image's or Nova's shutdown timeout.
+
+        A server that is gone or not running is a success. Raises RejectedError if it does not run yet.
+        """
         ...
 
     async def console(self, server_id: str, lines: int) -> str:
-        """The end of what it said on its console; empty where there is none."""
+        """Return the end of a server's console output; empty where there is none."""
         ...
 
     async def actions(self, server_id: str) -> Sequence[ServerAction]:
-        """What was done with it, newest first; empty where it is gone."""
+        """Return a server's actions, newest first; empty where it is gone."""
         ...
 
     async def limits(self) -> Limits: ...
@@ -252,7 +258,7 @@ class Cloud(Protocol):
         ...
 
     async def images(self, name_or_id: str) -> Sequence[Image]:
-        """The image of this id, else those of this name, newest first."""
+        """Return the image with this id, else those with this name, newest first."""
         ...
 
     async def networks(self) -> Mapping[str, str]:
@@ -268,7 +274,7 @@ class Cloud(Protocol):
         ...
 
     async def ports(self) -> Sequence[Port]:
-        """The project's ports of servers."""
+        """Return the project's ports of servers."""
         ...
 
     async def delete_port(self, port_id: str) -> None: ...

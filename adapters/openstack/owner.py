@@ -70,7 +70,7 @@ def claims(
 
 
 def running(theirs: Iterable[Server], places: Mapping[str, str]) -> OwnerLoad:
-    """What the owner's servers hold of our nodes, those that are off included."""
+    """Return what the owner's servers hold of our nodes, those that are off included."""
     total, count = FlavorSize(), 0
     for server in theirs:
         if server.host_id in places and server.status not in GONE:
@@ -79,8 +79,10 @@ def running(theirs: Iterable[Server], places: Mapping[str, str]) -> OwnerLoad:
 
 
 def _waits(server: Server, anew: Mapping[str, float], wait_s: float, now: float) -> bool:
-    """Nova shows the present as the last change of a server that is on no host yet: that one has waited since it was
-    made."""
+    """Return since when a server waits.
+
+    Nova reports the present as the last change of a server that is on no host yet: that one waits since its creation.
+    """
     if server.host_id or server.launched_at or server.task == "deleting":
         return False
     if server.status == "BUILD":

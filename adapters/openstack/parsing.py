@@ -1,7 +1,7 @@
-"""What the services' JSON says, in our records. A field that is missing or odd says nothing; what says which thing
-it is must be there.
+"""Parsing of the services' JSON into records.
 
-Names of fields: compute API reference, "List Servers Detailed" and the like. Sizes of disks come in GiB.
+A field that is missing or invalid is left at its default; identities must be there. Names of fields: compute API
+reference, "List Servers Detailed" and the like. Disk sizes come in GiB.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_id(told: object) -> bool:
 
 
 def identity(record: Record, what: str) -> str:
-    """The id of a thing. UnavailableError without one: it would be taken for another thing, or for none."""
+    """Return the id of an object. Raises UnavailableError without one."""
     told = record.get("id")
     if not isinstance(told, str) or not is_id(told):
         raise UnavailableError(f"the cloud tells of a {what} without an id")
@@ -57,7 +57,7 @@ def number(record: Record, key: str, default: int = 0) -> int:
 
 
 def texts(told: object) -> Mapping[str, str]:
-    """A mapping of texts, what is no text left out."""
+    """Return a mapping of texts; other values are left out."""
     pairs = told.items() if isinstance(told, dict) else ()
     return {key: value for key, value in pairs if isinstance(value, str)}
 
@@ -72,7 +72,7 @@ def instant(record: Record, key: str) -> float:
 
 
 def moment(at: float) -> str:
-    """A time as Nova is asked with; it takes whole seconds, so the one before."""
+    """Format a time for Nova's filters. Nova takes whole seconds, so this is the second before."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -80,7 +80,7 @@ def moment(at: float) -> str:
 
 
 def server(record: Record) -> Server:
-    """A server of a listing with details; of a cell that is down there is little more than id and UNKNOWN."""
+    """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
     tags = record.get("tags")
     return Server(
         id=identity(record, "server"),

@@ -70,9 +70,11 @@ class ServerRegistry:
         self._full_at = -math.inf
 
     async def poll(self, cloud: Cloud) -> RegistryView:
-        """Raises what ``cloud`` raises, and UnavailableError for a listing that may lack some of ours. Then nothing
-        is merged,
-        and the next look is a full one."""
+        """List our servers.
+
+        Raises what ``cloud`` raises, and UnavailableError for a listing that may lack some of ours. Then nothing is
+        merged, and the next poll is a full one.
+        """
         began_at, last_full_at = self._clock(), self._full_at
         self._full_at = -math.inf
         if began_at >= last_full_at + self._full_s or not self._newest:
@@ -90,13 +92,19 @@ class ServerRegistry:
         return RegistryView(tuple(self._servers.values()), self._lately_gone(changed), tuple(self._others.values()))
 
     def distrust(self) -> None:
-        """The next look is a full one: something was done that Nova may not tell as a change. (A server that is deleted
-        before it is on a host goes without a record.)"""
+        """Make the next poll a full one.
+
+        An order was given that Nova may not report as a change: a server that is deleted before it is on a host
+        leaves no record.
+        """
         self._full_at = -math.inf
 
     async def _changed(self, cloud: Cloud, since: float) -> Sequence[Server]:
-        """After a restart this tells which have been deleted meanwhile, if not for too long. In a project in which
-        there is nothing at all no time is told to ask by, and who was there is not looked for."""
+        """Return servers that changed since the last poll.
+
+        After a restart this finds those deleted meanwhile, if it was not too long. In an empty project there is no
+        time to ask from, and earlier servers are not looked for.
+        """
         if since <= MARGIN_S:
             return ()
         since = min(since, self._wall_clock()) - MARGIN_S
@@ -105,8 +113,7 @@ class ServerRegistry:
     # -------------------------------------------------------------------------------------------------- a full listing
 
     def _check(self, everything: Iterable[Server]) -> None:
-        """A server of which nothing is told but that it is there may be any: one of ours as well, unless it is known
-        to be another's."""
+        """Raise if a server of which only the id is known may be one of ours."""
         known = self._servers.keys() | self._others.keys() | self._gone.keys()
         strange = sum(1 for each in everything if _is_bare(each) and each.id not in known)
         if strange:
@@ -115,7 +122,7 @@ class ServerRegistry:
             )
 
     def _replace(self, everything: Iterable[Server]) -> None:
-        """What is not listed any more is gone, whoever may know why."""
+        """Replace the known servers by a full listing. Servers that it lacks are gone."""
         before = self._servers | {server_id: server for server_id, (server, _) in self._gone.items()}
         ours: dict[str, Server] = {}
         others: dict[str, Server] = {}
@@ -152,8 +159,11 @@ class ServerRegistry:
         return sound
 
     def _is_there(self, server: Server) -> bool:
-        """Whether it could be: one that was deleted comes back only out of an old copy of Nova's tables. One that was
-        not listed for a while does, and so does one that was soft-deleted."""
+        """Return whether a listed server can exist.
+
+        A deleted one is listed again only from an old copy of Nova's tables. One that was missing for a while, or
+        soft-deleted, may come back.
+        """
         if server.id in self._gone and self._gone[server.id][0].status == "DELETED":
             return False
         self._gone.pop(server.id, None)
@@ -166,7 +176,7 @@ class ServerRegistry:
         self._gone[server.id] = server, since
 
     def _lately_gone(self, changed: Iterable[Server]) -> Mapping[str, Server]:
-        """What went longer ago is forgotten once it is told no more, and would else be news again."""
+        """Return servers that went recently. Older ones are forgotten once they are not listed any more."""
         oldest, told = self._clock() - self._keep_s, {server.id for server in changed}
         kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in told]
         self._gone = dict(kept[-_MOST_GONE:])
@@ -183,12 +193,12 @@ def _is_bare(server: Server) -> bool:
 
 
 def _kept(known: Server) -> Server:
-    """What was known of one of which nothing is told now."""
+    """Return the known facts of a server that a listing does not describe."""
     return replace(known, status="UNKNOWN", task="", power=0)
 
 
 def _ended(known: Server, told: Server) -> Server:
-    """What was known before, with what the record of a deleted one still tells."""
+    """Return the known facts of a server, with what the record of a deleted one still tells."""
     if known.status in GONE:
         return replace(known, status=told.status)
     return replace(
@@ -231,22 +241,22 @@ def tag(text: str) -> str:
 
 
 def group_tag(controller: str, site: str) -> str:
-    """The tag of all servers of a controller at a site."""
+    """Return the tag of all servers of a controller at a site."""
     return tag(f"{controller}.{site}")
 
 
 def name_pattern(controller: str) -> str:
-    """Matches the names of all servers of a controller, deleted ones included (Nova's ``name`` filter)."""
+    """Return a pattern of the names of all servers of a controller, for Nova's ``name`` filter."""
     return f"^{re.escape(controller)}-"
 
 
 def tags(drone_id: DroneId, controller: str, site: str) -> list[str]:
-    """The tags of one drone's server."""
+    """Return the tags of one drone's server."""
     return ["gpu-drone", group_tag(controller, site), tag(drone_id)]
 
 
 def metadata(drone_id: DroneId, kind: str, controller: str, site: str) -> Mapping[str, str]:
-    """The metadata of one drone's server."""
+    """Return the metadata of one drone's server."""
     return {DRONE: drone_id, CONTROLLER: controller, SITE: site, TYPE: kind}
 
 
@@ -287,8 +297,11 @@ def listing(
     site: str,
     now: float,
 ) -> ServerListing:
-    """``ends``: as far as they are known. ``asked``: whom this controller has asked to leave. ``places``: names of
-    hosts by their ids."""
+    """Return the drones that a set of servers represents.
+
+    ``ends`` are the known ends. ``asked`` are drones that this controller asked to leave. ``places`` are names of
+    hosts by their ids.
+    """
     by_drone: dict[DroneId, list[tuple[Server, str]]] = {}
     for server in muster.servers:
         who = named(server, controller, site)
@@ -321,7 +334,7 @@ def listing(
 
 
 def _strays(others: Iterable[Server], controller: str, site: str) -> Iterable[str]:
-    """What says that it is ours, and is no drone of ours."""
+    """Yield servers that carry our tag and are no drones of ours."""
     tag = group_tag(controller, site)
     for server in others:
         if tag in server.tags:
@@ -330,8 +343,10 @@ def _strays(others: Iterable[Server], controller: str, site: str) -> Iterable[st
 
 
 def _gone(servers: Iterable[Server], controller: str, site: str) -> Sequence[tuple[DroneId, Server, str]]:
-    """With drone id and type; the last of a drone's servers, the one that ran before others. What is told of a deleted
-    one for the first time has its name alone."""
+    """Yield gone servers with drone id and type: the last server of each drone that has run.
+
+    A deleted server that is listed for the first time has its name alone.
+    """
     found: dict[DroneId, tuple[DroneId, Server, str]] = {}
     for server in servers:
         who = named(server, controller, site)
@@ -349,8 +364,11 @@ def _rank(server: Server) -> tuple[bool, float]:
 
 
 def _seniority(server: Server) -> tuple[int, bool, float, str]:
-    """First the one that has most to lose: one that runs, one that may, one that waits, one that waits in vain, one
-    that is over; of two alike the one that was launched, then the older."""
+    """Return a sort key: servers with most to lose first.
+
+    The order is: running, possibly running, waiting, waiting in vain, over. Of two alike the launched one comes
+    first, then the older.
+    """
     means = meaning(server)
     rank = 3 if means.final else _RANKS.get(means.state, 4)
     return rank, not server.launched_at, server.created_at, server.id
@@ -410,7 +428,7 @@ def _untold(server: Server, drone_id: DroneId, kind: str, places: Mapping[str, s
 
 
 def _node(server: Server, places: Mapping[str, str]) -> str:
-    """The host's name, where it is known; else the beginning of its id, by which drones on one host are seen to be."""
+    """Return the host's name if it is known, else the beginning of its id, which groups drones on one host."""
     return places.get(server.host_id) or printable(server.host_id[:12], 12)
 
 

@@ -73,12 +73,11 @@ class OpenStackSession:
         lacking: Collection[int] = (),
         deadline_s: float,
     ) -> Mapping[str, Any] | None:
-        """What is at ``path``, or what a question with a body is answered; None if the status is one of ``lacking``.
-        Tried again, within the deadline, where a service stutters.
+        """Return the answer at ``path``; None if the status is one of ``lacking``. Retries within the deadline.
 
         Raises:
-            UnavailableError: no answer, or none that can be understood.
-            AuthError: we are not accepted, or may not ask this.
+            UnavailableError: no answer, or one that cannot be parsed.
+            AuthError: the credentials are not accepted, or do not allow this.
         """
         method = "GET" if body is None else "POST"
         try:
@@ -97,11 +96,11 @@ class OpenStackSession:
     async def pages(
         self, service: str, path: str, key: str, query: Query = (), *, deadline_s: float
     ) -> list[Mapping[str, Any]]:
-        """All pages of a list, each within the deadline, as large as the service makes them: a ``limit`` of ours would
-        have Nova leave the servers of a cell that is down out without a word. UnavailableError if one is missing.
+        """Return all pages of a list, each within the deadline, in the page size of the service.
 
-        Of the link to the next page only its marker is believed: the address in it is often one from behind a proxy,
-        and our token goes where the catalogue says and nowhere else.
+        With a ``limit`` Nova would silently leave out the servers of a cell that is down. Of the link to the next
+        page only its marker is used: its address is often one from behind a proxy, and the token goes only to
+        addresses of the catalogue. Raises UnavailableError if a page is missing.
         """
         found: list[Mapping[str, Any]] = []
         markers: set[str] = set()
@@ -148,7 +147,7 @@ class OpenStackSession:
         return answer
 
     async def login(self, *, deadline_s: float) -> Login:
-        """Who we are now."""
+        """Return the current login."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._keystone.login()
@@ -156,7 +155,7 @@ class OpenStackSession:
             raise UnavailableError(f"keystone: no answer within {deadline_s:g} s") from None
 
     async def microversion(self, *, deadline_s: float) -> Version:
-        """The one that is spoken with Nova."""
+        """Return the microversion that is used with Nova."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._spoken(await self._keystone.login())
@@ -192,7 +191,7 @@ class OpenStackSession:
         body: Mapping[str, Any] | None,
         sent: list[bool],
     ) -> OpenStackReply:
-        """The answer to us. With a token that is refused nothing was done: once more with a new one."""
+        """Send a request, and send it again with a new token if the token was refused."""
         login = await self._keystone.login()
         answer = await self._exchange(login, method, service, path, query, body, sent)
         if answer.status == 401:
@@ -226,8 +225,7 @@ class OpenStackSession:
         return answer
 
     async def _spoken(self, login: Login) -> Version:
-        """The newest microversion that Nova and we speak. Found out once for an address; two that do so at a time
-        find the same."""
+        """Return the newest microversion that Nova and this adapter support, found out once for an address."""
         url = _address("compute", login.url("compute"))
         if (known := self._versions.get(url)) is not None:
             return known
@@ -266,7 +264,7 @@ def _address(service: str, url: str) -> str:
 
 
 def listed(service: str, page: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """The list that an answer is about. UnavailableError if it is not there or torn."""
+    """Return the list in an answer. Raises UnavailableError if it is missing or truncated."""
     items = (page or {}).get(key)
     if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
         raise UnavailableError(f"{service}: it gives an answer without a list of `{key}`")
@@ -274,7 +272,7 @@ def listed(service: str, page: Mapping[str, Any] | None, key: str) -> list[Mappi
 
 
 def _next(page: Mapping[str, Any] | None, key: str) -> str | None:
-    """The marker of the next page, empty if there is none in the link to it; None at the end."""
+    """Return the marker of the next page, empty if its link has none; None at the end."""
     links = (page or {}).get(f"{key}_links")
     offered = [each for each in links if isinstance(each, dict)] if isinstance(links, list) else []
     href = next((each.get("href") for each in offered if each.get("rel") == "next"), (page or {}).get("next"))  # Glance
@@ -456,11 +454,11 @@ class Keystone:
         self._failure: AdapterError | None = None
 
     async def login(self, refused: Login | None = None) -> Login:
-        """The login that is good now, another than ``refused``.
+        """Return a valid login other than ``refused``.
 
         Raises:
-            AuthError: it does not accept us, or what is set for it is no good.
-            UnavailableError: it does not answer, or not as a Keystone does.
+            AuthError: Keystone does not accept the credentials, or they are invalid.
+            UnavailableError: Keystone does not answer, or not as a Keystone does.
         """
         if (good := self._good(refused)) is not None:
             return good
@@ -541,7 +539,10 @@ class Keystone:
 
 
 def _identity(who: ApplicationCredential | Password) -> Mapping[str, Any]:
-    """What is POSTed (Identity API v3, "Password authentication", "Authenticating with an Application Credential")."""
+    """Return the body of a login.
+
+    Source: Identity API v3, "Password authentication" and "Authenticating with an Application Credential".
+    """
     if isinstance(who, ApplicationCredential):
         named = {"id": who.id} if who.id else {"name": who.name, "user": _named(who.user)}
         method = {"application_credential": {**named, "secret": who.secret}}

@@ -249,7 +249,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         return self
 
     def server(self, kind: str) -> OpenStackTypeConfig:
-        """What servers of a drone type are made of: what is said for the type, else what is said for all."""
+        """Return the options of servers of a drone type: the type's, else the site's."""
         special = self.types[kind]
         told: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
         told |= {name: getattr(special, name) for name in special.model_fields_set}
@@ -257,7 +257,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         return OpenStackTypeConfig.model_validate(told)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """What does not go with the site's drone types: path in the site file, and message."""
+        """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
             if kind.gpu_milli % WHOLE_GPU:
@@ -279,7 +279,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
                     yield ("options", "hosts", nth, "types"), message
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What would not work on this very host; the controller may run on another. Path below the options, message."""
+        """Yield what would not work on this host: path below the options, and message."""
         from adapters.openstack import clouds
 
         yield from clouds.doubts(self)

@@ -87,10 +87,11 @@ class OpenStackSite:
     # -------------------------------------------------------------------------------------------------------- looking
 
     async def poll(self) -> SiteView:
-        """Everything of ours (ended drones for ``retain_finished``), our quota, and where hosts are told, what is
-        free there
-        and who of the owner waits. Two calls, with an owner three, and what pages they have; a full listing is one
-        more, and so are the flavours now and then. Nothing is changed by it."""
+        """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.
+
+        Ended drones are listed for ``retain_finished``. It takes two calls, with an owner three, and their pages; a
+        full listing is one more, and so are the flavours now and then. Nothing is changed.
+        """
         taken_at = time.time()
         muster = await self._roll.poll(self._cloud)
         self._known = muster.servers
@@ -119,7 +120,7 @@ class OpenStackSite:
         return view
 
     def last_words(self) -> Mapping[DroneId, str]:
-        """The ends of consoles."""
+        """Return the ends of consoles by drone."""
         said, self._said = self._said, {}
         return said
 
@@ -134,7 +135,7 @@ class OpenStackSite:
             self._errand = asyncio.create_task(work, name=f"housekeeping of site {self._name}")
 
     async def _errands(self, found: ServerListing, muster: RegistryView) -> None:
-        """What a look has left to do: each thing by itself, so that one that fails keeps nobody from the others."""
+        """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
         width = asyncio.Semaphore(self._config.parallel)
         self._trouble = ""
         async with asyncio.TaskGroup() as group:
@@ -164,7 +165,7 @@ class OpenStackSite:
             yield printable(f"housekeeping: {type(error).__name__}: {error}", 300)
 
     async def _cleared(self, drone_id: DroneId, server: Server) -> None:
-        """A server whose drone is over: how it ended is found out first, for it will not be known later."""
+        """Delete a server whose drone is over, after its end is recorded."""
         if drone_id not in self._ends.known:
             console = await self._console(server.id)
             told, last = verdict(console, drone_id), tail(console, self._config.console_lines)
@@ -175,7 +176,7 @@ class OpenStackSite:
         await self._cloud.delete(server.id)
 
     async def _console(self, server_id: str) -> str:
-        """What a server has said is worth a question, and no more: it is to be deleted, whatever the answer."""
+        """Return a server's console output, or nothing: the server is deleted whatever the answer."""
         if self._config.console_lines:
             with contextlib.suppress(AdapterError):
                 return await self._cloud.console(server_id, self._config.console_lines)
@@ -209,12 +210,14 @@ class OpenStackSite:
     # ---------------------------------------------------------------------------------------------- starting, stopping
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """A server for each drone that has none yet."""
+        """Create a server for each drone that has none yet."""
         return await self._starting.start(self._cloud, self._catalogue, orders, self._known)
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        """By shutting the guest down, which tells its drone, if there is one to tell; else by deleting the server. What
-        was shut down is deleted after a later look."""
+        """Shut down the guest, which notifies its drone, or delete a server that has no guest.
+
+        A later poll deletes what was shut down.
+        """
         if not orders:
             return []
         wanted = {order.drone_id: order for order in orders}

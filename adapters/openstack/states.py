@@ -118,7 +118,7 @@ those that are off, crashed or suspended, and lets paused ones be."""
 
 
 def meaning(server: Server) -> ServerPhase:
-    """What a server is to us."""
+    """Return the phase of a server."""
     found = STATES.get(server.status)
     if found is None:
         status = printable(server.status, 60) or "none"
@@ -138,8 +138,11 @@ def meaning(server: Server) -> ServerPhase:
 
 
 def _in_error(server: Server) -> ServerPhase:
-    """One that was never launched waits in vain; another is dead, unless the hypervisor says that its guest runs: an
-    operator's move that failed leaves jobs at work in a server that is in error."""
+    """Return the phase of a server in ERROR.
+
+    One that was never launched waits in vain. Another is dead, unless the hypervisor says that its guest runs: a
+    failed live migration leaves jobs at work in such a server.
+    """
     words = printable(server.fault.message.strip(), LONGEST) if server.fault is not None else ""
     words = words or "in error, and its cloud does not say why"
     if not server.launched_at:

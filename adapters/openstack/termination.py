@@ -50,8 +50,11 @@ def end_of(
     *,
     output: str = "",
 ) -> RemoteEnd:
-    """The end of the drone that ``server``, as last known, was. ``asked``: this controller has stopped it. ``actions``:
-    newest first; None: not told. ``output``: what its console said last."""
+    """Return the end of the drone in ``server``, as last known.
+
+    ``asked``: this controller has stopped it. ``actions``: newest first; None if unknown. ``output``: the end of its
+    console output.
+    """
     first = _first(actions or ())
     words = printable(verdict.words if verdict is not None else _never_ran(server), LONGEST)
     if (first is None and asked) or (first is not None and bool(our_user) and first.user == our_user):
@@ -102,14 +105,16 @@ def _without_a_word(server: Server, first: ServerAction | None, output: str) -> 
 
 
 def is_deleted(server: Server, actions: Sequence[ServerAction], asked: bool) -> bool:
-    """Whether a server that is not listed any more is gone. One that is deleted before Nova has put it on a host leaves
-    no trace at all: of that we know only by having asked for it."""
+    """Return whether a server that is not listed any more is gone.
+
+    One that is deleted before Nova has put it on a host leaves no trace: then only our own request tells.
+    """
     told = server.status in GONE or any(each.action == "delete" for each in actions)
     return told or (asked and not actions and not server.launched_at)
 
 
 def _first(actions: Sequence[ServerAction]) -> ServerAction | None:
-    """What ended its run."""
+    """Return the action that ended its run."""
     first: ServerAction | None = None
     for each in reversed(actions):
         if first is None and each.action in _ENDING:
@@ -120,8 +125,10 @@ def _first(actions: Sequence[ServerAction]) -> ServerAction | None:
 
 
 class EndedServers:
-    """What is remembered of drones' ends: an end that was once made out stands, whatever happens to its server after
-    that. ``keep_s``: for how long after the server has gone."""
+    """Ends of drones. An end that was recorded once does not change, whatever happens to its server later.
+
+    ``keep_s``: how long it is kept after the server is gone.
+    """
 
     def __init__(self, keep_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._keep_s, self._clock = keep_s, clock
@@ -144,7 +151,7 @@ class EndedServers:
         self._asked |= {drone_id: now for drone_id in drone_ids if drone_id not in self._known}
 
     def unasked(self, drone_ids: Iterable[DroneId]) -> None:
-        """The cloud has certainly not done it."""
+        """Record that the cloud has not carried out the request."""
         for drone_id in drone_ids:
             self._asked.pop(drone_id, None)
 
@@ -159,7 +166,7 @@ class EndedServers:
         *,
         output: str = "",
     ) -> RemoteEnd:
-        """The end of a drone by all that can be learned of it; the one that is known already, if it is."""
+        """Return the recorded end of a drone, or determine it from all sources."""
         if drone_id not in self._known:
             asked = drone_id in self._asked
             found = end_of(server, asked, verdict, actions, our_user, now, output=output)
@@ -167,7 +174,7 @@ class EndedServers:
         return self._known[drone_id][0]
 
     def forget(self, there: Collection[DroneId]) -> None:
-        """What is no use any more. ``there``: drones of which the cloud still has a server."""
+        """Forget old ends. ``there``: drones of which the cloud still has a server."""
         now = self._clock()
         self._asked = {d: at for d, at in self._asked.items() if d in there or at > now - _REMEMBERED_S}
         kept = {d: (end, now if d in there else at) for d, (end, at) in self._known.items()}
@@ -197,7 +204,7 @@ class GuestExitReport:
 
 
 def verdict(console: str, drone_id: DroneId) -> GuestExitReport | None:
-    """The last one that a console tells of this drone; None if it has not come to it."""
+    """Return the last exit report of this drone on a console; None if there is none."""
     wanted = re.compile(_VERDICT % re.escape(drone_id))
     found = [match for line in _lines(console) if (match := wanted.fullmatch(line))]
     if not found:
@@ -213,7 +220,7 @@ def _in_words(told: str) -> str:
 
 
 def tail(console: str, lines: int) -> str:
-    """The last ``lines`` lines as they may be shown to people: plain characters, no tokens, 16 KiB at most."""
+    """Return the last ``lines`` lines for people: plain characters, no tokens, at most 16 KiB."""
     kept = [line[:_LONGEST_LINE].rstrip() for line in _lines(_TOKEN.sub("(token)", console))]
     text = "\n".join([line for line in kept if line][-lines:] if lines > 0 else [])
     cut = text.encode(errors="replace")

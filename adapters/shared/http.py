@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 
-class TooLong(ValueError):
+class ResponseTooLongError(ValueError):
     """The answer is longer than anything that was asked for."""
 
 
@@ -55,8 +55,11 @@ async def exchange(
     sent: list[bool],
     largest: int,
 ) -> Reply:
-    """One call by a session made here, and its answer of at most ``largest`` bytes. ``sent`` is added to once anything
-    was sent: without that a call that failed has done nothing. Raises TooLong, and what aiohttp and asyncio raise."""
+    """Make one call in a session of its own and return its answer of at most ``largest`` bytes.
+
+    ``sent`` is incremented once anything was sent: without that a failed call has done nothing. Raises
+    ResponseTooLongError, and what aiohttp and asyncio raise.
+    """
     async with to.request(
         method,
         url,
@@ -71,7 +74,7 @@ async def exchange(
         async for piece in response.content.iter_any():
             raw += piece
             if len(raw) > largest:
-                raise TooLong(f"it says more than {largest // 1024**2} MiB")
+                raise ResponseTooLongError(f"it says more than {largest // 1024**2} MiB")
         return Reply(response.status, bytes(raw), {name.lower(): text for name, text in response.headers.items()})
 
 

@@ -16,18 +16,18 @@ _FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
-class Unfit(ValueError):
+class UnfitError(ValueError):
     """An order that can never be asked for: why."""
 
 
 def sendable(bootstrap: Bootstrap) -> None:
-    """Raises Unfit if a file or a variable of it cannot be sent along."""
+    """Check that a bootstrap can be sent along. Raises UnfitError."""
     for name in bootstrap.files:
         if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
-            raise Unfit(f"a drone cannot take a file along as {name[:60]!r}")
+            raise UnfitError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in bootstrap.env.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value or not _in_bytes(value):
-            raise Unfit(f"{name[:60]!r} cannot be an environment variable")
+            raise UnfitError(f"{name[:60]!r} cannot be an environment variable")
 
 
 def _in_bytes(value: str) -> bool:
@@ -38,8 +38,10 @@ def _in_bytes(value: str) -> bool:
 
 
 def packed(content: Mapping[str, bytes]) -> bytes:
-    """A tar archive, the same for equal content: no times, no names of accounts. The last file in it (``.site/whole``)
-    tells that it is all there: of an archive that is cut off tar does not always complain."""
+    """Return a tar archive that is equal for equal content: no times, no account names.
+
+    The last file in it (``.site/whole``) tells that it is complete: tar does not always report a truncated archive.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, what in [*sorted(content.items()), (f"{OURS}/whole", b"")]:

@@ -56,7 +56,7 @@ class Starts:
                 pass
 
     async def close(self, patience_s: float) -> None:
-        """What is under way is waited for, though not for ever."""
+        """Wait for starts under way, for a limited time."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=patience_s)
         left = list(self._under_way)
@@ -74,7 +74,7 @@ class Starts:
         self._unsure |= dict.fromkeys(drone_ids, now + self._may_come_s)
 
     def there(self, drone_ids: Iterable[DroneId]) -> None:
-        """These have come."""
+        """Record that these drones are listed."""
         for drone_id in drone_ids:
             self._unsure.pop(drone_id, None)
 

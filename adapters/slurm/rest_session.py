@@ -222,7 +222,7 @@ class RestSession:
             reply = await http.exchange(
                 self._session, method, where, query, body=body, headers=headers, sent=sent, largest=MAX_RESPONSE_BYTES
             )
-        except http.TooLong as error:
+        except http.ResponseTooLongError as error:
             raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
         return _parse_response(reply.status, reply.raw)
 

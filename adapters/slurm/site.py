@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from adapters.shared.parcel import Unfit
+from adapters.shared.parcel import UnfitError
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
 from adapters.slurm.blocking import audit_cluster, render_blocking
@@ -232,7 +232,7 @@ class SlurmSite:
             try:
                 validate_order(order, self._controller)
                 valid.append(order)
-            except Unfit as error:
+            except UnfitError as error:
                 results[order.drone_id] = _rejected(order.drone_id, FaultKind.CONFIG, printable(str(error), 300))
         if valid:
             drone_ids = [order.drone_id for order in valid]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from adapters.shared.parcel import OURS, Unfit, exports, packed, sendable
+from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
 from adapters.slurm.drones import job_name, split_drone_id
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmSiteConfig, drone_lifetime_s
@@ -40,22 +40,22 @@ class SlurmBatch:
 
 
 def validate_order(order: StartOrder, controller: str) -> None:
-    """Raise Unfit if this order can never be submitted."""
+    """Raise UnfitError if this order can never be submitted."""
     drone_type, bootstrap = order.type, order.bootstrap
     if split_drone_id(order.drone_id, controller) is None:
-        raise Unfit("not a drone id of this controller")
+        raise UnfitError("not a drone id of this controller")
     if bootstrap is None:
-        raise Unfit("the order has no admission: nothing to run")
+        raise UnfitError("the order has no admission: nothing to run")
     if drone_type.gpu_milli % WHOLE_GPU or drone_type.gpu_milli < 0:
-        raise Unfit(f"{drone_type.gpu_milli / WHOLE_GPU:g} GPUs: Slurm allocates whole GPUs")
+        raise UnfitError(f"{drone_type.gpu_milli / WHOLE_GPU:g} GPUs: Slurm allocates whole GPUs")
     if drone_type.cpus < 1 or drone_type.memory_mib < 1:
-        raise Unfit("a drone needs at least one CPU and some memory")
+        raise UnfitError("a drone needs at least one CPU and some memory")
     if drone_type.walltime_s < 60:
-        raise Unfit("a drone needs a walltime of at least a minute: else the partition's DefaultTime would end it")
+        raise UnfitError("a drone needs a walltime of at least a minute: else the partition's DefaultTime would end it")
     sendable(bootstrap)
     size = sum(len(each) + 1024 for each in (*bootstrap.files.values(), bootstrap.script))
     if size * 1.4 > MAX_SCRIPT_BYTES:
-        raise Unfit(f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes")
+        raise UnfitError(f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes")
 
 
 # ------------------------------------------------------------------------------------------------------------- batches

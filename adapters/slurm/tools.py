@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Self, TypeVar
 
 from adapters.shared.commands.choice import runner_for
-from adapters.shared.commands.runner import Finished, NoAnswer, Runner
+from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm.records import (
     NODE_STATES,
@@ -197,7 +197,7 @@ class SlurmToolsClient:
         argv = [self._tool("sbatch"), *sbatch_arguments(submission)]
         try:
             done = await self._run(argv, self._config.submit_deadline, submission.script)
-        except NoAnswer as error:
+        except NoReplyError as error:
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
             errors = self._new_errors(done)
@@ -223,7 +223,7 @@ class SlurmToolsClient:
     async def _scancel(self, argv: Sequence[str]) -> None:
         try:
             done = await self._run([self._tool("scancel"), *argv], self._config.deadline)
-        except NoAnswer as error:  # its exit status may be an error number above 128, too
+        except NoReplyError as error:  # its exit status may be an error number above 128, too
             raise OutcomeUnknownError(f"cancel: {error}") from None
         errors = self._new_errors(done)
         failures = [line for line in errors.splitlines() if not _NOTHING_TO_CANCEL.search(line)]

@@ -12,7 +12,7 @@ _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.sh)$", re.MULTILINE)
 
 
 def script(name: str) -> bytes:
-    """A drone's script, complete in one file: ``script("condor_drone.sh")``.
+    """Return a drone's script, complete in one file: ``script("condor_drone.sh")``.
 
     A line that ends in ``# @include NAME`` is replaced by that file. Unreplaced it is a command that fails, so a
     script taken from the source tree as it is checks no GPU and therefore accepts no job.
@@ -22,8 +22,11 @@ def script(name: str) -> bytes:
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:
-    """What every drone is told of itself, wherever it runs (``docs/reference/drone.md``). Its site adds ``DRONE_DIR``
-    and which GPUs are its own; the overlay adds its part (:class:`provisioner.model.Bootstrap`)."""
+    """Return the environment that every drone gets, wherever it runs (``docs/reference/drone.md``).
+
+    Its site adds ``DRONE_DIR`` and the GPUs of the drone; the overlay adds its part
+    (:class:`provisioner.model.Bootstrap`).
+    """
     kind = order.type
     return {
         "DRONE_ID": order.drone_id,

@@ -13,7 +13,7 @@ from adapters.htcondor.site.client import CondorToolsClient, client_for
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import SubmitDescription
 from adapters.shared.commands.local import LocalRunner, own_environment
-from adapters.shared.commands.runner import Finished, NoAnswer
+from adapters.shared.commands.runner import Finished, NoReplyError
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import DroneId, FaultKind
 
@@ -80,7 +80,7 @@ def config(tmp_path: Path, **more: object) -> HTCondorSiteConfig:
         (Finished(1, TWO, b""), UnavailableError),
         (Finished(1, b"", b"-- Failed to fetch ads from: <127.0.0.1:1>"), UnavailableError),
         (Finished(1, b"", b"AUTHENTICATE:1003:Failed to authenticate with any method"), AuthError),
-        (NoAnswer("cut"), NoAnswer),
+        (NoReplyError("cut"), NoReplyError),
     ],
 )
 async def test_a_torn_answer_is_none(
@@ -166,7 +166,7 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
 @pytest.mark.parametrize(
     ("said", "afterwards", "error", "kind"),
     [
-        (NoAnswer("cut"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
+        (NoReplyError("cut"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
         (UnavailableError("no connection"), None, UnavailableError, FaultKind.DOWN),
         (well(b"12.0 - 1"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
         (well(b""), None, OutcomeUnknownError, FaultKind.UNKNOWN),
@@ -174,7 +174,12 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
         (badly(b'SECMAN:2010:Received "DENIED" from server'), None, AuthError, FaultKind.DENIED),
         (badly(b"ERROR: Failed to commit job submission"), well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: Failed to commit job submission"), badly(b"no"), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to commit job submission"), NoAnswer("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (
+            badly(b"ERROR: Failed to commit job submission"),
+            NoReplyError("cut"),
+            OutcomeUnknownError,
+            FaultKind.UNKNOWN,
+        ),
         (badly(b"ERROR: Parse error in expression"), well(), RejectedError, FaultKind.CONFIG),
         (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), RejectedError, FaultKind.QUOTA),
     ],
@@ -216,7 +221,7 @@ async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error
             badly(b"SECMAN:2011:Connection closed during command authorization.\nNo result found for job 1.0\n"),
             OutcomeUnknownError,
         ),
-        (NoAnswer("cut"), OutcomeUnknownError),
+        (NoReplyError("cut"), OutcomeUnknownError),
         (UnavailableError("no connection"), UnavailableError),
         (badly(b'SECMAN:2010:Received "DENIED" from server for user x\nNo result found for job 1.0\n'), AuthError),
         (Finished(0, b"Job 1.0 marked for removal", b"Permission denied to remove job 1.1\n"), AuthError),
@@ -242,7 +247,7 @@ async def test_a_job_id_is_digits(login: Login, tmp_path: Path) -> None:
 async def test_what_drones_left_is_fetched_once_and_a_failure_is_told(login: Login, tmp_path: Path) -> None:
     (tmp_path / "w/site/outputs/c-a").mkdir(parents=True)
     (tmp_path / "w/site/outputs/c-a/drone.log").write_text("there already")
-    login.answers = {"condor_transfer_data": [well(), badly(b"ERROR: no such job"), NoAnswer("cut")]}
+    login.answers = {"condor_transfer_data": [well(), badly(b"ERROR: no such job"), NoReplyError("cut")]}
     ids = {DroneId(f"c-{letter}"): f"5.{n}" for n, letter in enumerate("abcd")}
     async with CondorToolsClient(config(tmp_path), "site") as cluster:
         assert await cluster.collect(ids) == {"c-c": "ERROR: no such job", "c-d": "cut"}

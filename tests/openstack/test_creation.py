@@ -13,7 +13,7 @@ from adapters.openstack.creation import ResolvedNames, checked, request
 from adapters.openstack.records import Server
 from adapters.openstack.registry import named
 from adapters.openstack.settings import OpenStackSiteConfig
-from adapters.shared.parcel import Unfit
+from adapters.shared.parcel import UnfitError
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
 H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400)
@@ -111,7 +111,7 @@ def test_a_request_that_nova_would_not_read_is_refused() -> None:
             "metadata": {f"{n:03}{'k' * 190}": "é" * 255 for n in range(100)},
         }
     )
-    with pytest.raises(Unfit, match="may be 114688"):
+    with pytest.raises(UnfitError, match="may be 114688"):
         request(order(), config, IDS, b"x")
 
 
@@ -138,7 +138,7 @@ def test_a_request_that_nova_would_not_read_is_refused() -> None:
     ],
 )
 def test_what_can_never_be_a_server_is_refused(bad: StartOrder) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         checked(bad, "kit")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.openstack.creation import LARGEST, user_data
 from adapters.openstack.settings import OpenStackSiteConfig
-from adapters.shared.parcel import Unfit
+from adapters.shared.parcel import UnfitError
 from provisioner import drone
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
@@ -37,9 +37,9 @@ def test_a_real_drone_is_far_below_the_limit() -> None:
 
 def test_what_is_too_large_says_how_large() -> None:
     large = replace(ORDER, bootstrap=replace(POOLED, files={"more": secrets.token_bytes(40_000)}))
-    with pytest.raises(Unfit, match=r"may be 65535.*drone's files [6-9][0-9]{4} bytes, the setup script 0 bytes"):
+    with pytest.raises(UnfitError, match=r"may be 65535.*drone's files [6-9][0-9]{4} bytes, the setup script 0 bytes"):
         user_data(large, config(), b"")
-    with pytest.raises(Unfit, match="setup script 40000 bytes"):
+    with pytest.raises(UnfitError, match="setup script 40000 bytes"):
         user_data(ORDER, config(), secrets.token_bytes(40_000))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters.shared.commands import files
 from adapters.shared.commands.local import LocalRunner, own_environment
-from adapters.shared.commands.runner import LARGEST_ANSWER, NoAnswer, Runner
+from adapters.shared.commands.runner import LARGEST_ANSWER, NoReplyError, Runner
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
@@ -54,21 +54,21 @@ async def test_exit_statuses_are_those_of_the_command(runner: Runner, code: int)
 
 @pytest.mark.parametrize("script", ["exit 255", "kill -KILL $$", "kill -TERM $$", "exit 137"])
 async def test_the_status_of_a_broken_ssh_and_an_end_by_signal_are_no_answer(runner: Runner, script: str) -> None:
-    with pytest.raises(NoAnswer, match="`sh`"):
+    with pytest.raises(NoReplyError, match="`sh`"):
         await runner.run(["sh", "-c", f"echo half an answer; {script}"], deadline_s=30)
 
 
 async def test_a_program_that_is_not_there_was_certainly_not_run(runner: Runner) -> None:
     with pytest.raises(UnavailableError, match="`condor_nothing` cannot be run") as caught:
         await runner.run(["condor_nothing", "-x"], deadline_s=30)
-    assert not isinstance(caught.value, NoAnswer)
+    assert not isinstance(caught.value, NoReplyError)
     assert caught.value.kind is FaultKind.CONFIG
 
 
 async def test_who_is_silent_is_killed_at_the_deadline(runner: Runner) -> None:
     """And it is told that the command may have run."""
     mark = f"97531.{os.getpid()}"
-    with pytest.raises(NoAnswer, match="no answer within 1 s"):
+    with pytest.raises(NoReplyError, match="no answer within 1 s"):
         await runner.run(["sh", "-c", f"echo begun; sleep {mark}; true"], deadline_s=1)
     await asyncio.to_thread(until, lambda: not sleeping(mark), 10, what="the sleeper is gone")
 
@@ -85,7 +85,7 @@ def command_lines() -> Iterator[list[str]]:
 
 
 async def test_an_endless_answer_is_cut_short(runner: Runner) -> None:
-    with pytest.raises(NoAnswer, match=f"more than {LARGEST_ANSWER // 1024**2} MiB"):
+    with pytest.raises(NoReplyError, match=f"more than {LARGEST_ANSWER // 1024**2} MiB"):
         await runner.run(["yes", "x" * 1000], deadline_s=60)
     assert (await runner.run(["echo", "on"], deadline_s=30)).out == b"on\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.shared.commands.runner import NoAnswer, Runner
+from adapters.shared.commands.runner import NoReplyError, Runner
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import AuthError, UnavailableError
 from tests.labs.htcondor import until
@@ -138,7 +138,7 @@ async def test_a_server_that_allows_no_session_is_down_at_the_deadline(new_sshd:
     async with SshRunner(new_sshd("MaxSessions 0").settings()) as runner:
         with pytest.raises(UnavailableError, match="no turn within 1 s") as caught:
             await said(runner, "true", deadline_s=1)
-    assert not isinstance(caught.value, NoAnswer)
+    assert not isinstance(caught.value, NoReplyError)
 
 
 async def test_who_gave_up_while_waiting_for_a_turn_never_runs(new_sshd: NewSshd) -> None:
@@ -175,7 +175,7 @@ async def test_a_connection_cut_in_the_middle_is_no_answer_and_never_an_empty_on
         asked = asyncio.create_task(runner.run(["sh", "-c", f"echo half; touch {note}; sleep 3"], deadline_s=30))
         await asyncio.to_thread(until, note.exists, 20, what="the command runs", every_s=0.02)
         server.cut()
-        with pytest.raises(NoAnswer, match="connection was lost"):
+        with pytest.raises(NoReplyError, match="connection was lost"):
             await asked
         await comes_back(runner)
     await asyncio.to_thread(until, lambda: not server.sleepers(), 20, what="the command has ended")
@@ -200,7 +200,7 @@ async def test_a_server_that_is_down_is_not_stormed(new_sshd: NewSshd) -> None:
         for _ in range(50):
             with pytest.raises(UnavailableError) as caught:
                 await said(runner, "true")
-            assert not isinstance(caught.value, NoAnswer) or not reasons
+            assert not isinstance(caught.value, NoReplyError) or not reasons
             reasons.append(str(caught.value))
         server.start()
         with pytest.raises(UnavailableError, match=r"not tried again before \d\d:\d\d:\d\d"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.shared.parcel import Unfit
+from adapters.shared.parcel import UnfitError
 from adapters.slurm.settings import SlurmSiteConfig, drone_lifetime_s
 from adapters.slurm.submission import SlurmBatch, make_batches, max_array_size, validate_order
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
@@ -138,7 +138,7 @@ def test_what_it_says_goes_where_the_admin_wants_it() -> None:
     ],
 )
 def test_what_cannot_be_submitted_is_refused(bad: StartOrder) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(UnfitError):
         validate_order(bad, "kit")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.shared.commands.runner import Finished, NoAnswer, judged
+from adapters.shared.commands.runner import Finished, NoReplyError, judged
 from adapters.slurm import tools as slurm_tools
 from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_count, parse_duration, parse_gpus, parse_memory_mib
 from adapters.slurm.settings import SlurmSiteConfig
@@ -356,7 +356,7 @@ SUBMISSION = SlurmSubmission(
         badly("slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
         well(recorded("24.11", "ours"), "squeue: error: Invalid user: nosuch\n"),
         well(recorded("24.11", "ours")[:-9]),
-        NoAnswer("cut"),
+        NoReplyError("cut"),
     ],
 )
 async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished | Exception) -> None:
@@ -522,7 +522,7 @@ async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
         (badly(""), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well("Submitted\n"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well(""), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (NoAnswer("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (UnavailableError("no connection"), UnavailableError, FaultKind.DOWN),
     ],
 )
@@ -583,7 +583,7 @@ async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str
             OutcomeUnknownError,
         ),
         (badly(""), OutcomeUnknownError),
-        (NoAnswer("cut"), OutcomeUnknownError),
+        (NoReplyError("cut"), OutcomeUnknownError),
     ],
 )
 async def test_what_became_of_a_cancel(login: Login, answer: Finished | Exception, error: type[AdapterError]) -> None:
@@ -595,7 +595,7 @@ async def test_what_became_of_a_cancel(login: Login, answer: Finished | Exceptio
 
 
 async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login) -> None:
-    with pytest.raises(NoAnswer) as lost:
+    with pytest.raises(NoReplyError) as lost:
         judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
     login.answers = [lost.value]
     async with SlurmToolsClient(CONFIG, "site") as cluster:

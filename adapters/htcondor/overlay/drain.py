@@ -21,7 +21,7 @@ from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import BindingsErrors, Collectors
 from adapters.htcondor.overlay.slots import OUR_SLOTS
 from adapters.shared.commands.local import LocalRunner
-from adapters.shared.commands.runner import NoAnswer
+from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
@@ -126,7 +126,7 @@ class Drainer:
                     await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
                     code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
                 receipt = _judged(drone_id, mode, code, said)
-            except NoAnswer as error:
+            except NoReplyError as error:
                 receipt = _receipt(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
             except UnavailableError as error:
                 receipt = _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))

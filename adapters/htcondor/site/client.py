@@ -22,7 +22,7 @@ from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import SubmitDescription, of_drones
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.local import LocalRunner, own_environment
-from adapters.shared.commands.runner import Finished, NoAnswer, Runner
+from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import DroneId, FaultKind
@@ -304,7 +304,7 @@ class CondorToolsClient(_SiteClient):
         argv = [*self._addressed("condor_submit", schedd), "-terse", *(["-spool"] if self._config.spool else []), "-"]
         try:
             done = await self._run(argv, self._config.submit_deadline, text.encode())
-        except NoAnswer as error:
+        except NoReplyError as error:
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
             raise await self._not_submitted(done, batch)
@@ -337,7 +337,7 @@ class CondorToolsClient(_SiteClient):
         for start in range(0, len(job_ids), _REMOVED_AT_ONCE):
             try:
                 done = await self._run([*argv, *job_ids[start : start + _REMOVED_AT_ONCE]], self._config.deadline)
-            except NoAnswer as error:
+            except NoReplyError as error:
                 raise OutcomeUnknownError(f"remove: {error}") from None
             trouble = [line for line in _words(done).splitlines() if line and not _NOTHING_TO_DO.match(line)]
             if trouble:

@@ -79,7 +79,7 @@ def _checked(directory: str) -> str:
 
 
 def _packed(files: Mapping[str, bytes], executable: Collection[str]) -> bytes:
-    """A tar archive, the same for the same files."""
+    """Return a tar archive that is the same for the same files."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in sorted(files.items()):

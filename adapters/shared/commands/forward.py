@@ -22,10 +22,10 @@ class Forward:
         self._runner, self._path = runner, path
 
     async def connect(self, ends: Callable[[], Ends]) -> Ends:
-        """A connection to the socket, as ``loop.create_unix_connection`` makes one.
+        """Connect to the socket, as ``loop.create_unix_connection`` does.
 
-        The caller sets the deadline. UnavailableError: there is no connection, and nothing was sent; AuthError as in
-        :meth:`SshRunner.run`.
+        The caller sets the deadline. Raises UnavailableError if there is no connection and nothing was sent, and
+        AuthError as :meth:`SshRunner.run`.
         """
         connection = await self._runner.connection()
         try:

@@ -18,7 +18,7 @@ _DYING_S = 5.0
 
 
 def own_environment(*dropped: str) -> dict[str, str]:
-    """The controller's environment without the variables whose names begin with one of ``dropped``, in any case."""
+    """Return the controller's environment without variables that begin with one of ``dropped``, in any case."""
     starts = tuple(each.upper() for each in dropped)
     return {name: text for name, text in os.environ.items() if not name.upper().startswith(starts)}
 
@@ -63,7 +63,7 @@ class LocalRunner:
 
 
 async def _end(transport: asyncio.SubprocessTransport, answer: _Answer) -> None:
-    """The whole group: what the command started has its pipes and may outlive it."""
+    """Kill the whole process group: what the command started has its pipes and may outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(transport.get_pid(), signal.SIGKILL)
     transport.close()

@@ -17,9 +17,8 @@ _LAST_OWN = 128
 """Above it a shell tells of a signal, and ssh (255) of itself: no exit status of a command that came to its end."""
 
 
-class NoAnswer(UnavailableError):
-    """The command was sent, and what became of it is not known. For a read it is silence, for a write
-    ``OutcomeUnknownError``."""
+class NoReplyError(UnavailableError):
+    """The command was sent, and its outcome is unknown: silence for a read, ``OutcomeUnknownError`` for a write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Runner(Protocol):
 
         Raises:
             UnavailableError: it certainly did not run (no connection, no such program).
-            NoAnswer: it was started, and no exit status of its own came within ``deadline_s``.
+            NoReplyError: it was started, and no exit status of its own came within ``deadline_s``.
             AuthError: the host does not accept us, or we do not accept the host.
         """
         ...
@@ -75,13 +74,13 @@ def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished
     if 0 <= code <= _LAST_OWN:
         return done
     if code == 255:
-        raise NoAnswer(f"{where}: `{name}` ended with 255, as ssh does when it cannot reach a host ({done.said})")
-    raise NoAnswer(f"{where}: `{name}` was ended by a signal ({done.said})")
+        raise NoReplyError(f"{where}: `{name}` ended with 255, as ssh does when it cannot reach a host ({done.said})")
+    raise NoReplyError(f"{where}: `{name}` was ended by a signal ({done.said})")
 
 
-def no_time(where: str, name: str, deadline_s: float) -> NoAnswer:
-    return NoAnswer(f"{where}: `{name}` gave no answer within {deadline_s:g} s")
+def no_time(where: str, name: str, deadline_s: float) -> NoReplyError:
+    return NoReplyError(f"{where}: `{name}` gave no answer within {deadline_s:g} s")
 
 
-def too_much(where: str, name: str) -> NoAnswer:
-    return NoAnswer(f"{where}: `{name}` says more than {LARGEST_ANSWER // 1024**2} MiB: it is not listened to")
+def too_much(where: str, name: str) -> NoReplyError:
+    return NoReplyError(f"{where}: `{name}` says more than {LARGEST_ANSWER // 1024**2} MiB: it is not listened to")

@@ -10,7 +10,15 @@ from typing import Self
 
 import asyncssh
 
-from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, NoAnswer, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import (
+    LARGEST_ANSWER,
+    Finished,
+    NoReplyError,
+    checked,
+    judged,
+    no_time,
+    too_much,
+)
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh_link import Link, Session
 from adapters.shared.commands.ssh_login import login
@@ -77,13 +85,15 @@ class SshRunner:
         return self._where
 
     async def connection(self) -> asyncssh.SSHClientConnection:
-        """The connection itself, for what is no command. UnavailableError or AuthError, as in ``run``; the caller
-        sets the
-        deadline, and tells with ``worked`` that the connection was of use."""
+        """Return the connection itself, for uses other than commands.
+
+        The caller sets the deadline, and reports with ``worked`` that the connection was of use. Raises
+        UnavailableError or AuthError, as ``run``.
+        """
         return (await self._linked()).hops[-1]
 
     def worked(self) -> None:
-        """The connection is worth something: when it is lost, the next one is tried without a pause."""
+        """Record that the connection worked: when it is lost, the next attempt comes without a pause."""
         self._failures, self._not_before = 0, 0.0
 
     async def _begun(self, line: str, session: Session) -> bool:
@@ -93,7 +103,7 @@ class SshRunner:
             return await link.begin(line, session)
         except (asyncssh.Error, OSError) as error:
             if link.lost and session.opened:
-                raise NoAnswer(f"{self._where}: the connection was lost as a command began") from None
+                raise NoReplyError(f"{self._where}: the connection was lost as a command began") from None
             if link.lost:
                 return False
             raise UnavailableError(f"{self._where}: it runs no commands for us: {printable(str(error))}") from None
@@ -102,14 +112,14 @@ class SshRunner:
         if len(session.out) + len(session.err) > LARGEST_ANSWER:
             raise too_much(self._where, name)
         if session.code is None and not session.signal:
-            raise NoAnswer(f"{self._where}: the connection was lost while `{name}` ran")
+            raise NoReplyError(f"{self._where}: the connection was lost while `{name}` ran")
         self.worked()
         if session.code is None:
-            raise NoAnswer(f"{self._where}: `{name}` was ended by signal {printable(session.signal, 20)}")
+            raise NoReplyError(f"{self._where}: `{name}` was ended by signal {printable(session.signal, 20)}")
         return judged(self._where, name, session.code, bytes(session.out), bytes(session.err))
 
     async def _linked(self) -> Link:
-        """The connection, made if there is none. All who want it wait for one attempt, which outlives their time."""
+        """Return the connection, made if there is none. All callers wait for one attempt."""
         if self._link is not None and not self._link.lost:
             return self._link
         if self._connecting is None:

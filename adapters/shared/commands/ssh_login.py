@@ -24,8 +24,11 @@ _SILENCES = 3
 async def login(
     settings: SshSettings, codes: Codes, lost: Callable[[], None]
 ) -> Sequence[asyncssh.SSHClientConnection]:
-    """Connections to the jump host, if any, and through it to the login node, the last one. ``lost`` is called when
-    that one has ended. UnavailableError or AuthError, with the repair; the caller sets the deadline."""
+    """Return connections to the jump host, if any, and through it to the login node, which is the last one.
+
+    ``lost`` is called when that one ends. The caller sets the deadline. Raises UnavailableError or AuthError, with
+    the remedy.
+    """
     where = f"{settings.user}@{settings.host}"
     if not settings.known_hosts.is_file():
         raise AuthError(
@@ -74,7 +77,7 @@ def _hops(settings: SshSettings) -> Iterator[tuple[str, str, int]]:
 
 
 async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitStack) -> Sequence[asyncssh.SSHKeyPair]:
-    """The keys to offer, read anew at each login so that they can be changed."""
+    """Return the keys to offer, read at each login so that they can be changed."""
     keys: list[asyncssh.SSHKeyPair] = []
     if settings.key is not None:
         try:
@@ -167,7 +170,7 @@ class _Answers(asyncssh.SSHClient):
             return None
 
     def _complain(self, words: str) -> None:
-        """The first one is the cause: a server asks again."""
+        """Record the first complaint, which is the cause: a server asks again."""
         self.complaint = self.complaint or words
 
 

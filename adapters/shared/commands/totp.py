@@ -13,7 +13,10 @@ STEP_S = 30
 
 
 def code(seed: str, step: int) -> str:
-    """The six digits of time step ``step`` (seconds since the epoch by 30). ValueError if ``seed`` is not base32."""
+    """Return the six digits of time step ``step`` (seconds since the epoch by 30).
+
+    Raises ValueError if ``seed`` is not base32.
+    """
     letters = "".join(seed.split()).upper().rstrip("=")
     try:
         key = base64.b32decode(letters + "=" * (-len(letters) % 8))
