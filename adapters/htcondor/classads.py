@@ -14,6 +14,12 @@ from adapters.shared.printing import LONGEST, printable
 
 LARGEST_NUMBER = 10**12
 """Beyond this a number from an ad is nonsense."""
+SAME_CLOCK_S = 2
+"""Clocks closer than this count as one: times in ads are whole seconds."""
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
+"""JobStatus."""
+IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})
+"""JobStatus of a job in a slot."""
 
 Ad: TypeAlias = classad2.ClassAd
 
@@ -60,6 +66,17 @@ def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
     """Return a string fit to be shown; "" where the ad has none."""
     found = value(ad, name)
     return printable(found, limit) if isinstance(found, str) else ""
+
+
+def job_id(ad: Ad) -> str:
+    """Return the id of a job, ``204.0``."""
+    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
+
+
+def clock_ahead_s(ad: Ad, now: float) -> float:
+    """Return how far the clock of a job's schedd is ahead of ours, by the time in its answer; 0.0 if they agree."""
+    theirs = moment(ad, "ServerTime")
+    return theirs - now if theirs and abs(theirs - now) > SAME_CLOCK_S else 0.0
 
 
 def source(ad: Ad, name: str) -> str:
@@ -147,7 +164,6 @@ def _unwrapped(part: str) -> str:
 
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
-_IDLE = 1
 _LASTS_S = 900.0
 """A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
 
@@ -162,7 +178,7 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
     for ad in job_ads:
         limits, refused_at = text(ad, "ConcurrencyLimits", 80), moment(ad, "LastRejMatchTime")
         lately = refused_at > (moment(ad, "ServerTime") or now) - _LASTS_S
-        if limits and lately and whole(ad, "JobStatus") == _IDLE:
+        if limits and lately and whole(ad, "JobStatus") == IDLE:
             for_limit = text(ad, "LastRejMatchReason").lower().startswith("concurrency limit")
             newest[limits] = max(newest.get(limits, (0.0, False)), (refused_at, for_limit))
     return newest

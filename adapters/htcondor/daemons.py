@@ -11,6 +11,7 @@ from typing import Any
 
 import htcondor2
 
+from adapters.htcondor.classads import SAME_CLOCK_S
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuthError, UnavailableError
 
@@ -92,8 +93,6 @@ class BindingsErrors:
         return "; ".join(dict.fromkeys(lines[-4:]))
 
 
-SAME_CLOCK_S = 2
-"""Clocks closer than this count as one: times in ads are whole seconds."""
 _MAX_SKEW_S = 20 * 366 * 86400
 
 

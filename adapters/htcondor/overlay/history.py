@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import htcondor2
 
-from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, whole
+from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, number, text, whole
 from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
 from adapters.htcondor.overlay.job_classes import bounds, request, walltime
@@ -133,7 +133,7 @@ class HistoryReader:
             )
             stays = queue.schedd.query(wanted, projection=projection, limit=HISTORY_LIMIT)
         if left:
-            known.newest = f"{whole(left[0], 'ClusterId')}.{whole(left[0], 'ProcId')}"
+            known.newest = job_id(left[0])
         known.read_at = there_now
         for done, cause in self._completions((*left, *stays), queue.name, lambda theirs: theirs - ahead_s):
             known.jobs.setdefault(done.job_id, done)
@@ -174,7 +174,7 @@ def completion(
         return None
     asks, least = request(ad), bounds(ad)
     return CompletedJob(
-        job_id=f"{printable(schedd, 120)}#{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
+        job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
         ended_at=to_our_clock(ended),
         submitted_at=to_our_clock(moment(ad, "QDate") or began),
         run_s=ended - began,

@@ -24,10 +24,14 @@ from typing import ClassVar, NamedTuple
 import classad2
 
 from adapters.htcondor.classads import (
+    HELD,
+    IDLE,
+    IN_SLOT,
     LARGEST_NUMBER,
     Ad,
     attribute_names,
     clauses,
+    clock_ahead_s,
     moment,
     number,
     source,
@@ -49,9 +53,6 @@ GROUPED = attribute_names(
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
 
-IDLE, HELD = 1, 5
-RUNNING = (2, 6, 7)
-"""Running, transferring output, suspended."""
 
 PARALLEL = 11
 """Universe of jobs that a dedicated scheduler starts on several machines at once."""
@@ -170,8 +171,7 @@ class QueueWait:
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
         """Return the wait of one job."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
-        skew = (moment(ad, "ServerTime") or received_at) - received_at
-        skew = skew if abs(skew) > 2 else 0.0  # less is rounding
+        skew = clock_ahead_s(ad, received_at)
         return cls(submitted - skew, max(submitted, idle) - skew)
 
     def earlier(self, other: QueueWait) -> QueueWait:
@@ -200,7 +200,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         driver=math.ceil(least.get("maxsupportedversion", 0)),
         waiting=waiting - fresh,
         fresh=fresh,
-        running=sum(g.count for g in groups if g.status in RUNNING),
+        running=sum(g.count for g in groups if g.status in IN_SLOT),
         held=sum(g.count for g in groups if g.status == HELD),
         oldest_at=waits.oldest_at if idle else 0.0,
         owner=groups[0].owner,
@@ -208,7 +208,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         walltime_s=walltime(ad),
         invalid=_universe(ad) or asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
-        running_ids=printable(", ".join(g.job_ids for g in groups if g.status in RUNNING)),
+        running_ids=printable(", ".join(g.job_ids for g in groups if g.status in IN_SLOT)),
         held_ids=printable(", ".join(g.job_ids for g in groups if g.status == HELD)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,

@@ -13,13 +13,23 @@ from pathlib import Path
 import classad2
 import htcondor2
 
-from adapters.htcondor.classads import LIMITS_PROJECTION, Ad, Refusal, moment, number, refusals, source, text, used_up
+from adapters.htcondor.classads import (
+    IDLE,
+    LIMITS_PROJECTION,
+    Ad,
+    Refusal,
+    moment,
+    number,
+    refusals,
+    source,
+    text,
+    used_up,
+)
 from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
 from adapters.htcondor.overlay import matching, work
 from adapters.htcondor.overlay.job_classes import (
     ACCOUNTING_PROJECTION,
     GPU_JOBS,
-    IDLE,
     JOBS,
     NO_WAITS,
     JobGroup,

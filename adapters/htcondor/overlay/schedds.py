@@ -19,8 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from adapters.htcondor.classads import Ad, Refusal, moment, number
-from adapters.htcondor.daemons import SAME_CLOCK_S
+from adapters.htcondor.classads import SAME_CLOCK_S, Ad, Refusal, moment, number
 from adapters.htcondor.overlay.job_classes import JobGroup
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
 from adapters.shared.printing import printable

@@ -13,7 +13,19 @@ from dataclasses import dataclass, field, replace
 
 import classad2
 
-from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, value, whole
+from adapters.htcondor.classads import (
+    HELD,
+    IDLE,
+    IN_SLOT,
+    Ad,
+    attribute_names,
+    job_id,
+    moment,
+    number,
+    text,
+    value,
+    whole,
+)
 from adapters.htcondor.overlay.job_classes import JobRequest, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
@@ -33,9 +45,6 @@ WORK_PROJECTION = attribute_names(
 """The last four are what requests that were left to the schedd refer to."""
 
 NOTHING_ASKED = JobRequest()
-IDLE = 1
-RUNS = frozenset({2, 6, 7})
-"""JobStatus of a job in a slot: running, transferring output, suspended."""
 
 _DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
 """``slot1_1@<drone id>@<host>``."""
@@ -136,13 +145,13 @@ def work(
     for ad in ads:
         if found := _mishap(ad, controller, to_our_clock):
             mishaps.append(found)
-        if whole(ad, "JobStatus") in RUNS and (drone_id := drone_named(ad, "RemoteHost", controller)):
+        if whole(ad, "JobStatus") in IN_SLOT and (drone_id := drone_named(ad, "RemoteHost", controller)):
             began = _began(ad)
             since, begun_at = (
                 min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
             )
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), _job_id(ad)))
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
     return PoolWork(tuple(runs), tuple(evictions), tuple(mishaps))
@@ -158,7 +167,7 @@ def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> 
         cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
     if drone_id is None or not cause:
         return None
-    return JobFailure(drone_id, _job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
+    return JobFailure(drone_id, job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
 
 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
@@ -168,10 +177,6 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
         return DroneId(parts[1])
     return None
-
-
-def _job_id(ad: Ad) -> str:
-    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:
@@ -227,7 +232,7 @@ def _eviction(
     since = max(executing, saved if executing <= saved <= left else 0.0)
     return Eviction(
         drone_id=drone_id,
-        job_id=f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}",
+        job_id=job_id(ad),
         at=to_our_clock(left),
         gpu_milli=_milli(ad, device_milli.get(drone_id)),
         lost_s=max(0.0, end - since) if executing else 0.0,
@@ -240,11 +245,11 @@ def _last_run(ad: Ad) -> tuple[float, float] | None:
     None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
     """
     status, executed = whole(ad, "JobStatus"), moment(ad, "JobCurrentStartExecutingDate")
-    if status == IDLE and whole(ad, "LastJobStatus") in RUNS:
+    if status == IDLE and whole(ad, "LastJobStatus") in IN_SLOT:
         start = moment(ad, "JobCurrentStartDate")
         return start, executed if executed >= start else 0.0
     # It runs again. Whether it was held in between is unknown if it ever was: the slot's work must do then.
-    if status in RUNS and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
+    if status in IN_SLOT and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
         return start, executed if start <= executed < moment(ad, "JobCurrentStartDate") else start
     return None
 
@@ -260,7 +265,6 @@ SHORT_RUN_S = 10.0
 HOLD_CODES = (6, 12, 13)
 """Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
 not be transferred (a scratch directory that is full, or cannot be written to)."""
-HELD = 5
 _CLAIM_REMEMBERED_S = 900.0
 _MAX_FAILURES_PER_POLL = 1000
 """Largest number of failures in one poll, the newest."""

@@ -9,12 +9,24 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from adapters.htcondor.classads import Ad, attribute_names, moment, number, text, value, whole
+from adapters.htcondor.classads import (
+    HELD,
+    IDLE,
+    REMOVED,
+    RUNNING,
+    Ad,
+    attribute_names,
+    clock_ahead_s,
+    job_id,
+    moment,
+    number,
+    text,
+    value,
+    whole,
+)
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
-IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
-"""JobStatus."""
 OUR_REASON = "provisioner: "
 """Prefix of the reason of each removal that we ask for."""
 DRONE_JOB_PROJECTION = attribute_names(
@@ -26,7 +38,6 @@ DRONE_JOB_PROJECTION = attribute_names(
     LastHoldReasonSubCode RemoveReason
     """
 )
-_SAME_CLOCK_S = 2.0
 _GRACE_SLACK_S = 5.0
 _LONGEST_GRACE_S = 7 * 86400
 _MAX_REASON = 200
@@ -101,10 +112,6 @@ def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
     return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
 
 
-def job_id(ad: Ad) -> str:
-    return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
-
-
 def is_spooling(ad: Ad) -> bool:
     """Return True if a job waits for its files."""
     return whole(ad, "JobStatus") == HELD and whole(ad, "HoldReasonCode") == SPOOLING
@@ -133,8 +140,7 @@ class _ScheddClock:
     """Conversion of the schedd's times to our clock, by the time that a query's answer carries."""
 
     def __init__(self, ad: Ad, now: float) -> None:
-        theirs = moment(ad, "ServerTime")
-        self._ahead_s = theirs - now if theirs and abs(theirs - now) > _SAME_CLOCK_S else 0.0
+        self._ahead_s = clock_ahead_s(ad, now)
 
     def ours(self, theirs: float) -> float:
         return theirs - self._ahead_s if theirs else 0.0

@@ -8,13 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from adapters.htcondor.classads import Ad, source, text, whole
+from adapters.htcondor.classads import IDLE, RUNNING, Ad, source, text, whole
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
 from adapters.htcondor.site.owner_queue import (
     ELSEWHERE,
-    IDLE,
-    RUNNING,
     OwnerJobGroup,
     OwnerJobQueue,
     further,

@@ -19,7 +19,9 @@ from adapters.htcondor.classads import (
     LIMITS_PROJECTION,
     Ad,
     attribute_names,
+    clock_ahead_s,
     expression,
+    job_id,
     moment,
     refusals,
     source,
@@ -30,7 +32,6 @@ from adapters.htcondor.classads import (
 )
 from adapters.htcondor.site.nodes import PoolMachine, SlotResources, start_of
 
-IDLE, RUNNING = 1, 2
 ELSEWHERE = (7, 9, 12)
 """Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
 OWNER_JOB_PROJECTION = (
@@ -47,7 +48,6 @@ OWNER_JOB_PROJECTION = (
 MOST_GROUPS = 1000
 """Largest number of groups, the oldest first."""
 _MAX_REFERENCES = 300
-_SAME_CLOCK_S = 2.0
 _JUDGED = (
     "Requirements",
     "RequireGPUs",
@@ -134,7 +134,7 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
 
 def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
     sample = members[0][1]
-    ids = tuple(f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}" for _, ad in members[:3])
+    ids = tuple(job_id(ad) for _, ad in members[:3])
     alike = hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest()
     limits = text(sample, "ConcurrencyLimits", 80)
     return OwnerJobGroup(
@@ -151,9 +151,8 @@ def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Colle
 
 def _submitted(ad: Ad, now: float) -> float:
     """Return when a job was submitted, by our clock: a query's answer has the time at its schedd."""
-    at, theirs = moment(ad, "QDate"), moment(ad, "ServerTime")
-    ahead_s = theirs - now if theirs and abs(theirs - now) > _SAME_CLOCK_S else 0.0
-    return at - ahead_s if at else 0.0
+    at = moment(ad, "QDate")
+    return at - clock_ahead_s(ad, now) if at else 0.0
 
 
 def _size(ad: Ad) -> SlotResources:

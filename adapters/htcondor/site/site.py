@@ -9,20 +9,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from adapters.htcondor.classads import Ad, evaluated, expression, moment, text, whole
+from adapters.htcondor.classads import (
+    COMPLETED,
+    HELD,
+    REMOVED,
+    SAME_CLOCK_S,
+    Ad,
+    evaluated,
+    expression,
+    job_id,
+    moment,
+    text,
+    whole,
+)
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
 from adapters.htcondor.site.listing import (
-    COMPLETED,
     DRONE_JOB_PROJECTION,
-    HELD,
     OUR_REASON,
-    REMOVED,
     SPOOLING,
     DroneJobsView,
     has_started,
     is_spooling,
-    job_id,
     list_drones,
     our_jobs,
 )
@@ -74,7 +82,6 @@ _COLLECTED_AT_ONCE = 8
 _COLLECT_TRIES = 3
 _SPOOL_RELEASE_S = 30.0
 _ABANDONED_REASON = f"{OUR_REASON}its files never came"
-_SAME_CLOCK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +170,7 @@ class HTCondorSite:
         # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
         # right, and which slots are alive is judged by the one that was heard last.
         ahead_s = newest - time.time()
-        ahead_s = ahead_s if ahead_s > _SAME_CLOCK_S else 0.0
+        ahead_s = ahead_s if ahead_s > SAME_CLOCK_S else 0.0
         return MachinesView(machines_of(slot_ads, newest - self._config.slot_max_age), notices(noticed, ahead_s))
 
     def _type_notices(self) -> Iterable[str]:
