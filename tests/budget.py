@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "provisioner/*.py": (12, 3558),
     "adapters/*.py": (1, 1),
-    "adapters/htcondor/*.py": (6, 675),
+    "adapters/htcondor/*.py": (6, 692),
     "tests": (330, 58200),
     "provisioner/adapter_tests": (5, 842),
     "provisioner/cli": (64, 9432),
@@ -30,8 +30,8 @@ BUDGETS = {
     "adapters/openstack": (27, 4158),
     "adapters/shared": (16, 1154),
     "adapters/slurm": (17, 5830),
-    "adapters/htcondor/overlay": (12, 3592),
-    "adapters/htcondor/site": (12, 3494),
+    "adapters/htcondor/overlay": (12, 3597),
+    "adapters/htcondor/site": (12, 3519),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

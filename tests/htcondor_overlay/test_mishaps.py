@@ -37,7 +37,7 @@ def ad(**attributes: str) -> classad2.ClassAd:
 
 
 def told(**attributes: str) -> tuple[JobFailure, ...]:
-    return work.work([ad(**attributes)], "kit", 1200.0, lambda theirs: theirs, {}).mishaps
+    return work.work([ad(**attributes)], "kit", 1200.0, lambda theirs: theirs, {}).failures
 
 
 def test_a_job_that_is_held_for_a_reason_that_may_be_the_nodes_is_told() -> None:

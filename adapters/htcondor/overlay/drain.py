@@ -82,14 +82,14 @@ class Drainer:
                 for drone_id, name in names.items()
                 if drone_id not in by_ad or drone_id in self._by_tool
             }
-        receipts: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
-        failed = {i for i in readers if i in receipts and not _is_done(receipts[i])}
+        results: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
+        failed = {i for i in readers if i in results and not _is_done(results[i])}
         taken_back = {i for i in failed & self._by_tool if mode is DrainMode.RESUME}
         wanted = [i for i in names if i in by_ad | failed - taken_back]
         if wanted and self._orders is not None:
             for drone_id, fault in (await self._orders.place(wanted, mode)).items():
-                receipts[drone_id] = _together(drone_id, receipts.get(drone_id), fault, keep=drone_id in by_ad)
-        return [receipts.get(i) or _receipt(i, OrderOutcome.UNKNOWN, FaultKind.UNKNOWN, "not asked") for i in names]
+                results[drone_id] = _together(drone_id, results.get(drone_id), fault, keep=drone_id in by_ad)
+        return [results.get(i) or _result(i, OrderOutcome.UNKNOWN, FaultKind.UNKNOWN, "not asked") for i in names]
 
     async def forget(self, there: Collection[DroneId]) -> None:
         """Forget what was asked of drones that have left the pool, and withdraw their orders."""
@@ -107,12 +107,12 @@ class Drainer:
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
         if not slot_name(name, drone_id):
-            return _receipt(
+            return _result(
                 drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, f"{printable(name, 60)!r} is no slot of it"
             )
         if tool is None:
             message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
-            return _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
+            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
         may_fail = reads and drone_id not in self._by_tool
         deadline_s = min(TOOL_TIMEOUT_S, self._deadline_s) if may_fail else self._deadline_s
@@ -125,18 +125,18 @@ class Drainer:
                     # a drain cannot be hurried: it is taken back and asked for anew
                     await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
                     code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
-                receipt = _judged(drone_id, mode, code, said)
+                result = _judged(drone_id, mode, code, said)
             except NoReplyError as error:
-                receipt = _receipt(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
+                result = _result(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
             except UnavailableError as error:
-                receipt = _receipt(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
-        if receipt.answer is not OrderOutcome.OK and reads:
+                result = _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
+        if result.answer is not OrderOutcome.OK and reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
-        elif receipt.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
+        elif result.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
             self._by_tool.discard(drone_id)
-        elif receipt.answer is OrderOutcome.OK:
+        elif result.answer is OrderOutcome.OK:
             self._by_tool.add(drone_id)
-        return receipt
+        return result
 
     async def _run(self, command: Sequence[str], deadline_s: float) -> tuple[int, str]:
         done = await self._runner.run(command, deadline_s=deadline_s)
@@ -148,11 +148,11 @@ def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> OrderRe
     if code == 0 or _says(said, settled):
         return OrderResult(drone_id, OrderOutcome.OK)
     kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
-    return _receipt(drone_id, OrderOutcome.REJECTED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
+    return _result(drone_id, OrderOutcome.REJECTED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
 
 
-def _is_done(receipt: OrderResult | None) -> bool:
-    return receipt is not None and receipt.answer is OrderOutcome.OK
+def _is_done(result: OrderResult | None) -> bool:
+    return result is not None and result.answer is OrderOutcome.OK
 
 
 def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, *, keep: bool) -> OrderResult:
@@ -168,14 +168,14 @@ def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | Non
         )
     if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
-    return _receipt(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
+    return _result(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:
     return any(sign in said.lower() for sign in signs)
 
 
-def _receipt(drone_id: DroneId, answer: OrderOutcome, kind: FaultKind, message: str) -> OrderResult:
+def _result(drone_id: DroneId, answer: OrderOutcome, kind: FaultKind, message: str) -> OrderResult:
     return OrderResult(drone_id, answer, fault=Fault(kind, message, time.time()))
 
 

@@ -51,7 +51,7 @@ class HistoryView:
 
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
-    mishaps: tuple[JobFailure, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
     """Completions that failed within seconds."""
 
 
@@ -104,8 +104,8 @@ class HistoryReader:
             known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
         found = [each for known in self._known.values() for each in known.jobs.values()]
         found.sort(key=lambda each: (each.ended_at, each.job_id))
-        mishaps = tuple(each for known in self._known.values() for each in known.failed.values())
-        return HistoryView(tuple(found) if answered else None, tuple(notices), mishaps if answered else ())
+        failures = tuple(each for known in self._known.values() for each in known.failed.values())
+        return HistoryView(tuple(found) if answered else None, tuple(notices), failures if answered else ())
 
     def _queues(self) -> list[ScheddQueue]:
         with self._errors.translated(f"collector {self._address}"):

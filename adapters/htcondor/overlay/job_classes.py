@@ -225,7 +225,7 @@ class JobRequest(NamedTuple):
     cpus: int = 0
     memory_mib: int = 0
     invalid: str = ""
-    """What is wrong with the GPUs, if no slot can ever meet that."""
+    """Error in the request for GPUs, if no slot can ever meet that."""
 
 
 def request(ad: Ad) -> JobRequest:

@@ -175,7 +175,7 @@ class HTCondorOverlay:
             polled,
             completions=history.completions,
             notices=(*polled.notices, *history.notices),
-            mishaps=self._witnesses.believed((*polled.mishaps, *history.mishaps), time.time()),
+            mishaps=self._witnesses.believed((*polled.mishaps, *history.failures), time.time()),
         )
         return self._view
 

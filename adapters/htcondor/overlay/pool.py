@@ -89,7 +89,7 @@ class NegotiationCycle:
     began_at: float
     ended_at: float
     accounting: Sequence[Ad] = ()
-    """What the negotiator said of users and groups at its end."""
+    """Ads of users and groups at its end."""
 
 
 class PoolPoller:
@@ -203,7 +203,7 @@ class PoolPoller:
             remarks=(*seen.remarks, *_doubts(by_class)),
             evictions=at_work.evictions,
             groups=accounting_groups(cycle.accounting, classes, self._slot_weight),
-            mishaps=at_work.mishaps,
+            mishaps=at_work.failures,
             unheard=self._schedds.unheard(self._wanted_schedds),
         )
 

@@ -46,7 +46,7 @@ class ScheddQueue:
     """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
 
     def ask(self) -> None:
-        """Ask for nothing. Raises what the bindings raise."""
+        """Ask an empty question. Raise what the bindings raise."""
         self.schedd.query("ClusterId == 0 && ProcId == 0", projection=["ClusterId"], limit=1)
 
 
@@ -68,7 +68,7 @@ class ScheddAnswer:
         return PoolWork(
             tuple(run for run in self.work.runs if run.drone_id in busy),
             tuple(each for each in self.work.evictions if each.at >= now - EVICTION_REPORTED_S),
-            tuple(each for each in self.work.mishaps if each.at >= now - EVICTION_REPORTED_S),
+            tuple(each for each in self.work.failures if each.at >= now - EVICTION_REPORTED_S),
         )
 
 
@@ -179,7 +179,7 @@ class ScheddRegistry:
         return min(silence.tried_at, time.time()) + min(doubled, HUNG_RETRY_S)
 
     def try_out(self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float) -> None:
-        """Ask each of the schedds for nothing. ``translated``: a context in which the bindings' errors become ours."""
+        """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             if results[queue.name]:

@@ -71,8 +71,8 @@ class HTCondorConfig(BaseModel):
     )
     drone_signing_key: ConfigPath | None = Field(
         default=None,
-        description="Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. Whoever"
-        " has a key can be any identity of the pool: keep the file as you would keep the collector's.",
+        description="Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A holder"
+        " of a key can be any identity of the pool: keep the file as you would keep the collector's.",
     )
     drone_signing_key_id: str = Field(
         default="POOL",

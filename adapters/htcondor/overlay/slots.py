@@ -54,7 +54,7 @@ def forged(identities: str) -> str:
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
 _MAX_SLOT_NOTICES = 20
 _MAX_SLOTS_PER_DRONE = 1000
-"""Of one drone: no node has more GPUs, and sums stay sensible."""
+"""Limit per drone: no node has more GPUs, and sums stay sensible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SlotsView:
     """Drone, its type and the name of its (first) slot."""
     notices: tuple[str, ...]
     device_milli: Mapping[DroneId, int]
-    """What each GPU that a drone's slot gives to a job is of a real one, in thousandths."""
+    """Share of a real GPU that each GPU of a drone's slot is, in thousandths."""
     users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
     """Owners of the claims that the slots of a drone show."""
     remarks: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ class PoolWork:
 
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
-    mishaps: tuple[JobFailure, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         """Return the slots with the work at stake in them, its owner and its start."""
@@ -123,8 +123,8 @@ def together(parts: Iterable[PoolWork]) -> PoolWork:
     """Return the work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
-    mishaps = tuple(mishap for part in each for mishap in part.mishaps)
-    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), mishaps)
+    failures = tuple(failure for part in each for failure in part.failures)
+    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), failures)
 
 
 def work(
@@ -141,10 +141,10 @@ def work(
     """
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
-    mishaps: list[JobFailure] = []
+    failures: list[JobFailure] = []
     for ad in ads:
-        if found := _mishap(ad, controller, to_our_clock):
-            mishaps.append(found)
+        if found := _failure(ad, controller, to_our_clock):
+            failures.append(found)
         if whole(ad, "JobStatus") in IN_SLOT and (drone_id := drone_named(ad, "RemoteHost", controller)):
             began = _began(ad)
             since, begun_at = (
@@ -154,10 +154,10 @@ def work(
             runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
-    return PoolWork(tuple(runs), tuple(evictions), tuple(mishaps))
+    return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
 
 
-def _mishap(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
+def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
     cause, at = cause_of_hold(ad), moment(ad, "EnteredCurrentStatus")
@@ -305,7 +305,7 @@ class ClaimWitnesses:
     _known: dict[JobFailure, None] = field(default_factory=dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
-        """Record the owners of the claims that the slots show now. Older claims than reported mishaps are forgotten."""
+        """Record the owners of the claims in the slots. Claims older than reported failures are forgotten."""
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
@@ -318,9 +318,9 @@ class ClaimWitnesses:
             else:
                 del self._seen[drone_id]
 
-    def believed(self, mishaps: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
+    def believed(self, failures: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
-        witnessed = (each for each in mishaps if each.owner and each.owner in self._seen.get(each.drone_id, ()))
+        witnessed = (each for each in failures if each.owner and each.owner in self._seen.get(each.drone_id, ()))
         since, until = now - _CLAIM_REMEMBERED_S, now + _CLAIM_REMEMBERED_S
         found = [each for each in {**self._known, **dict.fromkeys(witnessed)} if since <= each.at <= until]
         newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]

@@ -194,7 +194,7 @@ class BindingsClient(_SiteClient):
             cluster = await worker.call(
                 "submit", text, batch.drone_ids, config.spool, deadline_s=config.submit_deadline
             )
-        except UnavailableError as error:  # no answer, or no last words: nobody knows
+        except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"submit: {error}") from None
         assert isinstance(cluster, int)
         return cluster

@@ -206,7 +206,7 @@ class OwnerQueueView:
 
 @dataclass(slots=True)
 class _QueueMemory:
-    """What is remembered of one schedd; times by the monotonic clock."""
+    """State of one schedd; times by the monotonic clock."""
 
     answer: OwnerQueueView | None = None
     heard_at: float = 0.0

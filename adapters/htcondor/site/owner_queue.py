@@ -77,13 +77,13 @@ class OwnerJobGroup:
     who: str
     user: str
     size: SlotResources
-    """What one job asks for."""
+    """Request of one job."""
     alike: str
     """The same for groups that differ only in their user: what one can run on, the other can too."""
     submitted: tuple[float, ...]
     """When, by our clock, each job came into its queue; the oldest first."""
     ids: tuple[str, ...]
-    """Of the first three."""
+    """Ids of the first three."""
     sample: Ad = field(repr=False, compare=False)
     used_up: str = ""
     """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""

@@ -17,7 +17,7 @@ from provisioner.model import WHOLE_GPU, DroneType
 
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
-"""What `provisioner import` leaves where it does not know the value."""
+"""Placeholder of `provisioner import` for a value that it does not know."""
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
 
