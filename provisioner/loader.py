@@ -1,4 +1,4 @@
-"""Adapters by entry point: found by name, loaded when wanted, with a plain word when that cannot be done."""
+"""Adapters by entry point: found by name and loaded when needed, with a clear error if that fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KIND = {SITES: "site", OVERLAYS: "overlay"}
 
 
 class AdapterUnknownError(LookupError):
-    """No installed package offers an adapter of that name. ``known``: the names that are offered."""
+    """No installed package offers an adapter of this name. ``known``: the names that are offered."""
 
     def __init__(self, group: str, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"no {_KIND[group]} adapter `{name}` is installed")
@@ -30,31 +30,31 @@ class AdapterUnknownError(LookupError):
 
 
 class AdapterBrokenError(Exception):
-    """The adapter is installed but cannot be used: why, and what to do."""
+    """An installed adapter cannot be used; the message says why, and what to do."""
 
 
 def site_adapters() -> tuple[str, ...]:
-    """Names of the installed site adapters, sorted."""
+    """Return the names of the installed site adapters, sorted."""
     return _names(SITES)
 
 
 def overlay_adapters() -> tuple[str, ...]:
-    """Names of the installed overlay adapters, sorted."""
+    """Return the names of the installed overlay adapters, sorted."""
     return _names(OVERLAYS)
 
 
 def site_adapter(name: str) -> SiteFactory:
-    """The class of site adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
+    """Return the class of site adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(SiteFactory, _load(SITES, name))
 
 
 def overlay_adapter(name: str) -> OverlayFactory:
-    """The class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
+    """Return the class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(OverlayFactory, _load(OVERLAYS, name))
 
 
 def is_shipped(group: str, name: str) -> bool:
-    """Whether adapter ``name`` comes with this distribution."""
+    """Return whether adapter ``name`` comes with this distribution."""
     return any(_is_own(point) for point in entry_points(group=group, name=name))
 
 

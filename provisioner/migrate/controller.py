@@ -25,7 +25,7 @@ def overlay(given: KeyReader) -> YamlBlock:
     """Return ``overlay`` of the controller file."""
     setting, key = given.take("adapter"), given.name("adapter")
     kind = (setting.text or "") if setting is not None else ""
-    line = setting.line if setting is not None else given.line
+    line = given.line_of(setting)
     block, notes = YamlBlock(), given.notes
     if kind == "FakeBatchSystem":
         notes.changed(line, key, f"{FILE}: overlay.adapter", "a queue in a file stands in for the fake pool")

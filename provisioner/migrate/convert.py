@@ -94,7 +94,7 @@ def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
     """Return the sites. Adds a problem if this is not a TARDIS configuration."""
     setting = root.take("Sites")
     if setting is None or not setting.items:
-        line = setting.line if setting is not None else root.line
+        line = root.line_of(setting)
         named = tardis_file(root.peek("pipeline")) if setting is None else ""
         if named:
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
@@ -104,14 +104,14 @@ def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
                 f"`provisioner import {theirs} --cobald {document.file}`",
             )
             return []
-        document.complain(Position(line, 1), "`Sites` is wanted: a list of sites, each with `name` and `adapter`")
+        document.complain(Position(line, 1), "missing key `Sites`: a list of sites, each with `name` and `adapter`")
         return []
     found: list[SiteImport] = []
     for n, one in enumerate(setting.items):
         entry = KeyReader(one, f"{root.name('Sites')}[{n}]", root.notes)
         name, adapter = entry.take("name"), entry.take("adapter")
         if name is None or not name.text or adapter is None or not adapter.text:
-            document.complain(Position(one.line, 1), "a site is a mapping with `name` and `adapter`, both of them text")
+            document.complain(Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text")
             continue
         ours = our_name(name.text, [site.name for site in found])
         site = SiteImport(entry, root.below(name.text), ours, adapter)

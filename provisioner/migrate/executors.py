@@ -70,7 +70,7 @@ def _ssh(given: KeyReader, ours: str) -> YamlBlock:
             notes.converted(setting.line, given.name(theirs), f"{ours}.{name}")
         elif name != "jump":
             block.put(name, placeholder(f"{name} at the login node"))
-            notes.needed(setting.line if setting else given.line, given.name(theirs), f"{ours}.{name}", "write it")
+            notes.needed(given.line_of(setting), given.name(theirs), f"{ours}.{name}", "write it")
     port = given.take("port")
     if port is not None:
         number = port.number

@@ -225,7 +225,7 @@ class HTCondorSiteImport:
         if setting is None or not setting.text:
             self.requirements[machine.ours] = placeholder("requirements of this type, or remove the line")
             self.notes.needed(
-                setting.line if setting else given.line,
+                given.line_of(setting),
                 key,
                 f"{self.ours}.types.{machine.ours}.requirements",
                 "no submit template: write what the site wants of its jobs, such as an accounting group under `submit`",

@@ -63,7 +63,7 @@ def machine_types(section: KeyReader, ours: str) -> list[MachineType]:
             key = f"{section.name('MachineTypes')}.{name}"
             section.notes.converted(one.line, key, f"{ours}: types.{made.ours}", renamed(name, made.ours))
     if not found:
-        line = setting.line if setting is not None else section.line
+        line = section.line_of(setting)
         section.notes.needed(line, section.name("MachineTypes"), f"{ours}: types", "no machine type: write one")
     return found
 
@@ -87,7 +87,7 @@ def drone_type(
         notes.converted(cores.line, sizes.name("Cores"), f"{at}.cpus")
     else:
         block.put("cpus", placeholder("CPU cores of one drone"))
-        notes.needed(_line(cores, sizes), sizes.name("Cores"), f"{at}.cpus", "a whole number of cores is wanted")
+        notes.needed(sizes.line_of(cores), sizes.name("Cores"), f"{at}.cpus", "a whole number of cores is wanted")
     for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
         setting = sizes.take(theirs)
         size_mib = _size_mib(setting, decimal=decimal)
@@ -97,15 +97,11 @@ def drone_type(
             machine.numbers[theirs] = f"{(setting.number or 0) * factor:g}"
         else:
             block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
-            notes.needed(_line(setting, sizes), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
+            notes.needed(sizes.line_of(setting), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
     sizes.drop_rest("TARDIS knows Cores, Memory and Disk; what else the slot should say goes into `ad`")
     if machine.walltime_s is not None:
         block.put("walltime", format_duration(machine.walltime_s))
     return block
-
-
-def _line(setting: YamlValue | None, section: KeyReader) -> int:
-    return setting.line if setting is not None else section.line
 
 
 def _size_mib(setting: YamlValue | None, *, decimal: bool) -> int:

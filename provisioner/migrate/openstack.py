@@ -94,7 +94,7 @@ class OpenStackSiteImport:
             text = "`provisioner check --live` compares it with the type, GPUs included"
             self.notes.converted(setting.line, key, at, text)
         else:
-            line = setting.line if setting is not None else given.line
+            line = given.line_of(setting)
             self.notes.needed(line, key, at, "write the flavour that servers of this type have")
 
     def _boot(self, machine: MachineType, given: KeyReader) -> None:
@@ -189,14 +189,14 @@ class OpenStackSiteImport:
             if setting is not None and value is not None:
                 self.notes.converted(setting.line, key, f"{at}.{name}")
             else:
-                line = setting.line if setting is not None else self.section.line
+                line = self.section.line_of(setting)
                 self.notes.needed(line, key, f"{at}.{name}", f"write it: {what}")
         name = "application_credential_secret"
         file = f"{self.name}.secret"
         auth.put(name, placeholder(f"{{file: {file}}}"))
         setting = self.section.take(name)
         self.notes.needed(
-            setting.line if setting is not None else self.section.line,
+            self.section.line_of(setting),
             self.section.name(name),
             f"{at}.{name}",
             f"{_NOT_COPIED}. Put it into a file that only the service can read, and name that: `{{file: {file}}}`",
@@ -225,7 +225,7 @@ class OpenStackSiteImport:
         auth.put("password", "...")
         setting = self.section.take("password")
         self.notes.needed(
-            setting.line if setting is not None else self.section.line,
+            self.section.line_of(setting),
             key,
             f"{self.ours}.cloud",
             f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` as in the"

@@ -81,7 +81,7 @@ class KeyReader:
             if not setting.tag:
                 self._left = dict(setting.value)
         elif setting is not None and setting.value is not None:
-            notes.needed(setting.line, path, "", "a mapping is wanted here: nothing of it could be taken over")
+            notes.needed(setting.line, path, "", "expected a mapping: nothing of it could be imported")
 
     def take(self, key: str) -> YamlValue | None:
         """Return the value of ``key``, once."""
@@ -90,6 +90,10 @@ class KeyReader:
     def peek(self, key: str) -> YamlValue | None:
         """Return the value of ``key`` without taking it."""
         return self._left.get(key)
+
+    def line_of(self, setting: YamlValue | None) -> int:
+        """Return the line of ``setting``; of the mapping, if it is missing."""
+        return setting.line if setting is not None else self.line
 
     def below(self, key: str) -> KeyReader:
         """Return a reader of the mapping at ``key``."""

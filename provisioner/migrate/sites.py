@@ -184,7 +184,7 @@ class SiteImport:
         block, at = YamlBlock(), f"{self.file}: limits.max_drones"
         quota, setting, key = self._quota(), self.entry.take("quota"), self.entry.name("quota")
         cores = [m.cores for m in self.machines if m.cores]
-        line = setting.line if setting is not None else self.entry.line
+        line = self.entry.line_of(setting)
         if (
             setting is not None
             and quota is None

@@ -116,7 +116,7 @@ class SlurmSiteImport:
             self.taken.append((machine, setting.line, key, "partition", "", False))
         else:
             written["partition"] = placeholder("partition")
-            line = setting.line if setting else given.line
+            line = given.line_of(setting)
             self.taken.append((machine, line, key, "partition", "write the partition", True))
         options = given.below("SubmitOptions")
         for form in ("short", "long"):
@@ -145,7 +145,7 @@ class SlurmSiteImport:
                 f"`--time={setting.text}`; a drone takes no job near its end",
             )
         else:
-            line = setting.line if setting is not None else given.line
+            line = given.line_of(setting)
             self.notes.needed(line, given.name("Walltime"), ours, "write how long a drone may run, as `24h`")
 
     def _option(self, machine: MachineType, name: str, value: YamlValue, key: str, at: str) -> None:

@@ -12,7 +12,7 @@ from provisioner.config.strict_yaml import Position, YamlDocument, composed
 
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
 
-_MOST_NODES = 50_000
+_MAX_VALUES = 50_000
 _CORE = "tag:yaml.org,2002:"
 _RESOLVER = yaml.SafeLoader("")
 
@@ -71,10 +71,10 @@ def read(text: str, document: YamlDocument) -> YamlFile | None:
     try:
         root = builder.value(node, node.start_mark.line + 1)
     except _TooManyValuesError:
-        document.complain(Position(1, 1), f"aliases expand to more than {_MOST_NODES} values")
+        document.complain(Position(1, 1), f"aliases expand to more than {_MAX_VALUES} values")
         return None
     if not document.problems and not isinstance(root.value, dict):
-        document.complain(Position(root.line, 1), "a mapping with `Sites` and `BatchSystem` is wanted at the top")
+        document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
     return None if document.problems else YamlFile(root, builder.oddities)
 
 
@@ -102,10 +102,10 @@ class _ValueBuilder:
 
     def value(self, node: yaml.Node, line: int) -> YamlValue:
         self.count += 1
-        if self.count > _MOST_NODES:
+        if self.count > _MAX_VALUES:
             raise _TooManyValuesError
         if id(node) in self.active:
-            self.complain(node, "an alias of something that holds itself: write it out")
+            self.complain(node, "recursive alias: write the value out")
             return YamlValue(None, line)
         self.active.add(id(node))
         try:
@@ -138,14 +138,14 @@ class _ValueBuilder:
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self.complain(key_node, "a key is wanted here: a plain word, not a list or mapping")
+                self.complain(key_node, "expected a key: a plain word, not a list or mapping")
                 continue
             key = str(key_node.value)
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
                 continue
             if key in found:
-                self.oddities.append((_line(key_node), f"`{key}` is there twice: the last one counts, as in TARDIS"))
+                self.oddities.append((_line(key_node), f"duplicate key `{key}`: the last one counts, as in TARDIS"))
             found[key] = self.value(value_node, _line(key_node))
         for source in merged:
             self.merge(source, found)
@@ -159,7 +159,7 @@ class _ValueBuilder:
         for one in source.value if isinstance(source, yaml.SequenceNode) else [source]:
             setting = self.value(one, _line(one))
             if not isinstance(setting.value, dict):
-                self.complain(one, "`<<` takes in another mapping: write `<<: *anchor`")
+                self.complain(one, "`<<` needs a mapping: write `<<: *anchor`")
                 continue
             for key, value in setting.value.items():
                 found.setdefault(key, value)

@@ -106,8 +106,8 @@ def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFi
     [
         (b"Sites: [a\n", "tardis.yml:1:8: unclosed `[`"),
         (b"a: \xff\n", "tardis.yml:1:4: byte 0xff is not UTF-8"),
-        (b"BatchSystem: {}\n", "tardis.yml:1:1: `Sites` is wanted"),
-        (b"Sites:\n  - name: a\n", "tardis.yml:2:1: a site is a mapping"),
+        (b"BatchSystem: {}\n", "tardis.yml:1:1: missing key `Sites`"),
+        (b"Sites:\n  - name: a\n", "tardis.yml:2:1: expected a mapping"),
         (None, "no such file"),
     ],
 )
