@@ -210,7 +210,6 @@ def probe_columns() -> tuple[Column, ...]:
             "gap but a look.",
             lambda x: x.dimension or None,
             null=True,
-            level=0,
             head="GAP",
             spare=1,
         ),

@@ -32,8 +32,8 @@ class Column:
     head: str = ""
     show: Callable[[Any], str] | None = None
     unit: Callable[[Any], str] | None = None
-    level: int = 2
-    """0: in tables; 1: in wide ones; 2: for machines and by --columns."""
+    level: int = -1
+    """0: in tables; 1: in wide ones; 2: for machines and by --columns. By default 0 with a heading, else 2."""
     least: int = 0
     """May be shortened to this many characters; 0: never shortened."""
     wrap: bool = False
@@ -49,6 +49,8 @@ class Column:
     """Makes the JSON value of what ``of`` gets."""
 
     def __post_init__(self) -> None:
+        if self.level < 0:
+            object.__setattr__(self, "level", 0 if self.head else 2)
         if isinstance(self.of, str):
             object.__setattr__(self, "of", _path_getter(self.of or self.key))
 

@@ -119,20 +119,19 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         text("site", "Site."),
         text("type", "Drone type, as site/name.", level=0, least=10, tail=True),
         text("state", "State.", "state.value", level=0, tint=lambda x: _STATE_TINTS.get(x.state, ""), choices=STATES),
-        span_s("state_s", "Time in this state, seconds.", lambda x: max(0.0, now - x.since), level=0, head="FOR"),
+        span_s("state_s", "Time in this state, seconds.", lambda x: max(0.0, now - x.since), head="FOR"),
         span_s(
             "age_s",
             "Time since it was asked for, until its end if it has ended, seconds.",
             lambda x: max(0.0, (x.ended_at or now) - x.requested_at),
-            level=0,
             head="AGE",
         ),
-        whole("jobs", "Jobs that run in it now.", level=0, head="RUN"),
-        whole("jobs_started", "Jobs started in it so far.", level=0, head="STARTED", spare=1),
+        whole("jobs", "Jobs that run in it now.", head="RUN"),
+        whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1),
         whole("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", unit=formatting.gpus),
         text("for_class", "Job class that it was started for.", level=1, head="CLASS", least=6),
         text("avoids", "Users whose jobs it does not take."),
-        text("remote_id", "The site's id.", level=0, head="REMOTE", least=8, tail=True),
+        text("remote_id", "The site's id.", head="REMOTE", least=8, tail=True),
         text(
             "node",
             "Node that it runs on, as the site names it; empty: not told.",
@@ -145,7 +144,6 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         text(
             "site_slot",
             "The site's name of its place on the node; empty: not told.",
-            level=0,
             head="SITE SLOT",
             least=8,
             tail=True,
@@ -179,6 +177,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
             "grace_used_s",
             "From that notice to its end, or until now; null: no notice.",
             grace_used_s,
+            level=2,
             head="GRACE USED",
         ),
         number(
@@ -233,7 +232,6 @@ def history_columns(now: float) -> tuple[Column, ...]:
             "How long it lasted, seconds; null: it still does, or is an end.",
             lambda s: s[1],
             null=True,
-            level=0,
             head="FOR",
             show=lasted,
         ),
@@ -288,7 +286,6 @@ def _drone_facts(now: float, idle_s: float | None = None, idle_by: str = "") -> 
             "How long it may be idle, seconds; null: it is not idle.",
             lambda d: idle_s,
             null=True,
-            level=0,
             head="may be idle",
             show=lambda d: may_idle,
         ),
@@ -384,11 +381,7 @@ class DroneFilter(OptionGroup):
         """Return the drones. Raises :class:`VerbError` for an unknown site."""
         require_known_sites(reader, self.site or ())
         return reader.drones(
-            ended=ended,
-            sites=self.site or (),
-            states=self.state or (),
-            types=self.type_ or (),
-            nodes=self.node or (),
+            ended=ended, sites=self.site or (), states=self.state or (), types=self.type_ or (), nodes=self.node or ()
         )
 
 
@@ -480,9 +473,7 @@ def show_drone(
     any_id: Annotated[
         str,
         typer.Argument(
-            metavar="ID",
-            help="Drone id, its number, the site's id, or a slot name.",
-            autocompletion=complete_drones,
+            metavar="ID", help="Drone id, its number, the site's id, or a slot name.", autocompletion=complete_drones
         ),
     ],
 ) -> None:

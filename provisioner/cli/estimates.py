@@ -122,19 +122,11 @@ def _run_times_of(key: str, runs_s: tuple[float, ...]) -> RunTimes:
 
 def _estimate_facts(now: float) -> tuple[Column, ...]:
     return (
-        time_at(
-            "kept_at",
-            "When it was kept last.",
-            lambda k: k.experience.at if k.experience else 0.0,
-            level=0,
-            head="kept",
-            now=now,
-        ),
+        time_at("kept_at", "When it was kept last.", "experience.at", head="kept", now=now),
         items(
             "to_forget",
             "What operators want forgotten and is not yet.",
             lambda k: [each.what for each in k.forgets],
-            level=0,
             head="to forget",
             spare=1,
         ),
@@ -148,7 +140,6 @@ def _run_columns() -> tuple[Column, ...]:
             f"{what} such a job asks for; null: of all sizes.",
             lambda r: r.size[place] if r.size else None,
             null=True,
-            level=0,
             head=head,
             show=lambda r: say_it(r.size[place]) if r.size else "any",
         )
@@ -159,21 +150,14 @@ def _run_columns() -> tuple[Column, ...]:
         asks_for("cpus", 1, "CPUs that", "CPUS", str),
         asks_for("memory_mib", 2, "MiB of memory that", "MEMORY", formatting.size),
         whole("jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0),
-        span_s(
-            "median_s",
-            "Median of their run times, seconds.",
-            lambda r: _quantile(r.runs_s, 0.5),
-            level=0,
-            head="MEDIAN",
-        ),
+        span_s("median_s", "Median of their run times, seconds.", lambda r: _quantile(r.runs_s, 0.5), head="MEDIAN"),
         span_s(
             "mean_s",
             "Mean of their run times as the planner takes it (a few very long ones count less), seconds.",
             _mean_s,
-            level=0,
             head="MEAN",
         ),
-        span_s("p90_s", "Nine of ten ran no longer, seconds.", lambda r: _quantile(r.runs_s, 0.9), level=0, head="P90"),
+        span_s("p90_s", "Nine of ten ran no longer, seconds.", lambda r: _quantile(r.runs_s, 0.9), head="P90"),
         flag(
             "used",
             f"Whether they are enough ({RUNS_NEEDED}) to be used.",
@@ -187,13 +171,9 @@ def _delay_columns() -> tuple[Column, ...]:
     return (
         text("type", "Drone type, as site/name.", lambda d: d[0], level=0, least=12, tail=True),
         span_s(
-            "queue_s",
-            "From the order to its place at the site, a mean, seconds.",
-            lambda d: d[1].queue_s,
-            level=0,
-            head="QUEUE",
+            "queue_s", "From the order to its place at the site, a mean, seconds.", lambda d: d[1].queue_s, head="QUEUE"
         ),
-        span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, level=0, head="BOOT"),
+        span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"),
     )
 
 
@@ -205,19 +185,13 @@ def _site_estimate_columns() -> tuple[Column, ...]:
             "cases of ten by no more than this, in thousandths of GPUs; null: not known yet.",
             lambda s: s.rise_milli(horizon_s),
             null=True,
-            level=0,
             head=head,
             show=lambda s: _gpus(s.rise_milli(horizon_s)),
         )
 
     return (
         text("site", "Site.", "name", level=0, least=8),
-        span_s(
-            "use_s",
-            "Over how much time its owner's use is known, 14 days at most, seconds.",
-            level=0,
-            head="OWNER KNOWN",
-        ),
+        span_s("use_s", "Over how much time its owner's use is known, 14 days at most, seconds.", head="OWNER KNOWN"),
         rise("rise_1h_gpu_milli", 3600.0, "MORE IN 1H"),
         rise("rise_8h_gpu_milli", 28800.0, "MORE IN 8H"),
         number(
@@ -225,7 +199,6 @@ def _site_estimate_columns() -> tuple[Column, ...]:
             "Places taken back per 1000 hours of drones, where its owner's use is not told; null: not known.",
             lambda s: _taken(s.kept),
             null=True,
-            level=0,
             head="TAKEN/1000H",
         ),
         whole(
@@ -238,14 +211,10 @@ def _site_estimate_columns() -> tuple[Column, ...]:
             "gap_median_s",
             "Median of these, seconds; null: none.",
             lambda s: _quantile(sorted(s.kept.gaps_s), 0.5),
-            level=0,
             head="GAP",
         ),
         span_s(
-            "idle_s",
-            "Idle time-out that would have cost least, seconds; null: not known yet.",
-            level=0,
-            head="IDLE TIME-OUT",
+            "idle_s", "Idle time-out that would have cost least, seconds; null: not known yet.", head="IDLE TIME-OUT"
         ),
     )
 

@@ -240,7 +240,6 @@ def _fit_columns() -> tuple[Column, ...]:
             "dimension",
             "First dimension that fails; empty: none.",
             lambda f: f.misfit.dimension if f.misfit else "",
-            level=0,
             head="FAILS",
             least=8,
         ),
@@ -342,39 +341,33 @@ def _explained_facts(now: float) -> tuple[Column, ...]:
     from provisioner.serialization import to_plain
 
     return (
-        text("id", "Our id.", "drone.id", level=0, head="drone"),
-        text("type", "Drone type, as site/name.", "drone.type", level=0, head="type"),
-        text("state", "State.", "drone.state.value", level=0, head="state"),
-        text(
-            "meaning", "What the state means.", lambda e: formatting.state_words(e.drone.state), level=0, head="means"
-        ),
+        text("id", "Our id.", "drone.id", head="drone"),
+        text("type", "Drone type, as site/name.", "drone.type", head="type"),
+        text("state", "State.", "drone.state.value", head="state"),
+        text("meaning", "What the state means.", lambda e: formatting.state_words(e.drone.state), head="means"),
         text(
             "text",
             "Why it is in its state, in words.",
             lambda e: formatting.describe(e.newest.reason) if e.newest else "",
-            level=0,
             head="because",
         ),
         data("reason", "Why, as data.", lambda e: to_plain(e.newest.reason, Reason) if e.newest else None, null=True),
-        span_s("for_s", "Time in this state, seconds.", lambda e: max(0.0, now - e.drone.since), level=0, head="for"),
+        span_s("for_s", "Time in this state, seconds.", lambda e: max(0.0, now - e.drone.since), head="for"),
         text("limit", "Setting that limits the state; empty: it has ended."),
-        number(
-            "limit_s", "Its value, seconds; null: no limit.", null=True, level=0, head="may last", show=_limit_words
-        ),
+        number("limit_s", "Its value, seconds; null: no limit.", null=True, head="may last", show=_limit_words),
         text("limit_by", "Where the limit of an idle drone comes from, in words; empty: the setting.", "by"),
-        text("then", "What happens after that.", level=0, head="and then"),
-        text("for_class", "Job class that it was started for.", "drone.for_class", level=0, head="started for class"),
-        text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), level=0, head="note"),
-        text("remote_id", "The site's id.", "drone.remote_id", level=0, head="id at the site"),
-        text("node", "Node that it runs on; empty: not told.", "drone.node", level=0, head="node"),
+        text("then", "What happens after that.", head="and then"),
+        text("for_class", "Job class that it was started for.", "drone.for_class", head="started for class"),
+        text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), head="note"),
+        text("remote_id", "The site's id.", "drone.remote_id", head="id at the site"),
+        text("node", "Node that it runs on; empty: not told.", "drone.node", head="node"),
         text(
             "site_slot",
             "The site's name of its place there; empty: not told.",
             "drone.site_slot",
-            level=0,
             head="slot at the site",
         ),
-        text("slot", "The pool's name of its slot.", "drone.slot", level=0, head="slot in the pool"),
+        text("slot", "The pool's name of its slot.", "drone.slot", head="slot in the pool"),
     )
 
 

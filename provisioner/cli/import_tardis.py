@@ -89,7 +89,6 @@ def finding_columns() -> tuple[Column, ...]:
         text(
             "file",
             "File of the old configuration.",
-            level=0,
             head="WHERE",
             least=16,
             tail=True,
@@ -100,7 +99,6 @@ def finding_columns() -> tuple[Column, ...]:
             "verdict",
             "What became of it.",
             "verdict.value",
-            level=0,
             head="BECAME",
             choices=tuple(v.value for v in ImportOutcome),
             tint=lambda f: _VERDICT_TINTS[f.verdict],

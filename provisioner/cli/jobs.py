@@ -148,7 +148,7 @@ def class_columns(now: float) -> tuple[Column, ...]:
     from provisioner.serialization import to_plain
 
     return (
-        text("id", "Id of the class.", "job.id", level=0, head="CLASS", least=8, tail=True),
+        text("id", "Id of the class.", "job.id", head="CLASS", least=8, tail=True),
         text("owner", "User or accounting group.", "job.owner", level=0, least=8),
         whole("waiting", "Idle jobs that a negotiation cycle has left idle.", "job.waiting", level=0),
         whole("fresh", "Idle jobs that no negotiation cycle has seen.", "job.fresh", level=1),
@@ -159,7 +159,6 @@ def class_columns(now: float) -> tuple[Column, ...]:
             "oldest_s",
             "Age of the oldest idle job, seconds; null: none waits.",
             lambda c: max(0.0, now - c.job.oldest_at) if c.job.oldest_at else None,
-            level=0,
             head="OLDEST",
         ),
         words("needs", "What one job asks for, in words.", lambda c: _needs(c.job), least=12),
@@ -265,38 +264,22 @@ JOB_STATES = ("idle", "running", "done", "failed", "held")
 class QueuedJob(Protocol):
     """Job in the queue; times are seconds since the epoch, 0 for not yet."""
 
-    @property
-    def id(self) -> int: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def gpu_milli(self) -> int: ...
-    @property
-    def cpus(self) -> int: ...
-    @property
-    def memory_mib(self) -> int: ...
-    @property
-    def vram_mib(self) -> int: ...
-    @property
-    def argv(self) -> tuple[str, ...]: ...
-    @property
-    def submitted_at(self) -> float: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def attempts(self) -> int: ...
-    @property
-    def drone_id(self) -> str: ...
-    @property
-    def started_at(self) -> float: ...
-    @property
-    def ended_at(self) -> float: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def message(self) -> str: ...
+    id: int
+    owner: str
+    priority: int
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    vram_mib: int
+    argv: tuple[str, ...]
+    submitted_at: float
+    state: str
+    attempts: int
+    drone_id: str
+    started_at: float
+    ended_at: float
+    exit_code: int | None
+    message: str
 
 
 class JobQueue(Protocol):
@@ -371,16 +354,14 @@ def queue_columns(now: float) -> tuple[Column, ...]:
             tint=lambda j: tints.get(str(j.state), ""),
         ),
         text("owner", "Who submitted it.", level=0, least=8),
-        whole("gpu_milli", "Thousandths of a GPU.", level=0, head="GPUS", unit=formatting.gpus),
+        whole("gpu_milli", "Thousandths of a GPU.", head="GPUS", unit=formatting.gpus),
         whole("cpus", "CPUs.", level=1),
         whole("memory_mib", "Memory, MiB.", level=1, head="MEMORY", unit=formatting.size),
         whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
-        span_s(
-            "age_s", "Since it was submitted, seconds.", lambda j: max(0.0, now - j.submitted_at), level=0, head="AGE"
-        ),
+        span_s("age_s", "Since it was submitted, seconds.", lambda j: max(0.0, now - j.submitted_at), head="AGE"),
         text("drone", "The drone that runs or ran it.", "drone_id", level=0, least=12, tail=True),
         whole("attempts", "How often it was started.", level=1),
-        whole("exit_code", "Its exit code; null: it has not ended.", null=True, level=0, head="EXIT"),
+        whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
         text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
         text("message", "What went wrong.", level=1, least=12),
         items("argv", "The command, word by word.", lambda j: list(j.argv)),

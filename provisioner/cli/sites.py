@@ -144,21 +144,9 @@ def site_columns(now: float) -> tuple[Column, ...]:
         time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
         whole("failures", "Failures in a row.", "breaker.failures", level=1),
         whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0),
-        whole(
-            "max_drones",
-            "Limit on drones.",
-            "policy.max_drones",
-            null=True,
-            level=0,
-            head="MAX",
-        ),
-        whole("gpu_milli", "Thousandths of GPUs in live drones.", level=0, head="GPUS", unit=formatting.gpus),
-        whole(
-            "max_gpu_milli",
-            "Limit on thousandths of GPUs; null: none.",
-            "policy.max_gpu_milli",
-            null=True,
-        ),
+        whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX"),
+        whole("gpu_milli", "Thousandths of GPUs in live drones.", head="GPUS", unit=formatting.gpus),
+        whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
         data("states", "Live drones by state.", lambda s: {k.value: v for k, v in s.states.items()}, show=_states),
         data(
             "free",
@@ -187,10 +175,7 @@ def site_columns(now: float) -> tuple[Column, ...]:
             lambda s: sum(c.count * c.gpu_milli for c in s.view.claims) if s.view else 0,
         ),
         whole(
-            "owner_jobs",
-            "Jobs of the owner that run; null: the site does not tell.",
-            "view.owner_runs.jobs",
-            null=True,
+            "owner_jobs", "Jobs of the owner that run; null: the site does not tell.", "view.owner_runs.jobs", null=True
         ),
         whole(
             "owner_gpu_milli",
@@ -225,7 +210,6 @@ def site_columns(now: float) -> tuple[Column, ...]:
             "view_age_s",
             "Age of the newest good view, seconds; null: there never was one.",
             lambda s: max(0.0, now - s.taken_at) if s.taken_at else None,
-            level=0,
             head="VIEW",
         ),
         text(
@@ -290,29 +274,24 @@ def hazard_columns() -> tuple[Column, ...]:
     """Return the columns of preemptions and their cost."""
     return (
         whole("ran", "Drones that ran in that time.", "drones", level=0),
-        span_s("run_s", "How long they ran then, all together, seconds.", level=0, head="FOR"),
-        whole("preempted", "Of those, taken back by the site or for the owner.", level=0, head="TAKEN BACK"),
+        span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
+        whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
         number(
             "per_1000_h",
             "Taken back per 1000 hours of drones; null: none ran.",
             lambda h: None if h.per_1000_h is None else round(h.per_1000_h, 3),
             null=True,
-            level=0,
             head="PER 1000 H",
         ),
         span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
-        span_s("life_median_s", "Median life of those, seconds; null: there were none.", level=0, head="MEDIAN LIFE"),
+        span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
         span_s(
-            "grace_mean_s",
-            "Mean time from a notice to the end, seconds; null: there was no notice.",
-            level=0,
-            head="GRACE USED",
+            "grace_mean_s", "Mean time from a notice to the end, seconds; null: there was no notice.", head="GRACE USED"
         ),
         number(
             "lost_gpu_s",
             "Work of jobs that GPU drones' ends have cost, GPU-seconds.",
             lambda h: round(h.lost_gpu_s, 3),
-            level=0,
             head="GPU-H LOST",
             show=lambda h: formatting.number(round(h.lost_gpu_s / 3600, 2)),
         ),
@@ -546,15 +525,14 @@ def _claim_columns(now: float) -> tuple[Column, ...]:
     return (
         text("who", "Whose; may be empty.", level=0, least=8),
         whole("jobs", "Jobs of this shape.", "count", level=0),
-        whole("gpu_milli", "Thousandths of GPUs of each.", level=0, head="GPUS", unit=formatting.gpus),
+        whole("gpu_milli", "Thousandths of GPUs of each.", head="GPUS", unit=formatting.gpus),
         whole("cpus", "CPUs of each.", level=0),
-        whole("memory_mib", "Memory of each, MiB.", level=0, head="MEMORY", unit=amount),
+        whole("memory_mib", "Memory of each, MiB.", head="MEMORY", unit=amount),
         whole("disk_mib", "Disk of each, MiB.", level=1, head="DISK", unit=amount),
         span_s(
             "waits_s",
             "Since the first of them was submitted, seconds; null: not told.",
             lambda c: max(0.0, now - c.since) if c.since else None,
-            level=0,
             head="WAITS",
         ),
         time_at("since_at", "When the first of them was submitted.", "since"),
@@ -572,7 +550,7 @@ def _claim_columns(now: float) -> tuple[Column, ...]:
 
 def _type_hazard_columns() -> tuple[Column, ...]:
     return (
-        text("scope", "Drone type, as site/name.", level=0, head="TYPE", least=12, tail=True),
+        text("scope", "Drone type, as site/name.", head="TYPE", least=12, tail=True),
         *hazard_columns(),
     )
 

@@ -81,13 +81,7 @@ def event_columns() -> tuple[Column, ...]:
             null=True,
         ),
         data("fields", "Of an event.", lambda h: dict(h.event.fields) if h.event else None, null=True),
-        whole(
-            "tick",
-            "Number of the tick; null for events.",
-            "step.tick",
-            null=True,
-            level=1,
-        ),
+        whole("tick", "Number of the tick; null for events.", "step.tick", null=True, level=1),
     )
 
 
@@ -216,8 +210,6 @@ class StatusRow:
     views: Views | None
     plan: Plan | None
     live: Sequence[Drone]
-    max_drones: int | None
-    max_gpu_milli: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +304,7 @@ def status_document(reader: Reader, now: float) -> Document:
     waiting = _waiting_classes(views)
     found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
     recent = [Happening(e.at, None, e) for e in all_events(reader)[-MAX_EVENTS_SHOWN:]]
-    row = StatusRow(
-        reader.holder(),
-        controller_of(live[0].id) if live else "",
-        views,
-        plan,
-        live,
-        views.policy.max_drones if views else None,
-        views.policy.max_gpu_milli if views else None,
-    )
+    row = StatusRow(reader.holder(), controller_of(live[0].id) if live else "", views, plan, live)
     parts: dict[str, Listing] = {
         "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
         "views": Listing("", _view_columns(), _view_rows(views, now), lambda v: v.view),
@@ -419,42 +403,34 @@ def _status_facts(now: float) -> tuple[Column, ...]:
             "running",
             "Does a controller hold the record?",
             lambda x: x.holder is not None,
-            level=0,
             head="controller",
             show=lambda x: _holder_words(x, now),
         ),
         whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
         text("host", "Its host; null: none runs.", "holder.host", null=True),
-        time_at("running_since_at", "Since when it runs.", lambda x: x.holder.since if x.holder else 0.0),
+        time_at("running_since_at", "Since when it runs.", "holder.since"),
         whole(
             "tick",
             "Number of the newest tick; null: none yet.",
             "views.tick",
             null=True,
-            level=0,
             head="newest tick",
             show=lambda x: _tick_words(x, now),
         ),
-        time_at("tick_at", "When it was.", lambda x: x.views.at if x.views else 0.0),
+        time_at("tick_at", "When it was.", "views.at"),
         span_s("tick_age_s", "Its age, seconds.", lambda x: max(0.0, now - x.views.at) if x.views else None),
         whole(
-            "live_drones",
-            "Drones asked for and not confirmed gone.",
-            lambda x: len(x.live),
-            level=0,
-            head="drones",
-            unit=str,
+            "live_drones", "Drones asked for and not confirmed gone.", lambda x: len(x.live), head="drones", unit=str
         ),
-        whole("max_drones", "Limit on them; null: not known.", null=True, level=0, head="of at most"),
+        whole("max_drones", "Limit on them; null: not known.", "views.policy.max_drones", null=True, head="of at most"),
         whole(
             "gpu_milli",
             "Thousandths of GPUs in them.",
             lambda x: sum(d.gpu_milli for d in x.live),
-            level=0,
             head="gpus",
             unit=formatting.gpus,
         ),
-        whole("max_gpu_milli", "Limit on those; null: none.", null=True),
+        whole("max_gpu_milli", "Limit on those; null: none.", "views.policy.max_gpu_milli", null=True),
     )
 
 
@@ -502,20 +478,14 @@ def _view_columns() -> tuple[Column, ...]:
         text(
             "verdict",
             "fresh; old: past its limit; failed: the newest look failed; never: none succeeded.",
-            level=0,
             head="IS",
             choices=("fresh", "old", "failed", "never"),
             tint=lambda v: tints.get(v.verdict, ""),
         ),
-        span_s("age_s", "Age of the newest good view, seconds; null: there is none.", level=0, head="AGE"),
-        span_s("limit_s", "Older than this it is not acted on, seconds.", level=0, head="LIMIT"),
+        span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
+        span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
         time_at("taken_at", "When it was taken."),
-        text(
-            "fault",
-            "Kind of fault of the newest look; null: it succeeded.",
-            "fault.kind.value",
-            null=True,
-        ),
+        text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind.value", null=True),
         words("message", "What went wrong; of a view that is good, what is odd in it.", head="NOTE", least=20),
     )
 

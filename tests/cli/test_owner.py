@@ -317,9 +317,7 @@ def test_a_site_is_shown_node_by_node(at: Cli) -> None:
 
 def test_a_reserve_that_is_released_is_not_shown_as_kept(at: Cli, _cluster: Path) -> None:
     """As `sites show` reckons: no GPU job has waited for longer than the policy's ten minutes."""
-    from provisioner.cli.site_show import node_rows
-
-    from provisioner.cli.sites import site_rows
+    from provisioner.cli.sites import node_rows, site_rows
 
     reader = SqlReader(_cluster)
     (_, topas) = site_rows(reader.views(), {}, reader.drones())

@@ -16,8 +16,8 @@ from tests.cli.conftest import Cli, process
 SITE = '''
 import asyncio
 from pydantic import BaseModel
-from provisioner.model import Claim, Node, OwnerLoad, SiteView
-from provisioner.sites import Gap, AuthError, RejectedError
+from provisioner.model import OwnerDemand, Node, OwnerLoad, SiteView
+from provisioner.interfaces import AuditFinding, AuthError, RejectedError
 
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
@@ -38,12 +38,12 @@ class Plain:
     async def __aexit__(self, *exc):
         self.entered = False
 
-    async def look(self):
+    async def poll(self):
         if self.config.fails == "poll":
             raise AuthError("the token has expired")
         nodes = tuple(Node(f"topas-a100-{n}", ("a100",), 8000, 192, 1 << 20, 1 << 21, 1000 * n, 9, 9, 9)
                       for n in range(1, self.config.nodes + 1))
-        claims = (Claim(2, 4000, 8, 1, 1.0), Claim(1, 0, 1, 1, 1.0))
+        claims = (OwnerDemand(2, 4000, 8, 1, 1.0), OwnerDemand(1, 0, 1, 1, 1.0))
         return SiteView(self.name, 1.0, {}, None, nodes, claims, OwnerLoad(1, 1000, 1, 1))
 
     async def start(self, orders):
@@ -60,10 +60,11 @@ class Telling(Plain):
         if self.config.fails == "audit":
             raise RejectedError("the collector does not let us read its configuration")
         keeps = policy.blocking[0].cpus if policy.blocking else 0
-        gaps = [Gap(f"topas-a100-{n}", "cpus", f"keeps 0 CPUs per free GPU, wanted {keeps}: put the block in place")
+        said = f"keeps 0 CPUs per free GPU, wanted {keeps}: put the block in place"
+        gaps = [AuditFinding(f"topas-a100-{n}", "cpus", said)
                 for n in range(self.config.nodes, 0, -1)]
-        return [*gaps, Gap("topas-a100-2", "grace", "MaxVacateTime is 5 s, wanted 30 s"),
-                Gap("", "preemption", "drones are not preempted")]
+        return [*gaps, AuditFinding("topas-a100-2", "grace", "MaxVacateTime is 5 s, wanted 30 s"),
+                AuditFinding("", "preemption", "drones are not preempted")]
 
     def render_blocking(self, policy):
         assert not self.entered, "rendering asks nothing of the site"
@@ -199,7 +200,7 @@ def test_an_audit_that_fails_is_a_failed_look_beside_the_good_one(cli: Cli, lib:
     assert ran.code == Exit.UNMET
     assert [(i["view"], i["ok"]) for i in ran.json["items"][1:]] == [("site:topas", True), ("site:topas", False)]
     assert ran.json["items"][2]["text"] == ("audit: the collector does not let us read its configuration")
-    path = configured(lib.parent, "telling-cluster", options="{fails: look}")
+    path = configured(lib.parent, "telling-cluster", options="{fails: poll}")
     items = cli("check", path, "--live", "-o", "json").json["items"]
     assert [(i["ok"], i["text"]) for i in items[1:]] == [(False, "the token has expired")]
 
