@@ -152,8 +152,8 @@ def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[
         weight = min(
             most, sum(1 if drones_of[job] > 1 else -(-len(m) // FAILURES_PER_JOB) for job, m in counted.items())
         )
-        told = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
-        if told and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
+        convincing = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
+        if convincing and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
             every = [mishap for mishaps in counted.values() for mishap in mishaps]
             last = max(every, key=lambda mishap: (mishap.at, mishap.job_id))
             message = f"job {last.job_id} {last.cause}"

@@ -114,16 +114,16 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
     for scope, breaker in known.items():
         if breaker.state is BreakerState.BANNED and now >= breaker.until:
             known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
-    looks: list[tuple[str, bool, Fault | None]] = [
+    polls: list[tuple[str, bool, Fault | None]] = [
         (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
-        *((name, reading.view is not None, reading.fault) for name, reading in snapshot.sites.items()),
+        *((name, polled.view is not None, polled.fault) for name, polled in snapshot.sites.items()),
     ]
-    for scope, seen, fault in looks:
+    for scope, seen, fault in polls:
         if fault is None and scope not in known:
             continue
         breaker = known.get(scope) or Breaker(scope, since=now)
         if fault is not None:
-            # The same fault is told again every tick until somebody looks anew: count it once.
+            # The same fault is reported every tick until the next poll: count it once.
             known[scope] = breaker if breaker.fault == fault else after_failure(breaker, fault, now)
             if scope == OVERLAY_SCOPE:  # there is only one: it is asked again at every tick, whatever happened
                 known[scope] = replace(
@@ -201,7 +201,7 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
         drone = move.drone
         if not drone.state.ended:
             continue
-        worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two looks
+        worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two polls
         bad = {
             DroneState.FAILED: bool(drone.started_at) and not worked,
             DroneState.JOIN_TIMEOUT: True,
@@ -213,9 +213,11 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
         if bad:
             text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
-        told = move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
-        if told and not (worked and told in _FAULTS_OF_JOBS):
-            kind = FaultKind(told)
+        reported = (
+            move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
+        )
+        if reported and not (worked and reported in _FAULTS_OF_JOBS):
+            kind = FaultKind(reported)
             scope = str(drone.type) if BACKOFF_POLICIES[kind].per_type else drone.site
             found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)
     return found
@@ -231,8 +233,8 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
         if not waits or drone.goes:
             continue
-        reading = snapshot.sites.get(drone.site)
-        remote = reading.view.drones.get(drone.id) if reading is not None and reading.view is not None else None
+        polled = snapshot.sites.get(drone.site)
+        remote = polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
         if remote is not None and remote.hopeless and remote.blocked:
             scope = str(drone.type) if BACKOFF_POLICIES[remote.blocked].per_type else drone.site
             message = f"{drone.id} waits: {remote.reason}"
@@ -241,7 +243,7 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
 
 
 def update_by_order_results(
-    known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], receipts: Sequence[OrderResult], now: float
+    known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], results: Sequence[OrderResult], now: float
 ) -> list[Breaker]:
     """Return the breakers changed by the results of a batch of start orders at one site.
 
@@ -254,13 +256,13 @@ def update_by_order_results(
         return changed.get(scope) or known.get(scope) or Breaker(scope, since=now)
 
     worst: dict[str, Fault] = {}
-    for receipt in receipts:
-        if receipt.fault is not None and receipt.answer is not OrderOutcome.OK:
-            scope = types[receipt.drone_id] if BACKOFF_POLICIES[receipt.fault.kind].per_type else site
-            worst.setdefault(scope, replace(receipt.fault, of_order=True))
-    for receipt in receipts:
-        for scope in (types[receipt.drone_id], site):
-            if receipt.answer is OrderOutcome.OK and scope not in worst and _by_order(current(scope)):
+    for result in results:
+        if result.fault is not None and result.answer is not OrderOutcome.OK:
+            scope = types[result.drone_id] if BACKOFF_POLICIES[result.fault.kind].per_type else site
+            worst.setdefault(scope, replace(result.fault, of_order=True))
+    for result in results:
+        for scope in (types[result.drone_id], site):
+            if result.answer is OrderOutcome.OK and scope not in worst and _by_order(current(scope)):
                 changed[scope] = after_success(current(scope), now)
     for scope, fault in worst.items():
         changed[scope] = after_failure(current(scope), fault, now)

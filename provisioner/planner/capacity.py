@@ -117,13 +117,13 @@ class StartLimits:
             if count:
                 biggest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
                 room._count("", site, count, count * biggest)
-        for site, reading in context.snapshot.sites.items():
-            if reading.view is not None and reading.view.free is not None and not reading.view.nodes:
-                room.free[site] = {k: float(v) for k, v in reading.view.free.items()}
-                if reading.view.free_gpu_milli is not None:
-                    room.free_milli[site] = reading.view.free_gpu_milli
-            if reading.view is not None and reading.view.quota is not None:
-                room.quota[site] = {k: float(v) for k, v in reading.view.quota.items()}
+        for site, polled in context.snapshot.sites.items():
+            if polled.view is not None and polled.view.free is not None and not polled.view.nodes:
+                room.free[site] = {k: float(v) for k, v in polled.view.free.items()}
+                if polled.view.free_gpu_milli is not None:
+                    room.free_milli[site] = polled.view.free_gpu_milli
+            if polled.view is not None and polled.view.quota is not None:
+                room.quota[site] = {k: float(v) for k, v in polled.view.quota.items()}
         for drone in context.changing.values():
             if drone.awaits_room:
                 room._promise(drone.type, 1)
@@ -353,7 +353,7 @@ class TypeRanking:
         """Rank the types by what is free before anything is started."""
         waits = _expected_wait_h(context)
         free = {key: limits.free_for(key) for key in context.types}
-        # What looks free where one of ours waits all the same is kept for somebody else.
+        # Where a drone waits all the same, the free capacity is kept for somebody else.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
         return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))

@@ -61,10 +61,10 @@ def delayed_drones(
         remote = view.drones.get(drone.id) if view is not None else None
         if remote is None:
             continue
-        told = _reported_delay(snapshot, drone, remote)
-        if told:
+        delayed = _reported_delay(snapshot, drone, remote)
+        if delayed:
             found.add(drone.id)
-        elif told is None and drone.awaits_room:
+        elif delayed is None and drone.awaits_room:
             untold.setdefault(drone.type, []).append(drone)
     for key, waiting in untold.items():
         kind = types.get(key)
@@ -117,8 +117,8 @@ MIN_LIFE_S = 1800.0
 
 def downtime_at(context: PlanningContext, site: str) -> float:
     """Return the start of the site's next downtime by its newest view, however old; infinity if none is known."""
-    reading = context.snapshot.sites.get(site)
-    at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
+    polled = context.snapshot.sites.get(site)
+    at = polled.view.downtime_at if polled is not None and polled.view is not None else 0.0
     return at if at > context.now else NO_END
 
 
@@ -262,10 +262,10 @@ class PlanningContext:
         gone = {a.drone.id for a in left.asks}
         moves = {m.drone.id: m for m in plan.moves}
         for more in left.moves:
-            told = moves.get(more.drone.id)
-            if told is not None:
-                news = told if more.drone.state is told.drone.state else more
-                more = StateChange(more.drone, told.was, news.reason)
+            earlier = moves.get(more.drone.id)
+            if earlier is not None:
+                news = earlier if more.drone.state is earlier.drone.state else more
+                more = StateChange(more.drone, earlier.was, news.reason)
             moves[more.drone.id] = more
         return replace(
             plan,
@@ -293,9 +293,9 @@ def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping
     if written_off := _written_off(snapshot, live):
         live = {drone_id: drone for drone_id, drone in live.items() if drone_id not in written_off}
     count: dict[str, int] = {}
-    for name, reading in snapshot.sites.items():
-        if reading.view is not None:
-            listed = reading.view.drones
+    for name, polled in snapshot.sites.items():
+        if polled.view is not None:
+            listed = polled.view.drones
             unknown = filterfalse(live.__contains__, listed)
             count[name] = sum(1 for i in unknown if listed[i].state is not RemoteState.ENDED)
     return count

@@ -178,7 +178,7 @@ def observe(
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
             priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
             if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
-                priced = with_changes(priced, jobs=0)  # they were done between two looks
+                priced = with_changes(priced, jobs=0)  # they were done between two polls
             return _ended(priced, how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
@@ -333,7 +333,7 @@ def _in_pool(
     elif drone.jobs:
         # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).
         idle_at = now
-    elif worked:  # a job came and went between two looks
+    elif worked:  # a job came and went between two polls
         idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
     elif slot.state is not SlotState.CHECKING:
         idle_at = idle_at or now
@@ -397,8 +397,8 @@ def _with_lost_work(
     if of_its_end:
         lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
         return with_changes(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
-    told = evictions is not None and (slot is None or not slot.work_gpu_milli)
-    if told or not drone.jobs or not drone.work_at:
+    reported = evictions is not None and (slot is None or not slot.work_gpu_milli)
+    if reported or not drone.jobs or not drone.work_at:
         return drone
     lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
     return with_changes(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
@@ -408,7 +408,7 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Stat
     at = how.at or now
     lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
     ended = ended_record(drone, end_state(drone, how), now, how.message)
-    # It may have run and gone between two looks: that it ran at all is known now.
+    # It may have run and gone between two polls: that it ran at all is known now.
     if not ended.started_at and how.kind is EndKind.EXITED:
         ended = with_changes(ended, started_at=at)
     reason: Reason
@@ -465,42 +465,42 @@ def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
     return with_changes(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 
-def apply_start_result(drone: Drone, receipt: OrderResult, now: float) -> StateChange | None:
+def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateChange | None:
     """Return the change that the result of a start order causes.
 
     After an unknown outcome the drone stays ``requested`` and counts until a listing resolves it. Such a listing begins
     after the answer; it is awaited for ``order_confirm_s`` from then on, since the order may have gone out just before.
     """
-    match receipt.answer:
+    match result.answer:
         case OrderOutcome.OK:
             after = with_changes(
-                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=receipt.remote_id or drone.remote_id
+                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=result.remote_id or drone.remote_id
             )
             return StateChange(after, drone.state, Accepted(after.remote_id))
         case OrderOutcome.REJECTED:
-            return StateChange(ended_record(drone, S.FAILED, now, _message(receipt)), drone.state, _refused(receipt))
+            return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _refused(result))
         case OrderOutcome.UNKNOWN:
-            after = with_changes(drone, since=now, site_reason=_message(receipt))
-            return StateChange(after, drone.state, OutcomeUnknown(_message(receipt)))
+            after = with_changes(drone, since=now, site_reason=_message(result))
+            return StateChange(after, drone.state, OutcomeUnknown(_message(result)))
 
 
-def apply_stop_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
+def apply_stop_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a stop order causes: only failures are recorded."""
-    if receipt.answer is OrderOutcome.OK:
+    if result.answer is OrderOutcome.OK:
         return None
-    reason = _refused(receipt) if receipt.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(receipt))
-    return StateChange(with_changes(drone, site_reason=_message(receipt)), drone.state, reason)
+    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(result))
+    return StateChange(with_changes(drone, site_reason=_message(result)), drone.state, reason)
 
 
-def apply_drain_result(drone: Drone, receipt: OrderResult) -> StateChange | None:
+def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a drain order causes: only failures are recorded.
 
     If the drain of an idle drone is refused, the site stops it. A busy one is asked again (:mod:`retirement`).
     """
-    words = _message(receipt)
-    if receipt.answer is OrderOutcome.OK or drone.state is S.STOPPING:
+    words = _message(result)
+    if result.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None
-    if receipt.answer is OrderOutcome.UNKNOWN:
+    if result.answer is OrderOutcome.UNKNOWN:
         known = words == drone.drain_refusal
         return (
             None if known else StateChange(with_changes(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
@@ -508,13 +508,13 @@ def apply_drain_result(drone: Drone, receipt: OrderResult) -> StateChange | None
     after = with_changes(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
         after = with_changes(after, asked=drone.asked + 1)
-    kind = receipt.fault.kind.value if receipt.fault else "unknown"
+    kind = result.fault.kind.value if result.fault else "unknown"
     return StateChange(after, drone.state, DrainRefused(kind, words)) if after != drone else None
 
 
-def _message(receipt: OrderResult) -> str:
-    return receipt.fault.message if receipt.fault else ""
+def _message(result: OrderResult) -> str:
+    return result.fault.message if result.fault else ""
 
 
-def _refused(receipt: OrderResult) -> OrderRefused:
-    return OrderRefused(receipt.fault.kind.value if receipt.fault else "unknown", _message(receipt))
+def _refused(result: OrderResult) -> OrderRefused:
+    return OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))

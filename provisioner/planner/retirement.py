@@ -117,7 +117,7 @@ def retire(
 
     While too many drones are unhealthy, only operators' requests count: they may be what ends the trouble.
     """
-    orders = Retirement(context, preemptions, placed, black_holes)
+    orders = RetirementOrders(context, preemptions, placed, black_holes)
     done = tuple(request.id for request in context.snapshot.requests if _carry_out(orders, request))
     orphans: tuple[StopOrphan, ...] = ()
     if context.too_unhealthy is None:
@@ -133,7 +133,7 @@ def retire(
 
 
 @dataclass
-class Retirement:
+class RetirementOrders:
     """Orders of this plan to leave, and what the rules need. Mutable, local to one plan."""
 
     context: PlanningContext
@@ -289,7 +289,7 @@ class Retirement:
         self.moves.append(StateChange(after, drone.state, Unneeded(drone.state.value)))
 
 
-def _carry_out(orders: Retirement, request: OperatorRequest) -> bool:
+def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with.
 
     A drain waits for the overlay, which alone can carry it out. A reset of breakers is in the snapshot already.
@@ -324,21 +324,21 @@ def _carry_out(orders: Retirement, request: OperatorRequest) -> bool:
     return True
 
 
-def stop_for_owners(orders: Retirement) -> None:
+def stop_for_owners(orders: RetirementOrders) -> None:
     """Stop the drones whose room an owner's job or a GPU job gets."""
     for order in orders.preemptions:
         if orders.may_ask(order.drone):
             orders.preempt(order.drone, order.reason, order.end)
 
 
-def drain_black_holes(orders: Retirement) -> None:
+def drain_black_holes(orders: RetirementOrders) -> None:
     """Drain drones in which, or on whose nodes, job after job fails."""
     for drone, reason in orders.black_holes.leave:
         if orders.may_ask(drone):
             orders.drain_or_stop(drone, reason, DroneState.CANCELLED, DrainMode.PEACEFUL)
 
 
-def drain_at_risk(orders: Retirement) -> None:
+def drain_at_risk(orders: RetirementOrders) -> None:
     """Drain drones whose place an owner is likely to take."""
     for drone_id, reason in orders.placed.at_risk.items():
         drone = orders.context.drones[drone_id]
@@ -346,11 +346,11 @@ def drain_at_risk(orders: Retirement) -> None:
             orders.drain(drone, reason, _final_state(drone))
 
 
-PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
+PLAN_RULES: tuple[Callable[[RetirementOrders], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
 """Rules that choose among all drones, in order. They come after operators' requests."""
 
 
-def requeued(orders: Retirement, drone: Drone) -> bool:
+def requeued(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if drone.state is not DroneState.QUEUED or not drone.started_at:
         return False
@@ -358,7 +358,7 @@ def requeued(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def never_starting(orders: Retirement, drone: Drone) -> bool:
+def never_starting(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drone that its site will never start."""
     waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs
     remote = orders.context.remote(drone) if waits else None
@@ -369,7 +369,7 @@ def never_starting(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def left_pool(orders: Retirement, drone: Drone) -> bool:
+def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drone that has been out of the pool for too long."""
     if not drone.unslotted_at or orders.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
         return False
@@ -381,7 +381,7 @@ def left_pool(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def type_removed(orders: Retirement, drone: Drone) -> bool:
+def type_removed(orders: RetirementOrders, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
     if drone.type in orders.context.types or drone.goes:
         return False
@@ -389,7 +389,7 @@ def type_removed(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def unneeded(orders: Retirement, drone: Drone) -> bool:
+def unneeded(orders: RetirementOrders, drone: Drone) -> bool:
     """Cancel a drone that waits at its site and that no job needs."""
     if drone.id not in orders.unneeded:
         return False
@@ -397,7 +397,7 @@ def unneeded(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def idle(orders: Retirement, drone: Drone) -> bool:
+def idle(orders: RetirementOrders, drone: Drone) -> bool:
     """Drain a drone that has been idle for too long, unless headroom or waiting jobs need it."""
     if drone.state is not DroneState.IDLE:
         return False
@@ -414,7 +414,7 @@ def idle(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def empty_and_draining(orders: Retirement, drone: Drone) -> bool:
+def empty_and_draining(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
     if drone.state is not DroneState.DRAINING or drone.jobs or orders.context.validity.overlay is not None:
         return False
@@ -428,7 +428,7 @@ def empty_and_draining(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def overdue(orders: Retirement, drone: Drone) -> bool:
+def overdue(orders: RetirementOrders, drone: Drone) -> bool:
     """Apply the state's rule to a drone that has been in one state for too long."""
     rule = STATE_RULES[drone.state]
     limit_s, since = _limit(orders, drone)
@@ -448,7 +448,7 @@ def overdue(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-def drain_ignored(orders: Retirement, drone: Drone) -> bool:
+def drain_ignored(orders: RetirementOrders, drone: Drone) -> bool:
     """Ask a drone again to drain if its slot still takes jobs: the order was refused or lost.
 
     The pause grows by half from order to order, within bounds.
@@ -465,7 +465,7 @@ def drain_ignored(orders: Retirement, drone: Drone) -> bool:
     return True
 
 
-DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
+DRONE_RULES: tuple[Callable[[RetirementOrders, Drone], bool], ...] = (
     requeued,
     never_starting,
     left_pool,
@@ -494,7 +494,7 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
     return took and not drone.notice_at and not by_operator
 
 
-def _limit(orders: Retirement, drone: Drone) -> tuple[float, float]:
+def _limit(orders: RetirementOrders, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
     policy = orders.policy_of(drone)
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))

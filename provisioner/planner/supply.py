@@ -139,16 +139,16 @@ class Supply:
                 group = (drone.for_class if own else "", drone.type, _SlotsKey(*room, late, drone.avoids))
                 groups[group] = groups.get(group, 0) + 1
         jobs = {job.id: job for job in context.classes if job.id in wanted}
-        free_resources: dict[tuple[TypeKey, _SlotsKey], int] = {}
+        shared: dict[tuple[TypeKey, _SlotsKey], int] = {}
         for (for_class, kind, key), count in groups.items():
             if not for_class:
-                free_resources[kind, key] = free_resources.get((kind, key), 0) + count
+                shared[kind, key] = shared.get((kind, key), 0) + count
                 continue
             stock = _slots(context.types[kind], key, count)
             for part in supply._book_own(jobs[for_class], context.compatible[for_class], wanted, stock):
                 merged = (kind, part.key)
-                free_resources[merged] = free_resources.get(merged, 0) + part.count
-        for (kind, key), count in free_resources.items():
+                shared[merged] = shared.get(merged, 0) + part.count
+        for (kind, key), count in shared.items():
             supply.add(kind, _slots(context.types[kind], key, count))
         return supply
 

@@ -125,9 +125,9 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         kinds[key] += count
         milli[site] += count * gpu_milli
         pending[site] += count if state.value in waits else 0
-    for site, reading in snapshot.sites.items():
-        if reading.view is not None and reading.fault is None:
-            listed = reading.view.drones
+    for site, polled in snapshot.sites.items():
+        if polled.view is not None and polled.fault is None:
+            listed = polled.view.drones
             unknown = sum(listed[i].state is not RemoteState.ENDED for i in listed if i not in live)
             # Of which type they are is not known for sure: each counts as the largest.
             largest = max((t.gpu_milli for t in snapshot.types if t.site == site), default=0)
@@ -194,10 +194,10 @@ def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     for orphan in plan.orphans:
         touched.setdefault(orphan.site, []).append(orphan)
     for site, actions in touched.items():
-        reading, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
-        if reading is None or reading.view is None or limits is None:
+        polled, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
+        if polled is None or polled.view is None or limits is None:
             yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
-        elif reading.fault is not None or now - reading.view.taken_at > limits.view_max_age_s:
+        elif polled.fault is not None or now - polled.view.taken_at > limits.view_max_age_s:
             yield Breach(f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions))
     known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
     for start in plan.starts:
@@ -346,8 +346,8 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
         if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
             yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
-        reading = snapshot.sites.get(start.drone.site)
-        down_at = reading.view.downtime_at if reading is not None and reading.view is not None else 0.0
+        polled = snapshot.sites.get(start.drone.site)
+        down_at = polled.view.downtime_at if polled is not None and polled.view is not None else 0.0
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
         if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
             text = f"{start.drone.id} is started to live into the downtime of {start.drone.site}"

@@ -53,8 +53,8 @@ class ViewValidity:
         doubt = self.sites.get(site)
         if doubt is not None and not isinstance(doubt, AllVanished):
             return None
-        reading = snapshot.sites.get(site)
-        return reading.view if reading else None
+        polled = snapshot.sites.get(site)
+        return polled.view if polled else None
 
 
 def check_views(snapshot: Snapshot) -> ViewValidity:
@@ -66,16 +66,16 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
     sites: dict[str, Reason | None] = {}
     views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
-        reading = snapshot.sites.get(name)
-        taken = reading.view.taken_at if reading and reading.view else None
+        polled = snapshot.sites.get(name)
+        taken = polled.view.taken_at if polled and polled.view else None
         doubt: Reason | None = _stale(
-            f"site:{name}", taken, reading.fault if reading else None, now, site_policy.view_max_age_s
+            f"site:{name}", taken, polled.fault if polled else None, now, site_policy.view_max_age_s
         )
-        if doubt is None and reading is not None and reading.busy:
+        if doubt is None and polled is not None and polled.busy:
             age = now - taken if taken is not None else -1.0
             doubt = StaleView(f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way")
-        if doubt is None and reading is not None and reading.view is not None:
-            views[name] = reading.view
+        if doubt is None and polled is not None and polled.view is not None:
+            views[name] = polled.view
         sites[name] = doubt
     split = split_steady(snapshot, slots, views)
     vanished = _vanished(policy, views, split)
