@@ -284,7 +284,7 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     yield "# ---- slurm.conf"
     yield "PreemptType=preempt/partition_prio"
     yield "PreemptMode=CANCEL"
-    yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps are told at once.")
+    yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps get the signal at once.")
     yield "PreemptParameters=send_user_signal"
     yield "#"
     yield from _comment(
@@ -297,7 +297,7 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     )
     yield from _comment(
         f"SIGTERM then comes at once, the end {grace_s} s later and up to {LIMIT_CHECK_INTERVAL_S} s on top of that, as"
-        f" slurmctld looks every {LIMIT_CHECK_INTERVAL_S} s; SIGKILL after KillWait more."
+        f" slurmctld checks every {LIMIT_CHECK_INTERVAL_S} s; SIGKILL after KillWait more."
     )
 
 
@@ -337,8 +337,8 @@ def _names(names: Sequence[str], most: int = 4) -> str:
 
 def _partition_gaps(partitions: Sequence[Partition], hosted: Sequence[SlurmDroneType]) -> Iterator[AuditFinding]:
     known = {each.name: each for each in partitions}
-    wanted = dict.fromkeys(name for kind in hosted for name in kind.options.partition.split(",") if name)
-    for name in wanted:
+    named = dict.fromkeys(name for kind in hosted for name in kind.options.partition.split(",") if name)
+    for name in named:
         if name not in known:
             there = _names(sorted(known))
             yield AuditFinding(
@@ -356,7 +356,7 @@ def _type_gaps(
     for kind in hosted:
         if not kind.partitions:
             continue  # reported by _partition_gaps
-        said = f"drone type {kind.type.name}"
+        label = f"drone type {kind.type.name}"
         life_s = kind.type.walltime_s
         up = [each for each in kind.partitions if each.up]
         if up and not any(admits_lifetime(kind, each) for each in up):
@@ -364,13 +364,13 @@ def _type_gaps(
             yield AuditFinding(
                 ",".join(each.name for each in up),
                 "walltime",
-                f"{said} lives {life_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be rejected;"
+                f"{label} lives {life_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be rejected;"
                 f" write `walltime: {most_s / 3600:g}h` at most",
             )
         tried = [(node, mismatch(kind, node)) for node in nodes if node.state != "FUTURE"]
         if tried and all(why is not None for _, why in tried):
             yield AuditFinding(
-                kind.options.partition or "default", "types", f"{said}: no node could host one. {_nearest(tried)}"
+                kind.options.partition or "default", "types", f"{label}: no node could host one. {_nearest(tried)}"
             )
         mixed = [
             n.name for n in nodes if kind.gpus and mismatch(kind, n) is None and _hosts_other_gpus(n, kind, hosted)
@@ -379,15 +379,15 @@ def _type_gaps(
             yield AuditFinding(
                 _names(mixed),
                 "gpus",
-                f"{said} shares nodes with a type that wants other GPUs of them: such a node is planned with one type"
+                f"{label} shares nodes with a type that needs other GPUs of them: such a node is planned with one type"
                 " of GPU at a time, that of which most is free",
             )
         if "exclusive" in kind.options.submit and any(_is_small(kind, n) for n in nodes if mismatch(kind, n) is None):
             yield AuditFinding(
                 kind.options.partition or "default",
                 "exclusive",
-                f"{said} takes whole nodes (`submit.exclusive`) and is smaller than they are: the rest lies idle; make"
-                " it as large as the node",
+                f"{label} takes whole nodes (`submit.exclusive`) and is smaller than they are: the rest stays idle;"
+                " make it as large as the node",
             )
 
 
@@ -466,7 +466,7 @@ def _reserve_gaps(
         yield AuditFinding(
             node.name,
             "cpus",
-            f"{gpus} free GPUs keep {keeps} of {node.cpus} CPUs, wanted {gpus * reserve.cpus}: jobs without GPU may"
+            f"{gpus} free GPUs keep {keeps} of {node.cpus} CPUs, requested {gpus * reserve.cpus}: jobs without GPU may"
             f" have the rest through {_names(open_cpus)}; {repair}",
         )
     yield from _memory_gaps(node, gpus, threads, reserve, asked, through, repair)
@@ -490,21 +490,22 @@ def _memory_gaps(
     repair: str,
 ) -> Iterator[AuditFinding]:
     """Compare the reserve with the limit per CPU times the CPUs of jobs without GPU: the memory that they can get."""
-    wanted = gpus * reserve.memory_mib
+    requested = gpus * reserve.memory_mib
     most = {
         each.name: min(node.memory_mib, (node.cpus - _reserved_cpus(node, gpus, threads, each)) * per_cpu_mib)
         if (per_cpu_mib := each.max_memory_per_cpu_mib)
         else node.memory_mib
         for each in through
     }
-    loose = [name for name, mib in most.items() if node.memory_mib - mib < wanted]
+    loose = [name for name, mib in most.items() if node.memory_mib - mib < requested]
     if reserve.memory_mib and loose:
         keeps = node.memory_mib - max(most.values())
         yield AuditFinding(
             node.name,
             "memory",
-            f"{gpus} free GPUs keep {keeps} of {node.memory_mib} MiB, wanted {wanted}: jobs without GPU may have the"
-            f" rest through {_names(loose)} (MaxMemPerCPU={asked.memory_per_cpu_mib} there would keep it); {repair}",
+            f"{gpus} free GPUs keep {keeps} of {node.memory_mib} MiB, requested {requested}: jobs without GPU may have"
+            f" the rest through {_names(loose)} (MaxMemPerCPU={asked.memory_per_cpu_mib} there would keep"
+            f" it); {repair}",
         )
 
 
@@ -519,9 +520,7 @@ def _grace_gaps(
     config: SlurmSiteConfig,
 ) -> Iterator[AuditFinding]:
     kill_wait_s = parse_seconds(configuration.get("KillWait", ""))
-    promised = (
-        f"`timeouts.grace` says {policy.grace_s:.0f} s: drones would promise their jobs time that they do not have"
-    )
+    promised = f"`timeouts.grace` is {policy.grace_s:.0f} s: drones would promise their jobs time that they do not have"
     if kill_wait_s is not None and kill_wait_s < policy.grace_s:
         yield AuditFinding(
             "slurm.conf",
@@ -531,10 +530,10 @@ def _grace_gaps(
         )
     ours = {each.name: each for kind in hosted for each in kind.partitions}
     by_qos = "qos" in configuration.get("PreemptType", "")
-    tells = bool(configuration.get("PreemptType") or configuration.get("PreemptMode"))
+    is_reported = bool(configuration.get("PreemptType") or configuration.get("PreemptMode"))
     for each in ours.values():
         mode = preempt_mode(each, partitions, configuration)
-        if mode == "" and config.owner is not None and tells and not by_qos:
+        if mode == "" and config.owner is not None and is_reported and not by_qos:
             yield AuditFinding(
                 each.name,
                 "preemption",
@@ -566,8 +565,8 @@ def preempt_mode(partition: Partition, partitions: Sequence[Partition], configur
     if "partition_prio" not in configuration.get("PreemptType", ""):
         return ""
     higher = any(each.tier > partition.tier and set(each.nodes) & set(partition.nodes) for each in partitions)
-    told = (partition.preempt_mode or configuration.get("PreemptMode", "")).upper()
-    modes = [mode for mode in re.split(r"[,\s]+", told) if mode not in ("", "OFF", "(NULL)")]
+    modes_text = (partition.preempt_mode or configuration.get("PreemptMode", "")).upper()
+    modes = [mode for mode in re.split(r"[,\s]+", modes_text) if mode not in ("", "OFF", "(NULL)")]
     if not higher or not modes:
         return ""
     return next((mode for mode in modes if mode != "GANG"), "GANG")

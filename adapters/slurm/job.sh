@@ -8,7 +8,7 @@ say() { echo "drone job: $*" >&2; }
 
 # A second life would begin with old secrets, and nobody has asked for it.
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
-    say "it was requeued, and a drone lives once"
+    say "it was requeued, and drones are single-use"
     exit 0
 fi
 
@@ -51,10 +51,10 @@ finish() {
     exit "$1"
 }
 
-# ------------------------------------------------------------------------------------------------ what the dead have left
-# Directories of drones that were killed with their batch script: the lock of a living one is held, by its batch script
-# and by everything that it started. A file system may be shared and its locks not: only those of this very node.
-sweep() {
+# ------------------------------------------------------------------------------------------ leftovers of killed drones
+# Directories of drones that were killed with their batch script: the lock of a live one is held by its batch
+# script and by everything that it started. A file system may be shared without its locks: only those of this node.
+remove_leftovers() {
     command -v flock >/dev/null || return 0
     for each in "$scratch/drone.$controller-"*; do
         [ -f "$each/.site/lock" ] && [ ! -L "$each" ] || continue
@@ -64,9 +64,9 @@ sweep() {
     done
 }
 
-[ -d "$scratch" ] || { say "there is no directory $scratch here: /tmp instead"; scratch=/tmp; }
-sweep 2>/dev/null
-# A name that is known before: whatever a signal to all of us at once cuts short, it is removed.
+[ -d "$scratch" ] || { say "there is no directory $scratch here: using /tmp instead"; scratch=/tmp; }
+remove_leftovers 2>/dev/null
+# A name that is known beforehand: it is removed whatever a signal to all processes interrupts.
 DRONE_DIR=$scratch/drone.$DRONE_ID.${SLURM_JOB_ID:-$$}
 if ! mkdir "$DRONE_DIR"; then
     [ -z "$asked" ] || finish 143
@@ -82,7 +82,7 @@ files | tar -xmf -
 [ -e .site/whole ] || { say "its files cannot be unpacked"; asked=1 code=70; }
 export DRONE_ID DRONE_DIR
 
-# All that the job was given, in one step: a step gets what it asks for, and signals that a batch script does not.
+# All resources of the job, in one step: a step gets what it requests, and signals that a batch script does not get.
 if [ -z "$asked" ] && command -v srun >/dev/null; then
     (
         trap '' TERM
@@ -94,7 +94,7 @@ if [ -z "$asked" ] && command -v srun >/dev/null; then
     wait_for "$child"
     if [ ! -e .site/pid ]; then
         say "srun could not start it (exit status $code)"
-        # SIGTERM is lost on a job that is cancelled while it is being launched: what is over gets no drone.
+        # SIGTERM is lost on a job that is cancelled while it is being launched: an ended job gets no drone.
         case $(squeue --noheader --jobs="${SLURM_JOB_ID:-0}" --format=%T 2>/dev/null) in
             RUNNING | '') ;;
             *) asked=1 ;;

@@ -1,4 +1,4 @@
-"""A slurmrestd for tests: it answers as the real one was recorded to, and breaks as it is told."""
+"""A fake slurmrestd that answers as the real one was recorded, and fails as a test requires."""
 
 from __future__ import annotations
 

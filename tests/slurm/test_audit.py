@@ -1,4 +1,4 @@
-"""What `provisioner check --live` says of a Slurm site that does not do what its file says, and of one that does."""
+"""The audit of a Slurm site (`provisioner check --live`)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_site_that_does_as_its_file_says_has_no_gap() -> None:
     assert audit() == {}
 
 
-def test_what_the_cluster_does_not_tell_is_not_judged() -> None:
+def test_settings_that_the_cluster_does_not_report_are_not_checked() -> None:
     assert audit(configuration={}) == {}
 
 
@@ -119,16 +119,16 @@ def test_a_node_that_keeps_nothing() -> None:
     told = audit(types=(A100,), policy=BLOCKING)
     assert list(told) == [("hkn0801", "cpus"), ("hkn0801", "memory")]
     assert told["hkn0801", "cpus"] == (
-        "4 free GPUs keep 0 of 152 CPUs, wanted 32: jobs without GPU may have the rest through accelerated;"
+        "4 free GPUs keep 0 of 152 CPUs, requested 32: jobs without GPU may have the rest through accelerated;"
         " `provisioner render blocking --site horeka` prints what can be done"
     )
-    assert told["hkn0801", "memory"].startswith("4 free GPUs keep 0 of 512000 MiB, wanted 81920")
+    assert told["hkn0801", "memory"].startswith("4 free GPUs keep 0 of 512000 MiB, requested 81920")
     assert "MaxMemPerCPU=3584 there would keep it" in told["hkn0801", "memory"]
     told = audit(types=(A100,), policy=BLOCKING, transport="native")
     assert told["hkn0801", "cpus"].endswith("see `scontrol show node` first)")
 
 
-def test_what_is_printed_leaves_no_gap() -> None:
+def test_the_printed_lines_leave_no_gap() -> None:
     node = replace(NODE, restricted_cores_per_gpu=4, partitions=("accelerated", "cpu"))
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
     beside = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3584)
@@ -141,14 +141,14 @@ def test_the_gap_is_named_by_the_partition_through_which_it_is() -> None:
     loose = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3600)
     told = audit((node,), (limited, loose), types=(A100,), policy=BLOCKING)
     assert list(told) == [("hkn0801", "memory")]
-    assert "4 free GPUs keep 80000 of 512000 MiB, wanted 81920" in told["hkn0801", "memory"]
+    assert "4 free GPUs keep 80000 of 512000 MiB, requested 81920" in told["hkn0801", "memory"]
     assert "through cpu (" in told["hkn0801", "memory"]
 
 
 def test_fewer_cores_than_wanted_and_a_partitions_own_limit() -> None:
     only_cpus = replace(POLICY, blocking=(Reserve(cpus=8),))
     short = replace(NODE, restricted_cores_per_gpu=3)
-    assert "keep 24 of 152 CPUs, wanted 32" in audit((short,), types=(A100,), policy=only_cpus)["hkn0801", "cpus"]
+    assert "keep 24 of 152 CPUs, requested 32" in audit((short,), types=(A100,), policy=only_cpus)["hkn0801", "cpus"]
     capped = (replace(ACCELERATED, max_cpus_per_node=120),)
     assert audit((NODE,), capped, types=(A100,), policy=only_cpus) == {}
 
@@ -172,7 +172,7 @@ def test_a_pattern_that_names_no_node() -> None:
     }
 
 
-def test_a_site_that_keeps_what_the_file_does_not_say_starves_cpu_drones() -> None:
+def test_a_reserve_that_the_file_lacks_starves_cpu_drones() -> None:
     keeps = replace(NODE, restricted_cores_per_gpu=4)
     assert list(audit((keeps,), types=(A100, CPU))) == [("hkn0801", "cpus")]
     assert audit((keeps,), types=(A100,)) == {}
@@ -184,7 +184,7 @@ def test_a_site_that_keeps_what_the_file_does_not_say_starves_cpu_drones() -> No
 def test_a_kill_wait_shorter_than_the_grace() -> None:
     told = audit(configuration={**CONF, "KillWait": "5 sec"})
     assert list(told) == [("slurm.conf", "grace")]
-    assert "killed 5 s after SIGTERM (KillWait), `timeouts.grace` says 30 s" in told["slurm.conf", "grace"]
+    assert "killed 5 s after SIGTERM (KillWait), `timeouts.grace` is 30 s" in told["slurm.conf", "grace"]
     assert "write `grace: 5s`" in told["slurm.conf", "grace"]
 
 
@@ -228,7 +228,7 @@ def test_a_drone_must_not_be_suspended() -> None:
         (BACKFILL, CONF, ""),
     ],
 )
-def test_who_is_preempted_and_how(partition: Partition, conf: Mapping[str, str], mode: str) -> None:
+def test_the_mode_of_preemption(partition: Partition, conf: Mapping[str, str], mode: str) -> None:
     assert preempt_mode(partition, (OWNERS, BACKFILL), conf) == mode
 
 
@@ -294,7 +294,7 @@ def test_horekas_file_fits_horekas_nodes(horeka: SiteConfig) -> None:
     assert sum(node.gpu_milli for node in found) == (668 + 88) * 1000
 
 
-def test_with_what_is_printed_for_it_horeka_has_no_gap(horeka: SiteConfig) -> None:
+def test_the_lines_printed_for_horeka_leave_no_gap(horeka: SiteConfig) -> None:
     text = render_blocking(horeka.policy, horeka.types, horeka.options)
     most = {m[1]: int(m[2]) for m in re.finditer(r"^PartitionName=\S+-(\w100) .*MaxMemPerCPU=(\d+)$", text, re.M)}
     assert most == {"a100": 3584, "h100": 5717}

@@ -1,4 +1,4 @@
-"""What is printed for a Slurm site's admin. (That Slurm then does so: tests/live/test_slurm_blocking.py.)"""
+"""Printed configuration for blocking. Its effect: tests/live/test_slurm_blocking.py."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_numbers(reserve: Reserve, expected: ReserveLimits | None) -> None:
     assert reserve_limits(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
 
 
-def test_what_is_left_for_jobs_without_gpu_never_reaches_into_what_is_kept() -> None:
+def test_jobs_without_gpu_never_get_the_reserve() -> None:
     for cpus, threads, memory_mib, gpus in [(152, 2, 512_000, 4), (128, 1, 770_000, 4), (48, 2, 385_000, 8)]:
         for share in (Reserve(cpus=2, memory_mib=4096), Reserve(cpus=5, memory_mib=40_000)):
             found = reserve_limits(share, cpus, threads, memory_mib, gpus)
@@ -96,14 +96,14 @@ def test_each_kind_of_node_has_its_own_reserve() -> None:
     ]
 
 
-def test_nodes_that_no_one_reserve_is_for_are_told_and_left_out() -> None:
+def test_nodes_without_a_common_reserve_are_reported_and_left_out() -> None:
     policy = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
     text = printed(policy)
     assert "!! hkn[0801-0967]: `blocking` has not one entry for all of them" in prose(text)
     assert lines(text) == []
 
 
-def test_a_reserve_larger_than_the_node_is_told_and_not_printed() -> None:
+def test_a_reserve_larger_than_the_node_is_reported_and_not_printed() -> None:
     text = printed(replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),)))
     assert "4 GPUs cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB" in prose(text)
     assert lines(text) == []
@@ -114,7 +114,7 @@ def test_gpus_that_do_not_spread_over_the_sockets_are_bound_to_all_cores() -> No
     assert gres == "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-2] Cores=0-75"
 
 
-def test_without_the_nodes_size_it_says_how_to_reckon() -> None:
+def test_without_hardware_it_prints_the_formulas() -> None:
     text = render_blocking(POLICY, (A100,), config())
     assert lines(text) == []
     assert "write it under `options.hardware`" in prose(text)
@@ -126,7 +126,7 @@ def test_without_blocking_nothing_is_kept() -> None:
     assert "the site's file has no `blocking`" in prose(text) and lines(text) == []
 
 
-def test_what_slurm_cannot_do_is_said() -> None:
+def test_limitations_of_slurm_are_printed() -> None:
     said = prose(printed())
     assert "Memory per free GPU, as such" in said and "In 22.05" in said and "CRASHED" in said
     assert "Disk:" not in said and "gpu-demand" not in said
@@ -135,7 +135,7 @@ def test_what_slurm_cannot_do_is_said() -> None:
     assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
 
 
-def test_a_drone_larger_than_what_its_gpus_keep_is_told() -> None:
+def test_a_drone_larger_than_the_reserve_of_its_gpus_is_reported() -> None:
     said = prose(printed())
     assert "Drone type a100x4 takes 38 CPUs per GPU and no reserve keeps that much (8 at most)" in said
     assert "Drone type a100 " not in said
@@ -154,7 +154,7 @@ def test_the_owners_priority_is_by_partitions() -> None:
     assert "of backfill, accelerated-h100 (drones): PriorityTier=2 PreemptMode=CANCEL GraceTime=60" in said
 
 
-def test_drones_in_the_owners_own_partition_cannot_be_told_apart_by_it() -> None:
+def test_drones_in_the_owners_own_partition_are_reported() -> None:
     text = printed(POLICY, owner={"partitions": ["accelerated"]})
     assert "by partitions Slurm cannot tell who makes room" in prose(text)
     assert not any(line.startswith("Preempt") for line in lines(text))

@@ -1,4 +1,4 @@
-"""What of a Slurm cluster is free for drones: HoreKa's nodes in the states in which they are met."""
+"""Free resources of a Slurm cluster: HoreKa's nodes in many states."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_node_with_gpus_of_two_types_shows_those_of_which_most_is_free() -> No
     assert (later.types, later.gpu_milli, later.free_gpu_milli) == (("a100", "cpu"), 2000, 2000)
 
 
-def test_gpus_in_use_of_which_no_type_is_told_may_be_any() -> None:
+def test_used_gpus_of_unknown_type_may_be_of_any_type() -> None:
     assert free(one(replace(NODE, used_gpus={"": 3})))[0] == 1000
 
 
@@ -208,7 +208,7 @@ def test_a_partition_that_is_down_or_too_short_takes_no_drone() -> None:
     assert free(one(partition=replace(ACCELERATED, max_s=12 * HOUR_S)))[0] == 4000
 
 
-def test_memory_is_paid_for_with_cpus_where_the_partition_says_so() -> None:
+def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
     """A drone of 1 CPU and 8 GiB is given 7 CPUs there: by CPUs and memory alone 62 would fit, 21 do. (One more is
     told: that each job's CPUs are rounded up is not known to a sum.)"""
     greedy = replace(A100, gpu_milli=0, cpus=1, memory_mib=8192)

@@ -1,4 +1,4 @@
-"""Which reservations take the whole site, and when."""
+"""Reservations that are a downtime of the whole site."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_the_next_maintenance_of_all_our_nodes_is_the_downtime() -> None:
     assert found(reservation(3600, 7200, flags=frozenset())) == 3600  # whatever it is called
 
 
-def test_without_any_there_is_none() -> None:
+def test_without_reservations_there_is_no_downtime() -> None:
     assert found() == 0
 
 
-def test_what_is_over_or_has_begun_is_none_that_comes() -> None:
+def test_a_reservation_that_is_over_or_has_begun_is_no_downtime() -> None:
     assert found(reservation(-7200, -1)) == 0
     assert found(reservation(-60, 7200)) == 0
     assert found(reservation(-60, 3600), reservation(10_000, 12_000, name="next")) == 10_000

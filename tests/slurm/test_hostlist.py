@@ -1,4 +1,4 @@
-"""Lists of nodes as Slurm writes them, and what is none."""
+"""Lists of nodes in Slurm's notation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -
         "n[-3]",
     ],
 )
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_an_invalid_list_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"node|brackets|name"):
         expand_hostlist(text)
 

@@ -1,4 +1,4 @@
-"""What Slurm lists becomes drones: states, reasons, notices, ends; what is no drone, and what is one too many."""
+"""Jobs as drones: states, reasons, notices, ends and duplicates."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_running_job_is_a_running_drone() -> None:
     assert (drone.reason, drone.end, drone.notice_at, drone.blocked) == ("", None, 0.0, None)
 
 
-def test_a_waiting_job_tells_why_and_when_it_may_start() -> None:
+def test_a_waiting_job_has_a_reason_and_an_expected_start() -> None:
     drone = one(replace(PENDING, started_at=NOW + 1200))
     assert (drone.state, drone.reason, drone.blocked) == (RemoteState.PENDING, "Priority", None)
     assert (drone.started_at, drone.expected_start_at) == (0.0, NOW + 1200)
@@ -67,25 +67,27 @@ def test_a_waiting_job_tells_why_and_when_it_may_start() -> None:
         ("launch failed requeued held", FaultKind.NODE, True),
     ],
 )
-def test_an_obstacle_that_others_would_meet_is_told(reason: str, blocked: FaultKind | None, hopeless: bool) -> None:
+def test_a_reason_that_blocks_others_of_the_type_is_a_fault(
+    reason: str, blocked: FaultKind | None, hopeless: bool
+) -> None:
     drone = one(replace(PENDING, reason=reason))
     assert (drone.reason, drone.blocked, drone.hopeless) == (reason, blocked, hopeless)
 
 
-def test_a_node_that_is_made_ready_does_not_run_it_yet() -> None:
+def test_a_job_on_a_node_that_is_prepared_still_waits() -> None:
     drone = one(replace(RUNNING, flags=frozenset({"CONFIGURING"})))
     assert (drone.state, drone.started_at) == (RemoteState.PENDING, 0.0)
     assert drone.reason == "its node is being prepared"
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "SOMETHING_NEW"])
-def test_what_neither_waits_nor_runs_is_alive(state: str) -> None:
+def test_a_job_that_neither_waits_nor_runs_is_alive(state: str) -> None:
     drone = one(replace(RUNNING, state=state))
     assert (drone.state, drone.end) == (RemoteState.UNKNOWN, None)
 
 
 @pytest.mark.parametrize("job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))])
-def test_a_job_that_is_being_ended_still_runs(job: SlurmJob) -> None:
+def test_a_completing_job_still_runs(job: SlurmJob) -> None:
     drone = one(job)
     assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
     assert "is ending" in drone.reason
@@ -94,7 +96,7 @@ def test_a_job_that_is_being_ended_still_runs(job: SlurmJob) -> None:
 # -------------------------------------------------------------------------------------------------------------- notice
 
 
-def test_slurm_takes_its_place_back() -> None:
+def test_a_preempted_job_is_under_notice() -> None:
     assert one(replace(RUNNING, preempted_at=NOW - 3)).notice_at == NOW - 3
     assert one(replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)).notice_at
 
@@ -135,7 +137,7 @@ def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: 
     assert end.message or kind is EndKind.EXITED
 
 
-def test_who_cancelled_it_is_known_by_having_asked_for_it() -> None:
+def test_a_job_that_we_did_not_cancel_was_cancelled_by_somebody_else() -> None:
     cancelled = replace(ENDED, state="CANCELLED")
     ours, another = one(cancelled, cancelled={SEVEN}).end, one(cancelled).end
     assert ours is not None
@@ -144,19 +146,19 @@ def test_who_cancelled_it_is_known_by_having_asked_for_it() -> None:
     assert "somebody else" in another.message
 
 
-def test_who_cancelled_it_before_this_controller_came_is_not_known() -> None:
+def test_a_job_cancelled_before_this_controller_started_may_be_ours() -> None:
     jobs = [replace(ENDED, state="CANCELLED", ends_at=NOW - 300)]
     [drone] = list_drones(jobs, "kit", "horeka", CancelledDrones(NOW - 100), now=NOW, retain_s=600.0).drones.values()
     assert drone.end is not None
     assert drone.end.kind is EndKind.STOPPED
 
 
-def test_an_end_is_told_for_a_while() -> None:
+def test_an_ended_drone_is_listed_for_a_while() -> None:
     assert listed(replace(ENDED, ends_at=NOW - 601)).drones == {}
     assert SEVEN in listed(replace(ENDED, ends_at=NOW - 599)).drones
 
 
-def test_the_record_of_a_refused_submit_is_no_drone() -> None:
+def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
     never = replace(
         PENDING, state="FAILED", reason="BadConstraints", started_at=NOW - 900, ends_at=NOW - 900, signal=1, exit_code=0
     )
@@ -186,7 +188,7 @@ def test_one_that_is_requeued_and_held_will_never_start() -> None:
     assert one(replace(RUNNING, reason="JobHeldAdmin", restarts=1)).blocked is None
 
 
-def test_a_second_life_that_was_refused_was_a_preemption() -> None:
+def test_a_requeued_drone_was_preempted() -> None:
     end = one(replace(ENDED, restarts=1)).end
     assert end is not None
     assert end.kind is EndKind.PREEMPTED
@@ -222,12 +224,12 @@ def test_one_that_lives_counts_more_than_one_that_ended() -> None:
     assert (found.drones[SEVEN].remote_id, found.duplicates) == ("130", ())
 
 
-def test_of_two_that_ended_the_later_is_told() -> None:
+def test_of_two_ended_jobs_the_later_counts() -> None:
     found = listed(ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED"))
     assert found.drones[SEVEN].remote_id == "130"
 
 
-def test_what_slurm_says_is_made_fit_for_a_line() -> None:
+def test_reasons_are_one_printable_line() -> None:
     drone = one(replace(PENDING, reason="x\x1b[2J\n" * 200))
     assert drone.reason.isprintable()
     assert len(drone.reason) <= 200

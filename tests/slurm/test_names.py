@@ -1,4 +1,4 @@
-"""Names of jobs: which drones a job is, and what is none of ours."""
+"""Job names and the drones that they identify."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_task_of_an_array_is_counted_from_the_first() -> None:
         ("", "1"),
     ],
 )
-def test_what_is_not_ours_is_no_drone(name: str, remote_id: str) -> None:
+def test_a_job_with_another_name_is_no_drone(name: str, remote_id: str) -> None:
     assert drone_of(job(name, remote_id), "kit", "horeka") is None
 
 

@@ -1,4 +1,4 @@
-"""What of the native transport needs no pyslurm: readings, options, and what is said where it cannot work."""
+"""The native transport without pyslurm: records, options and errors."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_running_job() -> None:
     assert only(told(memory_per_cpu=1024, memory_per_node=None)).memory_mib == 8192
 
 
-def test_only_what_ended_has_an_exit_code() -> None:
+def test_only_an_ended_job_has_an_exit_code() -> None:
     assert only(told(state="COMPLETED")).exit_code == 0
     assert only(told(state="FAILED", exit_code=73)).exit_code == 73
     killed = only(told(state="FAILED", exit_code=0, exit_code_signal=9))
@@ -128,7 +128,7 @@ def test_only_what_ended_has_an_exit_code() -> None:
         ("SOMETHING_NEW", "SOMETHING_NEW", set()),
     ],
 )
-def test_one_word_is_told_of_base_and_flags(word: str, state: str, flags: set[str]) -> None:
+def test_a_flag_replaces_the_base_state(word: str, state: str, flags: set[str]) -> None:
     job = only(told(state=word))
     assert (job.state, job.flags) == (state, flags)
 
@@ -207,7 +207,7 @@ def test_the_admins_options_do_not_override_ours() -> None:
         job_description(SlurmSubmission("x", b"#!/bin/sh\n", options={"time": "10"}))
 
 
-def test_options_that_pyslurm_cannot_say() -> None:
+def test_options_that_pyslurm_does_not_support() -> None:
     options: dict[str, str | bool] = {
         "comment": "x",
         "bb": "x",
@@ -221,7 +221,7 @@ def test_options_that_pyslurm_cannot_say() -> None:
     assert list(unsupported_options(options, "native")) == ["bb", "switches", "mail-type", "nodelist", "priority"]
 
 
-def test_what_has_slurms_names_is_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_slurm_are_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JWT", "token")
@@ -259,7 +259,7 @@ def test_the_end_for_want_of_a_configuration_is_explain_error() -> None:
     assert explain_error(other) is other
 
 
-async def test_without_pyslurm_it_says_what_is_needed() -> None:
+async def test_without_pyslurm_the_error_names_the_requirement() -> None:
     async with native() as cluster:
         for question in (cluster.own_jobs, lambda: cluster.submit(SlurmSubmission("x", b"#!/bin/sh\n"))):
             with pytest.raises(UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'") as down:
@@ -288,7 +288,7 @@ async def test_another_interpreter_needs_nothing_of_ours_but_our_packages(bare: 
             await cluster.nodes()
 
 
-async def test_who_is_not_connected_asks_nothing() -> None:
+async def test_a_client_that_was_not_entered_is_not_connected() -> None:
     with pytest.raises(UnavailableError, match="not connected"):
         await native().own_jobs()
 

@@ -1,4 +1,4 @@
-"""What the admin's options of sbatch become for slurmrestd, and which of them it cannot be told."""
+"""Options of sbatch as fields of slurmrestd's job description."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from adapters.slurm.rest import job_description
         ),
     ],
 )
-def test_an_option_that_can_be_said(options: dict[str, str | bool], said: dict[str, Any]) -> None:
+def test_a_supported_option(options: dict[str, str | bool], said: dict[str, Any]) -> None:
     assert convert_options(options, "rest") == said
     assert not unsupported_options(options, "rest")
 
@@ -47,14 +47,14 @@ def test_an_option_that_can_be_said(options: dict[str, str | bool], said: dict[s
         {"mail-type": "PIGEON"},
     ],
 )
-def test_an_option_or_a_value_that_cannot_be_said_is_named(options: dict[str, str | bool]) -> None:
+def test_an_unsupported_option_or_value_is_named(options: dict[str, str | bool]) -> None:
     beside = {"comment": "fine", **options} if "comment" not in options else options
     assert list(unsupported_options(beside, "rest")) == list(options)
     with pytest.raises(UnsupportedOptionError, match=f"`{next(iter(options))}"):
         convert_options(options, "rest")
 
 
-def test_no_option_of_the_admins_can_say_what_a_drone_is() -> None:
+def test_configured_options_do_not_redefine_a_drone() -> None:
     job = job_description(
         SlurmSubmission(
             "c-b-0+.t.s",

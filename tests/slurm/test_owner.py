@@ -1,4 +1,4 @@
-"""Which of the owner's jobs are claims on what drones hold: HoreKa with a group that owns some of its nodes."""
+"""Demand and load of an owner who has some of HoreKa's nodes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_job_that_waits_for_room_is_a_claim_on_the_nodes_that_could_host_it() 
     assert wanted(JOB) == SlurmOwnerDemands((ONE,))
 
 
-def test_without_an_owner_nobody_claims_anything() -> None:
+def test_without_an_owner_there_is_no_demand() -> None:
     assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
     assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
 
@@ -97,7 +97,7 @@ def test_plain_waiting_is_a_claim(reason: str) -> None:
         "SomethingNew",
     ],
 )
-def test_what_leaving_drones_do_not_mend_is_none(reason: str) -> None:
+def test_a_job_that_leaving_drones_do_not_help_is_no_demand(reason: str) -> None:
     assert wanted(replace(JOB, reason=reason)) == SlurmOwnerDemands()
 
 
@@ -146,22 +146,22 @@ def test_a_job_of_several_nodes_counts_once_for_each() -> None:
     assert "no 4 nodes here could host them" in wanted(replace(whole, node_count=4)).notices[0]
 
 
-def test_nodes_that_it_insists_on_and_nodes_that_are_shut() -> None:
+def test_required_nodes_and_closed_nodes() -> None:
     assert claim(replace(JOB, required_nodes=("hkn0802",))).nodes == ("hkn0802",)
     drained = (replace(CLUSTER[0], flags=frozenset({"DRAIN"})), *CLUSTER[1:])
     assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
 
 
-def test_all_of_the_nodes_are_told_as_any() -> None:
+def test_all_nodes_are_reported_as_any() -> None:
     assert claim(JOB, cluster=CLUSTER[:3]).nodes == ()
 
 
-def test_a_job_that_fits_other_nodes_than_ours_is_nothing_to_us() -> None:
+def test_a_job_that_fits_only_nodes_without_drones_is_no_demand() -> None:
     other = replace(NODE, name="fat1", partitions=("owners",), memory_mib=4_000_000)
     assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == SlurmOwnerDemands()
 
 
-def test_a_job_that_fits_nowhere_is_told() -> None:
+def test_a_job_that_fits_no_node_is_reported() -> None:
     found = wanted(replace(JOB, gpus={"a100": 5}))
     assert found.demands == ()
     assert found.notices == (
@@ -182,7 +182,7 @@ def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
 # -------------------------------------------------------------------------------------------------------------- running
 
 
-def test_what_his_running_jobs_hold_of_our_nodes() -> None:
+def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:
     runs = replace(JOB, state="RUNNING")
     jobs = [
         replace(runs, nodes=("hkn0801",)),

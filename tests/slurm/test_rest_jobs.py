@@ -1,4 +1,4 @@
-"""Which jobs are ours, learnt at the price of one look at each, and never a listing that leaves one out."""
+"""The registry of jobs for slurmrestd: complete listings for one request per job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def states(jobs: object) -> dict[str, str]:
     return {job.remote_id: job.state for job in jobs}
 
 
-async def test_each_job_is_looked_at_once_and_then_when_it_changes(restd: Restd) -> None:
+async def test_details_are_requested_once_and_after_each_change(restd: Restd) -> None:
     restd.add(1)
     restd.add(2, "owner")
     restd.add(3, state="COMPLETED")
@@ -69,7 +69,7 @@ async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(re
         assert {job.nodes for job in running_ones} == {("hkn0802",)}
 
 
-async def test_an_array_that_is_cancelled_whole_is_told_task_by_task_by_who_knew_them(restd: Restd) -> None:
+async def test_a_wholly_cancelled_array_is_listed_task_by_task_if_its_tasks_were_known(restd: Restd) -> None:
     async def starred(request: web.Request) -> object:
         line = {"job_id": "10_*", "state": ["CANCELLED"]}
         return {"jobs": [line], "errors": []} if "state" in request.path else None
@@ -83,7 +83,7 @@ async def test_an_array_that_is_cancelled_whole_is_told_task_by_task_by_who_knew
         assert states(await newcomer.own_jobs()) == {}, "they never ran, and have ended"
 
 
-async def test_a_whole_array_is_learnt_by_one_look(restd: Restd) -> None:
+async def test_one_request_reports_a_whole_array(restd: Restd) -> None:
     restd.add_task(10, 10, 99)
     for task in range(50):
         restd.add_task(11 + task, 10, task)
@@ -92,7 +92,7 @@ async def test_a_whole_array_is_learnt_by_one_look(restd: Restd) -> None:
         assert len(restd.looked_at()) <= 7, "one, those begun beside it, and one in turn"
 
 
-async def test_no_listing_is_told_until_every_job_was_looked_at(restd: Restd) -> None:
+async def test_there_is_no_listing_until_the_details_of_every_job_are_known(restd: Restd) -> None:
     asked, let_in = 0, 10
 
     async def slow(request: web.Request) -> None:
@@ -114,7 +114,7 @@ async def test_no_listing_is_told_until_every_job_was_looked_at(restd: Restd) ->
         assert sorted(set(restd.looked_at())) == list(range(11, 31)), "what was learnt is not asked again"
 
 
-async def test_a_job_that_goes_while_it_is_looked_at_or_is_hidden_is_not_ours(restd: Restd) -> None:
+async def test_a_job_that_disappears_meanwhile_or_is_hidden_is_not_ours(restd: Restd) -> None:
     restd.add(1)
     restd.add(2)
 
@@ -130,7 +130,7 @@ async def test_a_job_that_goes_while_it_is_looked_at_or_is_hidden_is_not_ours(re
         assert restd.looked_at() == [1]
 
 
-async def test_a_look_that_fails_fails_the_listing(restd: Restd) -> None:
+async def test_a_failed_request_fails_the_listing(restd: Restd) -> None:
     restd.add(1)
     restd.add(2)
 
@@ -144,7 +144,7 @@ async def test_a_look_that_fails_fails_the_listing(restd: Restd) -> None:
             await slurm.own_jobs()
 
 
-async def test_of_many_that_change_at_once_all_states_are_told_and_some_are_followed(
+async def test_of_many_changes_at_once_all_states_are_listed_and_some_details_requested(
     restd: Restd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_rest, "_CHANGES_PER_POLL", 2)
@@ -163,7 +163,7 @@ async def test_of_many_that_change_at_once_all_states_are_told_and_some_are_foll
         assert followed == [3, 6], "two that changed and one in turn"
 
 
-async def test_how_one_of_ours_ended_is_known_before_that_it_ended_is_told(restd: Restd) -> None:
+async def test_an_own_job_is_listed_as_ended_only_with_its_exit_status(restd: Restd) -> None:
     async def slow(request: web.Request) -> None:
         if "/job/1" in request.path:
             await asyncio.sleep(60)
@@ -182,7 +182,7 @@ async def test_how_one_of_ours_ended_is_known_before_that_it_ended_is_told(restd
         assert [(job.state, job.exit_code) for job in await slurm.own_jobs()] == [("FAILED", 3)]
 
 
-async def test_the_looks_in_turn_are_bounded_and_come_round(restd: Restd) -> None:
+async def test_the_requests_in_turn_are_bounded_and_reach_every_job(restd: Restd) -> None:
     for number in range(1, 8):
         restd.add(number, state="RUNNING" if number > 4 else "PENDING")
     async with cluster(restd, per_look=2) as slurm:
@@ -196,7 +196,7 @@ async def test_the_looks_in_turn_are_bounded_and_come_round(restd: Restd) -> Non
         assert {number for turn in turns for number in turn} == set(range(1, 8))
 
 
-async def test_an_array_that_has_begun_is_looked_at_as_seldom_as_it_is_large(restd: Restd) -> None:
+async def test_a_larger_started_array_is_requested_less_often(restd: Restd) -> None:
     restd.add_array(10, "9")
     for task in range(5):
         restd.add_task(11 + task, 10, task, state="COMPLETED")
@@ -230,7 +230,7 @@ async def test_others_are_followed_only_where_they_are_asked_for(restd: Restd) -
         assert sorted(restd.looked_at()) == [1, 3]
 
 
-async def test_who_asks_for_others_is_content_with_a_listing_of_just_now(restd: Restd) -> None:
+async def test_active_jobs_use_a_recent_listing(restd: Restd) -> None:
     restd.add(1)
     async with cluster(restd) as slurm:
         await asyncio.gather(slurm.own_jobs(), slurm.active_jobs(["accelerated"]))

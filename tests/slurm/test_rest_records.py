@@ -29,7 +29,7 @@ def answer(name: str) -> Any:
     return json.loads((ANSWERS / f"{name}.json").read_text())
 
 
-def test_a_waiting_task_goes_by_the_number_of_its_array_and_a_started_one_by_its_own() -> None:
+def test_a_waiting_task_has_the_number_of_its_array_and_a_started_one_its_own() -> None:
     entries = [parse_job_state(each) for each in answer("states-24.11")["jobs"]]
 
     assert RestJobState(5113, 9, "PENDING", frozenset()) in entries
@@ -42,7 +42,7 @@ def test_flags_stand_beside_the_base_state() -> None:
     assert told == RestJobState(7, None, "CANCELLED", frozenset({"COMPLETING"}))
 
 
-def test_an_array_that_was_cancelled_as_a_whole_does_not_tell_its_tasks() -> None:
+def test_a_wholly_cancelled_array_is_reported_without_its_tasks() -> None:
     assert parse_job_state({"job_id": "55_*", "state": ["CANCELLED"]}).all_tasks
 
 
@@ -52,7 +52,7 @@ def test_a_state_that_cannot_be_read_is_an_error_and_not_left_out(record: dict[s
         parse_job_state(record)
 
 
-def test_an_array_tells_its_waiting_tasks_as_one_and_its_started_tasks_one_by_one() -> None:
+def test_an_array_reports_its_waiting_tasks_together_and_started_ones_singly() -> None:
     waiting, running = [parse_job_details(each) for each in answer("array-24.11")["jobs"]]
 
     assert (waiting.number, waiting.array, waiting.task) == (5113, 5113, None)
@@ -78,7 +78,7 @@ def test_an_array_tells_its_waiting_tasks_as_one_and_its_started_tasks_one_by_on
     )
 
 
-def test_a_later_release_tells_the_same_in_the_same_way() -> None:
+def test_a_later_release_reports_the_same() -> None:
     jobs = {each.task: each.job for each in (parse_job_details(record) for record in answer("array-26.05")["jobs"])}
 
     assert {task: job.remote_id for task, job in jobs.items()} == {4: "21_4", 3: "21_3"}
@@ -87,13 +87,13 @@ def test_a_later_release_tells_the_same_in_the_same_way() -> None:
     }
 
 
-def test_a_job_that_was_refused_leaves_a_record_that_says_why() -> None:
+def test_a_rejected_job_leaves_a_record_with_the_reason() -> None:
     (job,) = [parse_job_details(each).job for each in answer("bad-constraints-24.11")["jobs"]]
 
     assert (job.state, job.reason, job.exit_code, job.signal) == ("FAILED", "BadConstraints", None, 1)
 
 
-def test_the_accounting_tells_what_became_of_a_task() -> None:
+def test_accounting_reports_the_end_of_a_task() -> None:
     jobs = [parse_accounted_job(each) for each in answer("accounted-24.11")["jobs"]]
 
     assert sorted((job.remote_id, job.state, job.name, job.user) for job in jobs) == [
@@ -104,7 +104,7 @@ def test_the_accounting_tells_what_became_of_a_task() -> None:
 
 
 @pytest.mark.parametrize("release", ["24.11", "26.05"])
-def test_a_node_tells_what_it_has_and_what_is_taken(release: str) -> None:
+def test_a_node_reports_total_and_allocated_resources(release: str) -> None:
     (told,) = [parse_node(each) for each in answer(f"nodes-{release}")["nodes"]]
 
     assert (told.name, told.partitions, told.cpus, told.memory_mib) == ("hkn0801", ("accelerated", "dev"), 152, 512000)
@@ -113,7 +113,7 @@ def test_a_node_tells_what_it_has_and_what_is_taken(release: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "default"), [("24.11", False), ("26.05", True)])
-def test_a_partition_tells_its_nodes_and_limits_and_only_lately_that_it_is_the_default(
+def test_a_partition_reports_nodes_limits_and_since_26_05_whether_it_is_the_default(
     release: str, default: bool
 ) -> None:
     (told,) = [parse_partition(each) for each in answer(f"partitions-{release}")["partitions"]]
@@ -123,7 +123,7 @@ def test_a_partition_tells_its_nodes_and_limits_and_only_lately_that_it_is_the_d
 
 
 @pytest.mark.parametrize("release", ["24.11", "26.05"])
-def test_a_maintenance_tells_when_and_where(release: str) -> None:
+def test_a_maintenance_reservation(release: str) -> None:
     (told,) = [parse_reservation(each) for each in answer(f"reservations-{release}")["reservations"]]
 
     assert (told.name, told.nodes, told.users, told.accounts) == ("m1", ("hkn0901",), ("root",), ())
@@ -139,7 +139,7 @@ def test_the_configuration_reads_as_scontrol_prints_it() -> None:
     assert "SuspendTime" not in told
 
 
-def test_an_earlier_release_tells_at_least_who_it_is() -> None:
+def test_an_earlier_release_reports_at_least_its_version() -> None:
     assert parse_configuration(answer("states-24.11")) == {
         "SLURM_VERSION": "24.11.5",
         "ClusterName": "horeka",
@@ -163,6 +163,6 @@ def test_a_number_may_be_unset_or_infinite(told: object, meant: float | None) ->
 
 
 @pytest.mark.parametrize(("spec", "cores"), [("0-3,38-41", 4), ("", 0), (None, 0)])
-def test_cores_are_kept_for_gpus_only_where_it_is_told_which(spec: str | None, cores: int) -> None:
+def test_cores_are_restricted_only_where_the_node_names_them(spec: str | None, cores: int) -> None:
     record = {**answer("nodes-24.11")["nodes"][0], "res_cores_per_gpu": 4, "gpu_spec": spec}
     assert parse_node(record).restricted_cores_per_gpu == cores

@@ -1,4 +1,4 @@
-"""What slurmrestd's silence and its refusals mean: nothing was done, nobody knows, or we are not let in."""
+"""Errors of slurmrestd: nothing was done, the outcome is unknown, or access is denied."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
             await slurm.submit(DRONE)
 
 
-async def test_a_token_that_cannot_be_read_or_is_none(tmp_path: Path) -> None:
+async def test_an_unreadable_or_invalid_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
     async with running(Restd()) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
         with pytest.raises(AuthError, match="cannot be read"):
@@ -106,7 +106,7 @@ async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
         assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
 
 
-async def test_a_server_that_speaks_none_of_ours_is_told_with_what_it_speaks() -> None:
+async def test_a_server_without_a_supported_version_is_reported_with_its_versions() -> None:
     async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, cluster(restd.url) as slurm:
         with pytest.raises(
             UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we support v0\.0\.40 to v0\.0\.45"
@@ -127,7 +127,7 @@ async def test_another_release_in_its_place_is_found_out_at_the_next_call() -> N
 # -------------------------------------------------------------------------------------------------------------- silence
 
 
-async def test_nobody_there_means_that_nothing_was_asked() -> None:
+async def test_a_refused_connection_means_that_nothing_was_sent() -> None:
     async with saying() as url:
         pass
     async with cluster(url) as slurm:
@@ -194,7 +194,7 @@ async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
-async def test_an_answer_that_is_not_whole_is_no_empty_listing(body: bytes) -> None:
+async def test_an_incomplete_answer_is_not_an_empty_listing(body: bytes) -> None:
     async def torn(request: web.Request) -> web.Response | None:
         return None if "ping" in request.path else web.Response(body=body)
 
@@ -234,7 +234,7 @@ async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise() 
         assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
 
 
-async def test_a_job_of_somebody_else_is_not_ours_to_end() -> None:
+async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
     async def denied(request: web.Request) -> Any:
         return recorded("denied-24.11") if request.method == "DELETE" else None
 
@@ -243,7 +243,7 @@ async def test_a_job_of_somebody_else_is_not_ours_to_end() -> None:
             await slurm.cancel(["28"])
 
 
-async def test_what_is_no_job_is_never_sent() -> None:
+async def test_an_invalid_job_id_is_never_sent() -> None:
     async with running(Restd()) as restd, cluster(restd.url) as slurm:
         with pytest.raises(ValueError, match="is not a job"):
             await slurm.cancel(["1,2"])

@@ -1,4 +1,4 @@
-"""What an operator writes about a Slurm site: what passes, what it comes to for each type, how the rest is refused."""
+"""The configuration of a Slurm site: valid values, inheritance by types, and rejected values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refused(**options: object) -> str:
     return str(error["msg"])
 
 
-def test_what_is_harmless_passes() -> None:
+def test_harmless_options_are_accepted() -> None:
     options = {
         "exclude": "hkn0815",
         "nice": "100",
@@ -42,7 +42,7 @@ def test_what_is_harmless_passes() -> None:
     assert config(submit=options, types={"a100": {"submit": {"licenses": "a@b"}}}).submit == options
 
 
-def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> None:
+def test_options_of_a_type_replace_those_of_the_site() -> None:
     settings = config(
         partition="accelerated",
         account="hk",
@@ -57,7 +57,7 @@ def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> 
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_SBATCH_OPTIONS))
-def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
+def test_a_reserved_option_is_rejected_with_the_alternative(name: str) -> None:
     message = refused(submit={name: "1"})
     assert f"`{name}`" in message
     assert REFUSED_SBATCH_OPTIONS[name] in message
@@ -66,7 +66,7 @@ def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
 @pytest.mark.parametrize(
     ("short", "meant"), [("arr", "array"), ("tim", "time"), ("job-nam", "job-name"), ("no-req", "no-requeue")]
 )
-def test_what_sbatch_would_take_for_ours_is_refused(short: str, meant: str) -> None:
+def test_an_abbreviation_of_a_reserved_option_is_rejected(short: str, meant: str) -> None:
     assert f"`{meant}`" in refused(submit={short: "1"})
 
 
@@ -99,11 +99,11 @@ def test_an_option_is_a_long_name_and_its_value_one_line(name: str, value: objec
         "A B",
     ],
 )
-def test_variables_that_are_ours_or_slurms_are_refused(name: str) -> None:
+def test_reserved_variables_are_rejected(name: str) -> None:
     assert refused(env={name: "1"})
 
 
-def test_where_htcondor_is_on_the_nodes_a_site_may_say_itself() -> None:
+def test_a_site_may_set_the_path_of_htcondor() -> None:
     assert config(env={"CONDOR_PREFIX": "/home/kit/condor"}).env == {"CONDOR_PREFIX": "/home/kit/condor"}
 
 
@@ -130,7 +130,7 @@ def test_each_way_wants_its_own_settings_and_no_other() -> None:
     assert "another transport" in refused(transport="native", tools={"bin": "/opt/slurm/bin"})
 
 
-def test_types_that_do_not_fit_a_slurm_site_are_told_with_the_repair() -> None:
+def test_types_that_do_not_suit_a_slurm_site_are_reported() -> None:
     settings = config(types={"a1000": {"gres": "gpu:a100"}})
     share, endless = replace(A100, name="share", gpu_milli=500), replace(A100, name="endless", walltime_s=0.0)
     found = dict(settings.misfits([A100, share, endless]))
@@ -144,7 +144,9 @@ NATIVE = {"transport": "native"}
 
 
 @pytest.mark.parametrize(("transport", "whom"), [(REST, "slurmrestd"), (NATIVE, "pyslurm")])
-def test_options_that_a_way_has_no_words_for_are_told_where_they_stand(transport: dict[str, Any], whom: str) -> None:
+def test_options_that_a_transport_does_not_support_are_reported_with_their_place(
+    transport: dict[str, Any], whom: str
+) -> None:
     options = {"submit": {"nice": "5", "hint": "nomultithread"}, "types": {"a100": {"submit": {"nice": "low"}}}}
     found = dict(config(**transport, **options).misfits([A100]))
     assert found.keys() == {("options", "submit", "hint"), ("options", "types", "a100", "submit", "nice")}
@@ -154,7 +156,7 @@ def test_options_that_a_way_has_no_words_for_are_told_where_they_stand(transport
     assert not dict(config(**options).misfits([A100]))  # sbatch takes all
 
 
-def test_options_that_pyslurm_cannot_say_together() -> None:
+def test_options_that_pyslurm_does_not_support_together() -> None:
     found = dict(
         config(**NATIVE, submit={"exclusive": True}, types={"a100": {"submit": {"oversubscribe": True}}}).misfits(
             [A100]
@@ -174,9 +176,7 @@ def test_options_that_pyslurm_cannot_say_together() -> None:
         (f'exec {Path(sys.executable).resolve()} -S "$@"', "has no pyslurm: the native transport needs"),
     ],
 )
-def test_an_interpreter_without_pyslurm_is_doubted_where_it_is_named(
-    tmp_path: Path, script: str | None, told: str
-) -> None:
+def test_a_named_interpreter_without_pyslurm_is_reported(tmp_path: Path, script: str | None, told: str) -> None:
     python = tmp_path / "python3"
     if script:
         python.write_text(f"#!/bin/sh\n{script}\n")
@@ -200,7 +200,7 @@ def test_a_missing_pyslurm_is_a_warning_of_the_check_and_no_mistake(tmp_path: Pa
     assert told.endswith("horeka.yaml:5:20: warning: /nowhere/python3 cannot be started: No such file or directory")
 
 
-def test_our_own_interpreter_without_pyslurm_is_doubted() -> None:
+def test_our_own_interpreter_without_pyslurm_is_reported() -> None:
     there = importlib.util.find_spec("pyslurm") is not None
     assert [path for path, _ in config(**NATIVE).doubts()] == ([] if there else [("transport",)])
     assert not list(config().doubts())

@@ -1,6 +1,6 @@
-"""The Slurm site against a cluster that is remembered here: starts that go wrong, drones forgotten, drones doubled.
+"""The Slurm site with a fake cluster: failed starts, forgotten drones, duplicates.
 
-What real Slurm does is in tests/live/test_slurm_contract.py.
+Tests with real Slurm are in tests/live/test_slurm_contract.py.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ async def test_drones_of_a_type_start_with_one_submit(cluster: Remembered) -> No
         assert {d: drone.remote_id for d, drone in view.drones.items()} == {r.drone_id: r.remote_id for r in receipts}
 
 
-async def test_a_limit_is_used_up_and_the_rest_is_told_of_it(cluster: Remembered) -> None:
+async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered) -> None:
     cluster.most = 5
     async with slurm_site() as site:
         receipts = await site.start([order(n) for n in range(20)])
@@ -171,7 +171,7 @@ async def test_a_limit_is_used_up_and_the_rest_is_told_of_it(cluster: Remembered
         assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
 
 
-async def test_a_cluster_that_does_not_tell_how_large_an_array_may_be_gets_smaller_ones(cluster: Remembered) -> None:
+async def test_without_a_reported_max_array_size_arrays_are_halved(cluster: Remembered) -> None:
     cluster.longest = 6
     async with slurm_site() as site:
         receipts = await site.start([order(n) for n in range(20)])
@@ -189,7 +189,7 @@ async def test_two_thousand_drones_are_two_submits(cluster: Remembered) -> None:
         assert len((await site.poll()).drones) == 2000
 
 
-async def test_what_cannot_be_submitted_costs_the_others_nothing(cluster: Remembered) -> None:
+async def test_an_invalid_order_does_not_affect_the_others(cluster: Remembered) -> None:
     async with slurm_site() as site:
         bad = order(2, replace(A100, gpu_milli=500))
         receipts = await site.start([order(1), bad, order(3)])
@@ -258,7 +258,7 @@ async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(clus
 # ------------------------------------------------------------------------------------------------------------ stopping
 
 
-async def test_only_what_lives_is_cancelled_and_politely_unless_told_otherwise(cluster: Remembered) -> None:
+async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Remembered) -> None:
     async with slurm_site() as site:
         await site.start([order(n) for n in (1, 2, 3, 4)])
         ids = {d: drone.remote_id for d, drone in (await site.poll()).drones.items()}
@@ -274,7 +274,7 @@ async def test_only_what_lives_is_cancelled_and_politely_unless_told_otherwise(c
         assert ended.kind is EndKind.STOPPED
 
 
-async def test_what_an_admin_cancels_is_no_stop_of_ours(cluster: Remembered) -> None:
+async def test_a_job_cancelled_by_an_admin_is_not_stopped_by_us(cluster: Remembered) -> None:
     async with slurm_site() as site:
         await site.start([order(1)])
         cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
@@ -302,7 +302,7 @@ async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(cluster: Remember
 OWNER = {"owner": {"partitions": ["accelerated"]}}
 
 
-async def test_private_data_hides_the_owner_and_that_is_told(cluster: Remembered) -> None:
+async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered) -> None:
     """With `PrivateData=jobs` an account sees its own jobs only; the owner seemed to want nothing."""
     cluster.configured, cluster.visible = {"PrivateData": "accounts,jobs"}, []
     policy = SitePolicy("hk")
@@ -330,7 +330,7 @@ async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster:
     assert ["no node here could host them" in each for each in view.remarks] == [True]
 
 
-async def test_without_private_data_an_idle_owner_is_no_hidden_one(cluster: Remembered) -> None:
+async def test_without_private_data_an_idle_owner_is_not_hidden(cluster: Remembered) -> None:
     cluster.configured, cluster.visible = {"PrivateData": "none"}, []
     async with slurm_site(**OWNER) as site:
         view = await site.poll()
@@ -376,7 +376,7 @@ async def test_after_a_long_night_without_a_listing_each_is_asked_for(
         assert cluster.asked == [(), ("101_0",)]
 
 
-async def test_an_account_that_is_told_of_everybodys_jobs_takes_none_for_its_own(cluster: Remembered) -> None:
+async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered) -> None:
     now = time.time()
     assert cluster.accounted is not None
     forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
@@ -423,7 +423,7 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
         assert cluster.asked == [()]  # and it is not asked again
 
 
-async def test_a_controller_that_starts_anew_is_told_what_ended_meanwhile(cluster: Remembered) -> None:
+async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered) -> None:
     now = time.time()
     assert cluster.accounted is not None
     cluster.accounted["90"] = SlurmJob(
@@ -438,7 +438,7 @@ async def test_a_controller_that_starts_anew_is_told_what_ended_meanwhile(cluste
 # ------------------------------------------------------------------------------------------------------------- looking
 
 
-async def test_a_drone_that_is_there_twice_is_there_once_after_the_look(cluster: Remembered) -> None:
+async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered) -> None:
     for remote_id in ("90", "91"):
         cluster.jobs[remote_id] = SlurmJob(remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority")
     async with slurm_site() as site:
@@ -462,6 +462,6 @@ async def test_a_maintenance_of_all_nodes_is_a_downtime(cluster: Remembered) -> 
         assert [node.name for node in view.nodes] == [NODE.name]
 
 
-async def test_a_site_that_was_not_entered_says_so() -> None:
+async def test_a_site_that_was_not_entered_is_not_connected() -> None:
     with pytest.raises(UnavailableError):
         await slurm_site().poll()

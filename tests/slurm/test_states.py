@@ -1,4 +1,4 @@
-"""Slurm's words: all its states, why jobs wait, what it says when it refuses."""
+"""Slurm's states, reasons and error messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_unknown_state_is_alive(state: str) -> None:
 
 
 @pytest.mark.parametrize("state", BASES[3:])
-def test_an_ended_job_that_is_still_being_ended_is_not_gone(state: str) -> None:
+def test_a_completing_job_has_not_ended(state: str) -> None:
     assert map_state(state).state is RemoteState.ENDED
     assert map_state(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
 
@@ -66,7 +66,7 @@ def test_only_ends_have_a_kind() -> None:
     assert all(means.fault is None or means.kind is EndKind.FAULT for means in SLURM_STATES.values())
 
 
-def test_flags_that_say_more_than_the_state_win() -> None:
+def test_decisive_flags_override_the_state() -> None:
     assert map_state("RUNNING", frozenset({"CONFIGURING"})).state is RemoteState.PENDING
     assert map_state("PENDING", frozenset({"REQUEUED", "COMPLETING"})).state is RemoteState.RUNNING
     assert map_state("RUNNING", frozenset({"SIGNALING"})).state is RemoteState.RUNNING
@@ -111,7 +111,7 @@ def test_flags_that_say_more_than_the_state_win() -> None:
         ("job_requeued_in_held_state", FaultKind.DENIED),
     ],
 )
-def test_why_a_job_waits_and_whether_another_would(reason: str, kind: FaultKind | None) -> None:
+def test_reasons_are_classified(reason: str, kind: FaultKind | None) -> None:
     assert classify_reason(reason) is kind
 
 
@@ -153,7 +153,7 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
         ("", "unknown"),
     ],
 )
-def test_what_it_says_when_it_refuses(said: str, kind: str) -> None:
+def test_refusals_are_classified(said: str, kind: str) -> None:
     assert classify_refusal(said) == kind
 
 
@@ -168,13 +168,13 @@ def test_what_it_says_when_it_refuses(said: str, kind: str) -> None:
         ("Batch job submission failed: never heard of", RejectedError),
     ],
 )
-def test_a_refusal_is_told_from_silence_and_from_an_answer_that_was_lost(said: str, error: type[AdapterError]) -> None:
+def test_a_refusal_differs_from_an_outage_and_from_a_lost_answer(said: str, error: type[AdapterError]) -> None:
     found = refusal_error(said)
     assert type(found) is error
     assert str(found) == said
 
 
-def test_what_it_says_is_one_printable_line() -> None:
+def test_messages_are_one_printable_line() -> None:
     text = str(refusal_error("sbatch: error: \x1b[2J\n" + "long " * 500))
     assert text.isprintable()
     assert len(text) <= 300

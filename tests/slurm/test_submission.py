@@ -1,4 +1,4 @@
-"""Orders become submits: in how many, with what asked for, which cannot; and what their script does on a node."""
+"""Start orders as submissions, and their batch script on a node."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_drone_is_a_job_of_its_own() -> None:
     assert batch.remote_ids(55) == ("55",)
 
 
-def test_what_differs_in_more_than_the_number_goes_apart() -> None:
+def test_orders_that_differ_in_more_than_the_number_are_separate() -> None:
     other = replace(DRONE, files={"token": b"another"})
     hurried = replace(order(4), idle_timeout_s=60.0)
     reborn = replace(order(6), drone_id=DroneId("kit-cd34-6"))
@@ -76,14 +76,14 @@ def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
 @pytest.mark.parametrize(
     ("told", "largest"), [("1001", 1001), ("100001", 100001), ("0", 1), ("", 1001), ("(null)", 1001)]
 )
-def test_the_cluster_says_how_large_an_array_may_be(told: str, largest: int) -> None:
+def test_the_cluster_limits_the_size_of_an_array(told: str, largest: int) -> None:
     assert max_array_size({"MaxArraySize": told} if told else {}) == largest
 
 
 # ---------------------------------------------------------------------------------------------------- what is asked for
 
 
-def test_a_drone_asks_for_what_its_type_is() -> None:
+def test_a_submission_requests_the_resources_of_the_type() -> None:
     [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
     asked = batch.submission
     assert (asked.cpus, asked.gres, asked.tmp_mib) == (8, "gpu:a100:1", 0)
@@ -97,19 +97,19 @@ def test_memory_is_in_mib_which_slurm_calls_m_and_its_g_is_a_gib() -> None:
     assert batch.submission.memory_mib == 20 * 1024  # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
 
 
-def test_its_limit_is_whole_minutes_and_it_leaves_before_slurm_would_tell_it_to() -> None:
+def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
     [batch] = submitted(order(1))  # 7259 s, grace 30 s
     assert (batch.submission.minutes, batch.submission.notice_s) == (120, 60)
     assert drone_lifetime_s(7259.0, 30.0) == 7200 - 30 - 90
     assert drone_lifetime_s(120.0, 30.0) == 60  # too short for that: half of it
 
 
-def test_jobs_are_told_the_life_that_its_drones_are_told() -> None:
+def test_the_configuration_reports_the_lifetime_of_drones() -> None:
     settings = config()
     assert settings.kept_life_s(7259.0, 30.0) == 7259 - drone_lifetime_s(7259.0, 30.0)
 
 
-def test_what_it_says_goes_where_the_admin_wants_it() -> None:
+def test_output_goes_to_the_configured_directory() -> None:
     assert submitted(order(1))[0].submission.output == "/dev/null"
     assert submitted(order(1), output_directory="/home/x/logs/")[0].submission.output == "/home/x/logs/drone-%j.log"
     assert submitted(order(1), order(2), output_directory="/l")[0].submission.output == "/l/drone-%A_%a.log"
@@ -137,7 +137,7 @@ def test_what_it_says_goes_where_the_admin_wants_it() -> None:
         order(1, A100, replace(DRONE, env={"A B": "x"})),
     ],
 )
-def test_what_cannot_be_submitted_is_refused(bad: StartOrder) -> None:
+def test_an_invalid_order_is_rejected(bad: StartOrder) -> None:
     with pytest.raises(UnfitError):
         validate_order(bad, "kit")
 
@@ -147,7 +147,7 @@ def test_a_good_order_is_not_refused() -> None:
         validate_order(order(1, kind), "kit")
 
 
-def test_the_script_is_plain_ascii_and_shows_no_secret_to_who_reads_over_a_shoulder() -> None:
+def test_the_script_is_plain_ascii_without_readable_secrets() -> None:
     [batch] = submitted(order(1, A100, replace(DRONE, files={"token": b"hush-hush", "x": bytes(range(256))})))
     assert batch.submission.script.isascii()
     assert b"hush-hush" not in batch.submission.script
@@ -217,7 +217,7 @@ def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch
     assert list(scratch.iterdir()) == []
 
 
-def test_where_htcondor_is_on_its_nodes_a_site_says_for_itself(scratch: Path) -> None:
+def test_the_sites_path_of_htcondor_overrides_the_overlays(scratch: Path) -> None:
     """One pool, many sites: what the pool says of all of them gives way."""
     out = scratch.parent / "prefix"
     pooled = drone(f"echo $CONDOR_PREFIX $DRONE_COLLECTOR >{out}", {"CONDOR_PREFIX": "/opt", "DRONE_COLLECTOR": "pool"})
@@ -232,7 +232,7 @@ def test_a_task_of_an_array_is_the_drone_of_its_number(scratch: Path) -> None:
     assert out.read_text().strip() == f"kit{os.getpid()}-ab12-12"
 
 
-def test_its_exit_status_is_the_jobs_and_what_it_leaves_is_told(scratch: Path) -> None:
+def test_the_exit_status_is_that_of_the_drone_and_leftovers_are_reported(scratch: Path) -> None:
     text = "mkdir log; echo the master died >log/MasterLog; echo exit=74 >outcome; exit 74"
     code, said = OnTheNode(scratch, drone(text)).end()
     assert code == 74
@@ -241,7 +241,7 @@ def test_its_exit_status_is_the_jobs_and_what_it_leaves_is_told(scratch: Path) -
     assert list(scratch.iterdir()) == []
 
 
-def test_a_second_life_is_refused(scratch: Path) -> None:
+def test_a_requeued_script_exits_at_once(scratch: Path) -> None:
     code, said = OnTheNode(scratch, drone("echo it lives"), SLURM_RESTART_COUNT="1").end()
     assert code == 0
     assert "it lives" not in said
@@ -249,7 +249,7 @@ def test_a_second_life_is_refused(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_told_to_leave_the_batch_shell_tells_the_drone(scratch: Path) -> None:
+def test_the_batch_shell_passes_sigterm_on_to_the_drone(scratch: Path) -> None:
     job = OnTheNode(scratch, drone("trap 'echo it leaves; exit 5' TERM; : >ready; while :; do sleep 0.1; done"))
     until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
     job.process.send_signal(signal.SIGTERM)  # the batch shell alone, as --signal=B:TERM does
@@ -259,7 +259,7 @@ def test_told_to_leave_the_batch_shell_tells_the_drone(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_who_does_not_leave_within_the_grace_is_ended_with_all_it_started(scratch: Path) -> None:
+def test_a_drone_that_exceeds_the_grace_is_killed_with_all_it_started(scratch: Path) -> None:
     text = "trap '' TERM INT; sleep 1000 & setsid sleep 1000 & : >ready; while :; do sleep 1000; done"
     job = OnTheNode(scratch, drone(text))
     until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
@@ -277,7 +277,7 @@ def test_asked_before_it_began_a_drone_does_not_begin(scratch: Path) -> None:
     until(lambda: list(scratch.iterdir()) or job.process.poll() is not None, 20, what="its directory", every_s=0.001)
     job.process.send_signal(signal.SIGTERM)
     code, _ = job.end()
-    # If it was quicker, it was told by its pid, or had gone; if we were, its directory is for the next one to sweep.
+    # If it was quicker, it was told by its pid, or had gone; if we were, its directory is for the next one to remove.
     assert code in (143, 0, -signal.SIGTERM)
     assert code == -signal.SIGTERM or list(scratch.iterdir()) == []
 
@@ -315,7 +315,7 @@ def test_without_its_scratch_directory_a_drone_works_in_tmp(scratch: Path) -> No
     assert not Path(out.read_text().strip()).exists()
 
 
-def test_files_that_do_not_arrive_whole_start_no_drone(scratch: Path) -> None:
+def test_incomplete_files_start_no_drone(scratch: Path) -> None:
     job = drone("echo it lives", files={"x": b"y" * 5000})
     [batch] = submitted(job, scratch=str(scratch))
     lines = batch.submission.script.splitlines(keepends=True)

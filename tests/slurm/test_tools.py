@@ -1,4 +1,4 @@
-"""What Slurm's tools print is understood whole or not at all, and they are asked what they understand.
+"""Output and arguments of Slurm's tools: an incomplete answer is an error.
 
 The answers below ``recorded`` are those of real clusters of three versions, with the separator ``@c0de``. On each of
 them one user has a job whose name is made to look like rows of a table.
@@ -43,7 +43,7 @@ def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
 
 
 @each_version
-def test_ours_are_told_with_their_ends(version: str) -> None:
+def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
     jobs = by_name(slurm_tools.parse_own_jobs(recorded(version, "ours"), SEPARATOR))
 
     drones = jobs["kit-a1b2-7+.a100.horeka"]
@@ -69,7 +69,7 @@ def test_ours_are_told_with_their_ends(version: str) -> None:
 
 
 @each_version
-def test_what_has_ended_is_in_the_accounts(version: str) -> None:
+def test_accounting_lists_ended_jobs(version: str) -> None:
     jobs = by_name(slurm_tools.parse_ended_jobs(recorded(version, "ended"), SEPARATOR))
     assert len(jobs["kit-a1b2-7+.a100.horeka"]) == 4
     (failer,), (cancelled,), (imposs,) = jobs["failer"], jobs["cancelled"], jobs["imposs"]
@@ -81,7 +81,7 @@ def test_what_has_ended_is_in_the_accounts(version: str) -> None:
     assert [job.state for job in jobs[HOSTILE]] == ["RUNNING"]
 
 
-def test_tasks_that_wait_in_one_row_of_the_accounts_are_told_one_by_one() -> None:
+def test_waiting_tasks_in_one_row_of_accounting_are_listed_singly() -> None:
     row = (
         "14_[2-4,9,10-14:2%2]",
         "CANCELLED by 0",
@@ -107,7 +107,7 @@ def test_tasks_that_wait_in_one_row_of_the_accounts_are_told_one_by_one() -> Non
 
 
 @each_version
-def test_others_are_told_with_the_shape_of_one_node(version: str) -> None:
+def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> None:
     jobs = slurm_tools.parse_active_jobs(recorded(version, "others"), SEPARATOR)
     runs = [job for job in jobs if job.state == "RUNNING"]
     assert len(runs) == 5
@@ -153,7 +153,7 @@ def test_without_accounting_an_account_may_be_any_text() -> None:
 
 
 @each_version
-def test_nodes_are_told_once_with_what_is_taken(version: str) -> None:
+def test_nodes_are_listed_once_with_allocated_resources(version: str) -> None:
     nodes = {node.name: node for node in slurm_tools.parse_nodes(recorded(version, "nodes"), SEPARATOR)}
     assert set(nodes) == {"hkn0801", "hkn0802", "hkn0901", "hkn0902"}
     full, drained = nodes["hkn0801"], nodes["hkn0902"]
@@ -181,7 +181,7 @@ def test_partitions_reservations_and_configuration(version: str) -> None:
     assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
 
 
-def test_no_reservation_is_said_in_words() -> None:
+def test_a_sentence_means_no_reservations() -> None:
     assert slurm_tools.parse_reservations("No reservations in the system\n") == []
 
 
@@ -195,7 +195,7 @@ READERS: dict[str, Callable[[str], object]] = {
 
 @each_version
 @pytest.mark.parametrize("name", READERS)
-def test_a_table_is_whole_or_no_answer(version: str, name: str) -> None:
+def test_an_incomplete_table_is_no_answer(version: str, name: str) -> None:
     whole, read = recorded(version, name), READERS[name]
     header = whole.split("\n")[0] + "\n"
     assert read(header) == []
@@ -219,7 +219,7 @@ def test_a_table_is_whole_or_no_answer(version: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "slurm_load\n", "PartitionName=a State=UP\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"]
 )
-def test_partitions_are_whole_or_no_answer(text: str) -> None:
+def test_incomplete_partitions_are_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
         slurm_tools.parse_partitions(text)
     with pytest.raises(ValueError):
@@ -283,7 +283,7 @@ def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
     assert parse_gpus(text) == told
 
 
-def test_cores_that_a_node_keeps_for_its_gpus() -> None:
+def test_restricted_cores_of_a_node() -> None:
     text = (
         "NodeName=a Arch=x CPUTot=8 RestrictedCoresPerGPU=4(0-3,38-41) Reason=RestrictedCoresPerGPU=9(0)\n"
         "NodeName=b X=1\nNodeName=c CPUTot=8 RestrictedCoresPerGPU=4((null)) Reason=RestrictedCoresPerGPU=9(0-1)\n"
@@ -359,7 +359,7 @@ SUBMISSION = SlurmSubmission(
         NoReplyError("cut"),
     ],
 )
-async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished | Exception) -> None:
+async def test_no_jobs_only_by_a_complete_answer(login: Login, answer: Finished | Exception) -> None:
     header = recorded("24.11", "ours").split("\n")[0] + "\n"
     login.answers = [answer, well(header, "bash: warning: setlocale: LC_ALL: cannot change locale\n")]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
@@ -371,7 +371,7 @@ async def test_no_jobs_is_only_what_is_said_whole(login: Login, answer: Finished
 LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
 
 
-async def test_a_remark_beside_a_whole_answer_is_a_notice_and_no_outage(login: Login) -> None:
+async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> None:
     """A leftover line in slurm.conf took the whole site down."""
     whole = recorded("24.11", "ours")
     login.answers = [
@@ -429,7 +429,7 @@ async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> Non
     }
 
 
-async def test_where_there_is_no_accounting_it_is_asked_once(login: Login) -> None:
+async def test_missing_accounting_is_asked_once(login: Login) -> None:
     login.answers = [badly("Slurm accounting storage is disabled")]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         assert await cluster.ended_jobs(["1"], 0) is None
@@ -451,14 +451,14 @@ async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> 
             await cluster.ended_jobs(["1"], 0)
 
 
-async def test_credentials_that_are_not_accepted_are_told_apart(login: Login) -> None:
+async def test_rejected_credentials_are_an_auth_error(login: Login) -> None:
     login.answers = [badly("slurm_load_jobs error: Protocol authentication error")]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(AuthError):
             await cluster.own_jobs()
 
 
-async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
+async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
     login.answers = [well("4711\n"), well("sbatch wrapper 3.1\n12;horeka\n")]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         assert await cluster.submit(SUBMISSION) == 4711
@@ -526,7 +526,7 @@ async def test_a_submit_says_all_that_a_drone_is(login: Login) -> None:
         (UnavailableError("no connection"), UnavailableError, FaultKind.DOWN),
     ],
 )
-async def test_what_became_of_a_submit(
+async def test_the_outcome_of_a_submission(
     login: Login, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
 ) -> None:
     login.answers = [answer]
@@ -557,7 +557,7 @@ async def test_cancelling_and_killing(login: Login) -> None:
 @pytest.mark.parametrize(
     "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
 )
-async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str) -> None:
+async def test_an_invalid_job_id_is_never_an_argument(login: Login, strange: str) -> None:
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(ValueError):
             await cluster.cancel(["1", strange])
@@ -586,7 +586,9 @@ async def test_what_is_no_job_id_is_never_an_argument(login: Login, strange: str
         (NoReplyError("cut"), OutcomeUnknownError),
     ],
 )
-async def test_what_became_of_a_cancel(login: Login, answer: Finished | Exception, error: type[AdapterError]) -> None:
+async def test_the_outcome_of_a_cancellation(
+    login: Login, answer: Finished | Exception, error: type[AdapterError]
+) -> None:
     login.answers = [answer]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(AdapterError) as raised:
