@@ -1,4 +1,4 @@
-"""The controller as a process: configuration, adapters, store and signals put together around the service."""
+"""The controller as a process: configuration, adapters, store and signals put together around the loop."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ CLOSE_S = 20.0
 
 
 async def run(path: Path, *, once: bool = False, root: Path | None = None) -> int:
-    """Run the controller until SIGTERM or SIGINT; ``once``: a single tick. Returns the exit code.
-    At a second SIGTERM it does not wait for orders under way: 1.
-    ``root``: what relative paths in the files start from, where that is not the files' own directory.
+    """Run the controller until SIGTERM or SIGINT; with ``once`` for a single tick. Return the exit code.
 
-    SIGHUP reads the configuration anew. Drones outlive the controller: the next one takes them over.
-    Raises ConfigError, StoreError (StoreHeldError: another controller runs), AdapterError (the overlay, or an adapter
-    as it is built), AdapterBrokenError and AdapterUnknownError.
+    At a second SIGTERM it does not wait for orders under way: 1. SIGHUP reads the configuration again. Drones outlive
+    the controller: the next one takes them over.
+
+    ``root`` is the directory from which relative paths in the files start, where that is not the files' own directory.
+    Raises ConfigError, StoreError (StoreHeldError: another controller runs), AdapterError (of the overlay, or of an
+    adapter while it is built), AdapterBrokenError and AdapterUnknownError.
     """
     settings = load(path, root=root)
     store = SqlStore(
@@ -60,8 +61,10 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """Set when asked to stop, and when asked to read the configuration anew. Asked to stop twice, this task is
-    cancelled; three times, the process dies as any would."""
+    """Return two events: a request to stop, and a request to read the configuration again.
+
+    A second request to stop cancels this task; the third ends the process as it would end any.
+    """
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -137,7 +140,7 @@ async def _reloads(
         try:
             change, under_way = await _reloaded(path, root, controller, adapters)
         except Exception as error:  # whatever a file or an adapter causes, the controller must not end for it
-            known = isinstance(error, ConfigError | NotApplied)
+            known = isinstance(error, ConfigError | ConfigNotAppliedError)
             problems = str(error) if known else f"{type(error).__name__}: {error}"
             if not known:
                 log.exception("config.reload_failed", file=str(path))
@@ -152,21 +155,23 @@ async def _reloads(
 async def _reloaded(
     path: Path, root: Path | None, controller: Controller, adapters: Adapters
 ) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
-    """Read and take over the configuration. Returns what changed, and the orders that replaced adapters still carry
-    out. Raises ConfigError, NotApplied, or whatever else fails; then the old configuration is in force."""
+    """Read and take over the configuration. Return the change, and the orders that replaced adapters still carry out.
+
+    Raises ConfigError, ConfigNotAppliedError, or whatever else fails; then the old configuration stays in force.
+    """
     new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
     live = Counter(d.site for d in controller.store.drones.values())
     change = changes(adapters.settings, new, live)
     if change.refused:
-        raise NotApplied("\n".join(change.refused))
+        raise ConfigNotAppliedError("\n".join(change.refused))
     opened = await adapters.opened(new, change.rebuilt)
     async with controller.between_ticks:
         adapters.become(new, opened)
         return change, controller.apply(new.policy, new.types, adapters.sites, new.interval_s, new.active_interval_s)
 
 
-class NotApplied(Exception):
-    """A configuration that is valid and yet cannot be taken over now; the message says why."""
+class ConfigNotAppliedError(Exception):
+    """A valid configuration cannot be taken over now; the message says why."""
 
 
 @dataclass(slots=True)
@@ -179,7 +184,7 @@ class Adapters:
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 
     async def __aenter__(self) -> Adapters:
-        """A site that cannot be reached is no reason not to start: it is tried again at each look."""
+        """Connect the sites. The controller starts without one that cannot be reached: each poll tries again."""
         self.sites = {spec.name: self._built(spec, self.settings) for spec in self.settings.sites}
         async with asyncio.TaskGroup() as group:
             for name, door in self.sites.items():
@@ -191,7 +196,10 @@ class Adapters:
         await self.close_leaving()
 
     async def opened(self, new: Settings, changed: Collection[str]) -> Mapping[str, LazySite]:
-        """Doors of what is new or among the ``changed``. Raises NotApplied if one cannot be opened: then none is."""
+        """Return connected sites for those that are new or among the ``changed``.
+
+        Raises ConfigNotAppliedError if one cannot be connected: then none is.
+        """
         doors: dict[str, LazySite] = {}
         try:
             for spec in new.sites:
@@ -203,18 +211,18 @@ class Adapters:
             if not isinstance(error, Exception):
                 raise
             await self.close_leaving()
-            raise NotApplied(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
+            raise ConfigNotAppliedError(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
         return doors
 
     def become(self, new: Settings, opened: Mapping[str, LazySite]) -> None:
-        """Take over the doors that :meth:`opened` gave for ``new``."""
+        """Take over the sites that :meth:`opened` returned for ``new``."""
         before = dict(self.sites)
         self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
         self.leaving += [(name, door) for name, door in before.items() if self.sites.get(name) is not door]
         self.settings = new
 
     async def close_leaving(self) -> None:
-        """A site that cannot say good-bye must not keep the others from it."""
+        """Close the replaced sites. One that fails does not keep the others from it."""
         while self.leaving:
             name, door = self.leaving.pop()
             try:

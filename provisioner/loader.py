@@ -105,7 +105,7 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 def _refuse_shadow(point: EntryPoint) -> None:
-    """`adapters` is a common name: say so if Python would take another package of that name for ours."""
+    """Raise if Python would take another package for ours: `adapters` is a common name."""
     if not _is_own(point):
         return
     ours = Path(__file__).resolve().parent.parent / _OWN_PACKAGE

@@ -77,8 +77,10 @@ def _processors(form: LogFormat) -> list[Processor]:
 
 
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
-    """Return the renderer of lines ``time level event key=value``. Its tracebacks are plain: the pretty ones hold the
-    values of all local variables, among them users' names, and take seconds to make."""
+    """Return the renderer of lines ``time level event key=value``, with plain tracebacks.
+
+    The pretty ones hold the values of all local variables, among them users' names, and take seconds to make.
+    """
     return structlog.dev.ConsoleRenderer(
         colors=colors, pad_event_to=14, exception_formatter=structlog.dev.plain_traceback
     )

@@ -1,4 +1,4 @@
-"""Nouns to JSON and back, for record, snapshots and ``-o json``: pydantic at the edge, frozen dataclasses inside."""
+"""Values to JSON and back, for the store, snapshots and ``-o json``: pydantic outside, frozen dataclasses inside."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def to_json(value: object, kind: Any = None) -> str:
-    """``value`` as compact JSON. ``kind``: its type, where it is not simply ``type(value)`` (a union, a tuple)."""
+    """Return ``value`` as compact JSON. ``kind``: its type where that is not ``type(value)`` (a union, a tuple)."""
     return _adapter(kind or type(value)).dump_json(value).decode()
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
-    """The value that :func:`to_json` wrote. Raises ``pydantic.ValidationError`` for anything else."""
+    """Return the value that :func:`to_json` wrote. Raises ``pydantic.ValidationError`` for anything else."""
     return cast(T, _adapter(kind).validate_json(text))
 
 
 def to_plain(value: object, kind: Any = None) -> Any:
-    """``value`` as dicts, lists and scalars."""
+    """Return ``value`` as dicts, lists and scalars."""
     return _adapter(kind or type(value)).dump_python(value, mode="json")

@@ -50,12 +50,14 @@ An answer is ``(None, result)`` or ``(raised, None)``: built-in types only: in t
 
 
 class WorkerProcess:
-    """A lazily started child process around one blocking object. Calls are carried out one after the other."""
+    """A child process around one blocking object, started at the first call. Calls run one after the other."""
 
     def __init__(self, target: str, *args: Any, env: Mapping[str, str] | None = None, python: str = "") -> None:
-        """``target``: ``module:callable``, called in the child with ``args``. ``env``: its whole environment.
-        ``python``: another interpreter (3.11 or newer), for a library that only that one has; of ours it is shown the
-        two packages of this module and of ``target``, which must need nothing else."""
+        """Prepare a child that calls ``target`` (``module:callable``) with ``args``.
+
+        ``env``: its whole environment. ``python``: another interpreter (3.11 or newer), for a library that only that
+        one has; it sees the two packages of this module and of ``target``, which must need nothing else.
+        """
         self._target, self._args, self._python = target, args, python
         self._env = dict(os.environ if env is None else env)
         self._process: asyncio.subprocess.Process | None = None
@@ -69,10 +71,12 @@ class WorkerProcess:
         return self._process.pid if running and self._process else None
 
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
-        """``object.name(*args)`` in the child. Raises what the call raised if that is a :class:`AdapterError`;
-        :class:`UnavailableError` if it raised anything else, took longer than ``deadline_s`` (waiting for its turn
-        and for
-        the start of the child included; the child is killed and started anew at the next call) or crashed."""
+        """Return ``object.name(*args)`` of the child. Raises what the call raised if that is an :class:`AdapterError`.
+
+        Raises :class:`UnavailableError` if it raised anything else, crashed, or took longer than ``deadline_s``. The
+        deadline includes the wait for its turn and the start of the child; the child is then killed and started again
+        at the next call.
+        """
         try:
             async with asyncio.timeout(deadline_s), self._turn:
                 raised, result = await self._ask(name, args)
@@ -88,7 +92,7 @@ class WorkerProcess:
             await self._end()
 
     async def _ask(self, name: str, args: Sequence[Any]) -> tuple[_Raised | None, Any]:
-        """One question and its answer; whatever disturbs that (deadline, cancellation, crash) ends the child."""
+        """Return the answer to one question; a deadline, a cancellation or a crash ends the child."""
         answered = False
         try:
             process = await self._running()
@@ -134,8 +138,10 @@ class WorkerProcess:
         return self._process
 
     async def _end(self, wait_s: float = 0.0) -> int | None:
-        """Kill the child and all that it started, after ``wait_s`` in which it may end by itself, and collect it: its
-        exit code."""
+        """Kill the child and all that it started, and return its exit code.
+
+        It has ``wait_s`` in which it may end by itself.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
@@ -169,7 +175,7 @@ class WorkerProcess:
 
 
 def _homes(target: str) -> list[str]:
-    """Where the packages of this module and of ``target`` lie."""
+    """Return the directories of the packages of this module and of ``target``."""
     specs = [importlib.util.find_spec(name.partition(".")[0]) for name in (__name__, target.partition(":")[0])]
     origins = [os.path.abspath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
     return sorted({os.path.dirname(os.path.dirname(origin)) for origin in origins})
@@ -208,7 +214,7 @@ def _die_with(parent: int) -> None:
 
 
 def _take(pipe: IO[bytes]) -> Any:
-    """The next value from the parent. EOFError when it has closed its end."""
+    """Return the next value from the parent. EOFError when it has closed its end."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         raise EOFError
@@ -217,7 +223,7 @@ def _take(pipe: IO[bytes]) -> Any:
 
 
 def _answer(call: Callable[[], Any]) -> bytes:
-    """The packed result of one call, or what it raised, as a value."""
+    """Return the packed result of one call, or what it raised, as a value."""
     try:
         return _packed((None, call()))
     except AdapterError as error:

@@ -1,1 +1,1 @@
-"""The running service: one tick after another (:mod:`controller`), its eyes (:mod:`sense`) and hands (:mod:`act`)."""
+"""The running controller: the loop (:mod:`loop`), polling, sanitizing, actuation, and estimation."""

@@ -1,4 +1,7 @@
-"""Carrying out a plan: one batch per site, each with a deadline; every order gets a receipt, whatever happens."""
+"""Actuation of a plan: one batch of orders per site, each with a deadline; every order gets a result.
+
+Slots that the pool still lists of drones that died without leaving it are removed here too.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ KEEP_FOR_JOBS_S = 90.0
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """Ask one drone to leave the overlay."""
+    """Request to one drone to leave the overlay."""
 
     drone_id: DroneId
     mode: DrainMode
@@ -58,7 +61,7 @@ class DrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class OrderBatch:
-    """All that one site, or the overlay (``site`` empty), is asked for in one tick."""
+    """All orders for one site, or for the overlay (``site`` empty), in one tick."""
 
     site: str
     starts: tuple[StartOrder, ...] = ()
@@ -68,7 +71,7 @@ class OrderBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchResults:
-    """What came of a batch."""
+    """The results of a batch."""
 
     site: str
     starts: tuple[OrderResult, ...] = ()
@@ -78,7 +81,7 @@ class BatchResults:
 
 
 def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[OrderBatch]:
-    """A plan's actions, put together by whom they are asked of."""
+    """Return a plan's actions, grouped by the site or overlay that carries them out."""
     found: list[OrderBatch] = []
     if plan.drains:
         found.append(OrderBatch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
@@ -131,7 +134,7 @@ def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:
 async def carry_out(
     batch: OrderBatch, site: Site | None, overlay: Overlay, clock: Clock, deadline_s: float
 ) -> BatchResults:
-    """Do what a batch says. Stops come first: they make room. Never raises."""
+    """Carry out a batch. Stops come first: they make room. Never raises."""
     if site is None:
         receipts: list[OrderResult] = []
         for mode, why in dict.fromkeys((d.mode, d.why) for d in batch.drains):
@@ -155,7 +158,7 @@ async def carry_out(
 async def _admit(
     orders: Sequence[StartOrder], overlay: Overlay, clock: Clock
 ) -> tuple[list[StartOrder], list[OrderResult]]:
-    """Give every order what its drone needs to join, as late as possible; the site is not asked without it."""
+    """Request a bootstrap for every order, as late as possible; the site gets no order without one."""
     admitted: list[StartOrder] = []
     receipts: list[OrderResult] = []
     loop = asyncio.get_running_loop()
@@ -176,7 +179,7 @@ async def _admit(
 async def _asked(
     ids: Sequence[DroneId], ask: Callable[[], Awaitable[Sequence[OrderResult]]], clock: Clock, deadline_s: float
 ) -> list[OrderResult]:
-    """One receipt per id. Writes are not retried; what was not answered is unknown, never "not done"."""
+    """Return one result per id. Writes are not retried; an order without an answer is unknown, never "not done"."""
     try:
         answered = {r.drone_id: sanitize_result(r) for r in await within(deadline_s, ask())}
     except (UnavailableError, RejectedError, AuthError) as error:
@@ -190,7 +193,7 @@ async def _asked(
 
 
 def still_waits(drone: Drone) -> bool:
-    """Whether a start's receipt still is news: a listing may have settled it first."""
+    """Return True if a start's result still is news: a listing may have settled it first."""
     return drone.state is DroneState.REQUESTED
 
 
@@ -219,10 +222,10 @@ class _Dead:
 
 @dataclass(slots=True)
 class DeadSlots:
-    """Has an overlay remove slots of dead drones, in the background. Only a site's own word counts for a death: a drone
-    that is merely missing in listings may live.
+    """Removal of the slots of dead drones from the overlay, in the background.
 
-    Drones of an earlier life of the controller are not known here: the pool forgets their slots in time.
+    Only a site's own report counts as a death: a drone that is merely missing in listings may live. Drones of an
+    earlier life of the controller are not known here: the pool forgets their slots in time.
     """
 
     overlay: object
@@ -248,7 +251,7 @@ class DeadSlots:
         sites: Iterable[PolledSite],
         live: Mapping[DroneId, object],
     ) -> None:
-        """Begin to remove what is still listed, if nothing is under way."""
+        """Begin to remove slots that are still listed, if no removal is under way."""
         if self._task is None and isinstance(self.overlay, SupportsForget) and (due := self._due(pool, sites, live)):
             self._task = group.create_task(self._removed(self.overlay, due), name="forget-drones")
 
@@ -272,14 +275,14 @@ class DeadSlots:
         return None if known else fault
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel the removal under way."""
         if self._task is not None:
             self._task.cancel()
 
     def _due(
         self, pool: PolledOverlay, sites: Iterable[PolledSite], live: Mapping[DroneId, object]
     ) -> Mapping[DroneId, float]:
-        """Return the dead drones whose slots a look after their end shows, each with its end."""
+        """Return the dead drones that a poll after their end still shows, each with its end."""
         view, now = pool.view, self.clock.now()
         if not self._dead or view is None or pool.fault is not None:
             return {}
@@ -309,7 +312,7 @@ class DeadSlots:
         return due
 
     async def _removed(self, overlay: SupportsForget, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
-        """Return one receipt for each drone, whatever happens."""
+        """Return one result for each drone, whatever happens."""
         drift_s = self.clock.drift_s()
         silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", self.clock.now())
         try:

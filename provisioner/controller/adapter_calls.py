@@ -16,8 +16,10 @@ T = TypeVar("T")
 
 
 async def within(deadline_s: float, call: Awaitable[T]) -> T:
-    """The answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises; but never a
-    cancellation of the adapter's own making: it would be taken for ours and end the service."""
+    """Return the answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises.
+
+    It never raises a cancellation that the adapter caused: that would be taken for ours and end the controller.
+    """
     try:
         async with asyncio.timeout(deadline_s):
             return await call
@@ -29,7 +31,7 @@ async def within(deadline_s: float, call: Awaitable[T]) -> T:
 
 
 def fault_of(error: BaseException, at: float) -> Fault:
-    """What went wrong, as data: the four errors by their kind, a deadline as a silence, all else as unknown."""
+    """Return an error as data: adapter errors by their kind, a deadline as unavailable, all else as unknown."""
     match error:
         case AdapterError():
             return Fault(error.kind, held(str(error)) or type(error).__name__, at)
@@ -41,9 +43,10 @@ def fault_of(error: BaseException, at: float) -> Fault:
 
 @dataclass(slots=True, eq=False)
 class LazySite:
-    """A :class:`~provisioner.interfaces.Site` that may not be entered yet: one that is down when the controller
-    starts must
-    not keep the controller from the others."""
+    """A :class:`~provisioner.interfaces.Site` that is connected by the first poll that succeeds in it.
+
+    A site that is down when the controller starts must not keep the controller from the others.
+    """
 
     site: Site
     _stack: AsyncExitStack | None = None

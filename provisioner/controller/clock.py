@@ -1,4 +1,4 @@
-"""Time as a seam: the service asks a :class:`Clock`, never the system."""
+"""Clocks: the controller asks a :class:`Clock`, never the system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEX_BYTES = 512
 
 
 class Clock(Protocol):
-    """Time as the service knows it."""
+    """Time as the controller knows it."""
 
     def now(self) -> float:
         """Return seconds since the epoch, UTC; never goes backwards, and jumps in :meth:`settle` only."""
@@ -31,7 +31,7 @@ class Clock(Protocol):
         ...
 
     def doubted(self) -> bool:
-        """Return whether the host's clock disagrees with the record so much that it is not believed yet."""
+        """Return True if the host's clock disagrees with the record so much that it is not trusted yet."""
         ...
 
     def due_s(self) -> float:
@@ -39,7 +39,7 @@ class Clock(Protocol):
         ...
 
     def settle(self) -> None:
-        """Believe the host's clock."""
+        """Set the clock to the host's."""
         ...
 
 
@@ -107,14 +107,17 @@ class SteadyClock:
         return self._wall() - (self._at + self._monotonic() - self._mark)
 
     def doubted(self) -> bool:
-        """Return whether the wall clock is not believed yet. One that somebody has set near the record is at once."""
+        """Return True if the wall clock is not trusted yet. One that was set near the record is trusted at once."""
         if self._doubted and abs(self.drift_s()) <= self.APART_S:
             self._doubted = False
         return self._doubted
 
     def due_s(self) -> float:
-        """Return by how much a doubted clock may be set now: its distance is known, NTP keeps it, or nobody has set it
-        for long. It is set back only at the start, before anybody has asked it for the time."""
+        """Return by how much a doubted clock may be set now.
+
+        That is so once its distance is known, NTP keeps it, or nobody has set it for long. It is set back only at the
+        start, before anybody has read the time.
+        """
         if not self.doubted() or (self.drift_s() < 0 and self._asked):
             return 0.0
         waited = self._monotonic() - self._started >= self.BELIEVED_AFTER_S

@@ -1,4 +1,4 @@
-"""What was learned, on record: read at the start, written now and then, and forgotten where an operator asks."""
+"""Estimates and completed jobs on record: read at the start, written regularly, forgotten where an operator asks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ ASK_EVERY_S = 60.0
 
 @dataclass(slots=True)
 class EstimateStore:
-    """:meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`end` after the last. A store that fails
-    is told of; it ends nothing."""
+    """The estimates on record: read at the start, written regularly, and forgotten where an operator asks.
+
+    Call :meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`end` after the last. A store that fails
+    is reported; it ends nothing.
+    """
 
     estimation: EstimateCollector
     store: Store
@@ -36,7 +39,7 @@ class EstimateStore:
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 
     async def begin(self, waiting_cost: float) -> None:
-        """Take up what an earlier controller knew."""
+        """Restore the estimates of an earlier controller."""
         now = self._kept_at = self.clock.now()
         try:
             known = await self.store.experience()
@@ -52,7 +55,7 @@ class EstimateStore:
         await self._forget()
 
     async def turn(self) -> None:
-        """What is due."""
+        """Write and forget what is due."""
         now = self.clock.now()
         if now - self._asked_at >= ASK_EVERY_S:
             await self._forget()
@@ -60,7 +63,7 @@ class EstimateStore:
             await self._keep()
 
     async def end(self) -> None:
-        """Keep the last of it."""
+        """Write the estimates a last time."""
         if not self._spares:
             await self._keep()
 
@@ -79,7 +82,7 @@ class EstimateStore:
             await self._keep()
 
     async def _keep(self) -> None:
-        """Put on record what is known and that the rest was forgotten. What fails is tried again in a while."""
+        """Record the estimates and the requests to forget that are carried out. A failure is tried again later."""
         now = self._kept_at = self.clock.now()
         try:
             await self.store.learn(self.estimation.experience(now), tuple(self._forgot))
@@ -100,9 +103,9 @@ class EstimateStore:
 
 @dataclass(slots=True)
 class CompletedJobRecorder:
-    """What of the overlay's newest completions is on record already.
+    """Completed jobs, recorded once each: the overlay reports every one in many polls.
 
-    After a restart all that are told are offered to the store again: it knows those that it has.
+    After a restart all reported jobs are offered to the store again: it knows those that it has.
     """
 
     _recorded: Mapping[tuple[str, float], CompletedJob] = field(default_factory=dict)
@@ -110,7 +113,7 @@ class CompletedJobRecorder:
     _seen: tuple[CompletedJob, ...] = ()
 
     async def keep(self, store: Store, view: OverlayView | None) -> None:
-        """To be called once a tick. What cannot be written is tried again at the next: it decides nothing."""
+        """Record the new jobs of a poll. A write that fails is tried again at the next tick."""
         told = view.completions if view is not None else None
         if told is None or told == self._seen:
             return

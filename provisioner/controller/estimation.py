@@ -1,9 +1,8 @@
-"""Experience, gathered tick by tick from what the controller sees and does anyway; see :mod:`provisioner.estimates`.
+"""Collection of samples for the estimates, tick by tick; see :mod:`provisioner.estimates`.
 
 Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:mod:`provisioner.controller.estimate_store` keeps it in the store now and then, so that a restarted controller need not
-learn it
-anew; losing it costs nothing but that. What happened while nobody looked is left out, not made up.
+:mod:`provisioner.controller.estimate_store` records the samples regularly, so that a restarted controller continues with
+them; losing them costs nothing but that. Time without polls is left out, not made up.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ FADE_S = 7 * 86400.0
 
 @dataclass(slots=True)
 class DepartedDrone:
-    """A drone that left for want of work."""
+    """A drone that left because it was idle."""
 
     idle_s: float
     left_at: float
@@ -76,7 +75,7 @@ class DepartedDrone:
 
 @dataclass(slots=True)
 class SiteHistory:
-    """What is remembered of one site."""
+    """The past of one site."""
 
     use_milli: deque[int] = field(default_factory=lambda: deque(maxlen=USE_KEPT))
     """What its owner held, every :data:`USE_EVERY_S`, or :data:`UNKNOWN`."""
@@ -93,7 +92,7 @@ class SiteHistory:
 
     @classmethod
     def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteHistory:
-        """What is kept of a site, after ``away_s`` in which nobody looked."""
+        """Return the history from recorded samples, after ``away_s`` in which nobody polled."""
         fresh = 0.5 ** (away_s / FADE_S)
         site = cls(used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh)
         site.use_milli.extend(kept.use_milli)
@@ -104,7 +103,7 @@ class SiteHistory:
 
     @property
     def use_known(self) -> bool:
-        """Whether anything can be concluded from the owner's use."""
+        """Return True if there are enough samples of the owner's use for an estimate."""
         return len(self.use_milli) - self.use_milli.count(UNKNOWN) >= USE_NEEDED
 
     def kept(self) -> SiteSamples:
@@ -113,7 +112,7 @@ class SiteHistory:
 
 @dataclass(slots=True)
 class EstimateHistory:
-    """All that is remembered. Ghosts are forgotten with this life of the controller; the rest is kept."""
+    """All samples. Departed drones are forgotten with this life of the controller; the rest is recorded."""
 
     runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Never changed in place: what is kept of them now and then is these very values."""
@@ -123,7 +122,10 @@ class EstimateHistory:
 
 @dataclass(slots=True)
 class EstimateCollector:
-    """Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot."""
+    """Samples of what the controller observes.
+
+    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot.
+    """
 
     memory: EstimateHistory = field(default_factory=EstimateHistory)
     estimates: Estimates = NO_ESTIMATES
@@ -141,7 +143,7 @@ class EstimateCollector:
     """When those that are not done were looked through."""
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Take in what one tick saw and did."""
+        """Add the samples of one tick."""
         view, now, self._waiting_cost = snapshot.overlay.view, snapshot.now, snapshot.policy.waiting_cost
         if view is not None and view.completions and view.completions is not self._told:
             self._note_runs(view.completions, now)
@@ -161,7 +163,7 @@ class EstimateCollector:
             self.estimates = self._tell()
 
     def experience(self, now: float) -> EstimateSamples:
-        """What is to be kept of it all."""
+        """Return the samples to record."""
         memory = self.memory
         return EstimateSamples(
             now,
@@ -172,7 +174,7 @@ class EstimateCollector:
         )
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
-        """Begin with what an earlier controller has kept: what it knew, this one knows from its first tick on."""
+        """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
         away_s = max(0.0, now - kept.at)
         self.memory = EstimateHistory(
             dict(kept.runs),
@@ -183,9 +185,10 @@ class EstimateCollector:
         self.estimates = self._tell()
 
     def forget(self, what: str) -> None:
-        """What an operator wants forgotten: ``all``, ``user:NAME`` or ``site:NAME``. A job that was told stays told.
+        """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
 
-        Nobody can tell which of everybody's run times are a user's: they go with his, and ten jobs fill them again."""
+        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again.
+        """
         memory, (kind, _, name) = self.memory, what.partition(":")
         match kind:
             case "all":
@@ -303,9 +306,11 @@ class EstimateCollector:
         )
 
     def _runs(self) -> dict[str, tuple[float, ...]]:
-        """Equally likely run times by key. Those of jobs that are not done count where all that are done are kept: of
-        the newest alone it is not known how many began when. What is missing of :data:`RUNS_NEEDED` then is borrowed
-        from those that are done under the next wider key."""
+        """Return equally likely run times by key.
+
+        Unfinished jobs count where all completed ones are kept: of the newest alone it is unknown how many began when.
+        Samples missing to :data:`RUNS_NEEDED` are then borrowed from the completed ones under the next wider key.
+        """
         known = self.memory.runs
         of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
         told = dict(of_done)
@@ -319,7 +324,7 @@ class EstimateCollector:
 
 
 def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:
-    """``count`` values at equal steps through the sorted ones, or all if there are no more."""
+    """Return ``count`` values at equal steps through the sorted ones, or all if there are no more."""
     ordered = sorted(values)
     if len(ordered) <= count:
         return tuple(ordered)
@@ -327,8 +332,10 @@ def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:
 
 
 def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
-    """How much more the owner came to hold within each horizon, from each noted moment on. What was not seen is left
-    out: no window reaches across it."""
+    """Return how much the owner's use grew within each horizon, from each sample on.
+
+    No window reaches across a time without samples.
+    """
     stretches = [list(noted) for known, noted in groupby(use_milli, UNKNOWN.__ne__) if known]
     longest = max(map(len, stretches), default=0)
     highest, span, rows = stretches, 1, []  # highest[n][i]: of stretches[n][i : i + span]
@@ -345,9 +352,12 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
 
 
 def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) -> float:
-    """The idle time-out under which these gaps would have cost least: idle time, and for each that was longer the
-    start of another drone, for which a job waits. Of too few gaps nothing can be said: then just as long as another
-    start costs, which costs at most twice what would have been best, whatever comes (``planner/idle.py``)."""
+    """Return the idle timeout under which these gaps would have cost least.
+
+    The cost is idle time and, for each gap that was longer, the start of another drone, for which a job waits. With too
+    few gaps it is just the cost of another start, which costs at most twice the optimum, whatever comes
+    (``planner/idle.py``).
+    """
     gaps = list(gaps_s)
     start_s = boot_s + RELEASE_S + waiting_cost * boot_s
     if len(gaps) < MIN_IDLE_GAPS:

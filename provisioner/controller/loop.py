@@ -1,4 +1,4 @@
-"""The tick: sense, decide, check, record, act, record what came of it."""
+"""The control loop: poll, plan, record, act, and record the results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ON_THE_MOVE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """What one tick did."""
+    """The result of one tick."""
 
     plan: Plan
     faults: tuple[str, ...] = ()
@@ -92,15 +92,17 @@ class TickReport:
 
 @dataclass(slots=True)
 class PlanningTime:
-    """How long the planner has taken: real time, even where the service's clock is virtual. (Processor time would be
-    nearer the truth on a busy host, but to ask for it can cost more than a quick decision.)"""
+    """Duration of the calls of the planner, in real time, even where the controller's clock is virtual.
+
+    Processor time would be more exact on a busy host, but to read it can cost more than a quick plan.
+    """
 
     count: int = 0
     total_s: float = 0.0
     worst_s: float = 0.0
 
     def took(self, spent_s: float) -> None:
-        """One decision more."""
+        """Add one plan."""
         self.count += 1
         self.total_s += spent_s
         self.worst_s = max(self.worst_s, spent_s)
@@ -108,14 +110,17 @@ class PlanningTime:
 
 @dataclass(slots=True)
 class PlannerFailures:
-    """Decisions that failed one after the other. The log tells each new error once with its traceback, and one that
-    goes on only when its count has doubled: at every tick it would fill the disk."""
+    """Failures of the planner in a row.
+
+    The log gets each new error once with its traceback, and a lasting one only when its count has doubled: at every
+    tick it would fill the disk.
+    """
 
     error: str = ""
     count: int = 0
 
     def again(self, error: Exception) -> None:
-        """Count one failure."""
+        """Count and log one failure."""
         text = f"{type(error).__name__}: {error}"
         if text != self.error:
             self.error, self.count = text, 1
@@ -126,7 +131,7 @@ class PlannerFailures:
             log.error("planner.failed", why=text, in_a_row=self.count)
 
     def over(self) -> None:
-        """Note a decision that succeeded."""
+        """Note a plan that succeeded."""
         if self.error:
             log.info("planner.recovered", why=self.error, in_a_row=self.count)
             self.error, self.count = "", 0
@@ -134,10 +139,10 @@ class PlannerFailures:
 
 @dataclass(slots=True)
 class Controller:
-    """The service. Enter it, then call :meth:`tick` or :meth:`run`.
+    """The control loop. Enter it, then call :meth:`tick` or :meth:`run`.
 
-    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while something is on the
-    move.
+    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while drones change their
+    state.
     """
 
     name: str
@@ -195,8 +200,10 @@ class Controller:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Looks are broken off. Orders under way are waited for, though not for ever: their intent is on record, and
-        listings will tell the next controller what came of them."""
+        """Cancel polls and wait for orders under way, though not for ever.
+
+        Their intent is on record, and listings will show the next controller what came of them.
+        """
         assert self._senses is not None and self._keeping is not None
         self._senses.close()
         self._dead_slots.close()
@@ -254,7 +261,7 @@ class Controller:
     # ------------------------------------------------------------------------------------------------ the steps
 
     async def _set_clock(self, *, start: bool = False) -> None:
-        """Set the clock if that is due, and tell of one that is doubted."""
+        """Set the clock if that is due, and report one that is doubted."""
         by_s = self.clock.due_s()
         moved = await self._move_times(by_s, start=start) if by_s or start else False
         if by_s and moved:
@@ -271,10 +278,12 @@ class Controller:
             )
 
     async def _move_times(self, by_s: float, *, start: bool) -> bool:
-        """Move the times on record with the clock, so that no limit passes in one step; return whether that is on
-        record. If not, the clock must not be set: limits would pass, now or after a restart.
+        """Move the times on record with the clock, so that no limit passes in one step.
 
-        At the ``start`` an order whose answer was not recorded gets none any more: ``settle`` counts from now.
+        Return True if that is recorded.
+
+        If not, the clock must not be set: limits would pass, now or after a restart. At the ``start`` an order whose
+        result was not recorded gets none any more: ``order_confirm`` counts from now.
         """
         now, moves = self.clock.now() + by_s, []
         for drone in self.store.drones.values():
@@ -335,7 +344,7 @@ class Controller:
         return found
 
     async def _tell_faults(self, found: SafePlan) -> None:
-        """Record what was wrong with a plan when that changes, and not at every tick."""
+        """Record the breaches of a plan when they change, and not at every tick."""
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
             told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
@@ -356,8 +365,10 @@ class Controller:
         return replace(reading, view=replace(reading.view, notices=(*reading.view.notices, notice)))
 
     def _without_forged_slots(self, view: OverlayView) -> OverlayView:
-        """Return a view with few slots of drones that neither the record nor a site knows: whoever has a drone's token
-        can advertise any number of them, and each tick would work on all."""
+        """Return a view with a limited number of slots of drones that neither the record nor a site knows.
+
+        Whoever has a drone's token can advertise any number of them, and each tick would work on all.
+        """
         assert self._senses is not None
         known = set(self.store.drones)
         known.update(*(r.view.drones for r in self._senses.site_readings().values() if r.view is not None))
@@ -370,7 +381,7 @@ class Controller:
         return replace(view, slots=slots, notices=(*view.notices, notice))
 
     def _gpu_wanted(self) -> float:
-        """When a GPU job was last seen to wait. What cannot be seen may be one."""
+        """Return the time at which a GPU job was last seen to wait. While the queue cannot be seen, one may wait."""
         assert self._senses is not None
         overlay = self._senses.overlay_reading()
         view = overlay.view
@@ -411,7 +422,7 @@ class Controller:
         return max((n for n in map(changes.serial_of, ours) if n is not None and n < below), default=0)
 
     async def _ended(self, readings: Iterable[PolledSite]) -> Mapping[DroneId, DroneState]:
-        """What the record says of drones that a site lists and that should be gone: the reason to stop them."""
+        """Return the final states on record of drones that a site still lists: the reason to stop them."""
         views = [r.view for r in readings if r.view is not None]
         there = [d for v in views for d in v.drones.values() if d.state is not RemoteState.ENDED]
         strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
@@ -422,7 +433,7 @@ class Controller:
             return {}
 
     async def _keep_last_words(self) -> None:
-        """For `drones show`. They decide nothing, so whatever goes wrong with them is only told."""
+        """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
         words: dict[DroneId, str] = {}
         for name, site in self._tellers.items():
             try:
@@ -443,8 +454,10 @@ class Controller:
             return ()
 
     async def _reset_breakers(self) -> None:
-        """Lift the bans that operators asked to lift, before anything is decided with them. The plan marks the requests
-        as done."""
+        """Lift the bans that operators asked to lift, before anything is planned with them.
+
+        The plan marks the requests as done.
+        """
         for request in await self._requests():
             if request.kind is not RequestKind.RESET:
                 continue
@@ -482,7 +495,7 @@ class Controller:
         self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
 
     async def _settle(self) -> None:
-        """Record the answers that have come. What cannot be recorded is kept, and tried again at the next tick."""
+        """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
         for task in [t for t in self._acts if t.done()]:
             moves, breakers = self._meaning(task.result())
             before = dict(self.store.breakers)
@@ -534,8 +547,10 @@ class Controller:
         interval_s: float,
         active_interval_s: float,
     ) -> Collection[asyncio.Task[actuation.BatchResults]]:
-        """Take over a changed configuration between two ticks. Returns the orders under way: what they were given to
-        must stay open until they are done."""
+        """Take over a changed configuration between two ticks.
+
+        Return the orders under way: the adapters that they were given to must stay open until they are done.
+        """
         self.policy, self.types, self.sites = policy, types, sites
         self.interval_s, self.active_interval_s = interval_s, active_interval_s
         self._watch_sites()
@@ -585,7 +600,7 @@ class Controller:
             await self._keeping.turn()
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
-        """Tell something that is not a drone's step: in the log, as a warning with ``warn``, and on record."""
+        """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
         try:
             await self.store.event(self.clock.now(), name, fields)
@@ -612,8 +627,10 @@ def _tell(plan: Plan) -> None:
 
 
 def _is_within(scope: str, asked: Collection[str]) -> bool:
-    """Return whether a breaker's scope is one that was asked for, or lies within it: a type or a node of a site
-    (``<site>@<node>``), or a job class on a type (``<site>/<type>#<class>``)."""
+    """Return True if a breaker's scope is one of ``asked``, or lies within one.
+
+    That is: a type or a node of a site (``<site>@<node>``), or a job class on a type (``<site>/<type>#<class>``).
+    """
     return any(scope == each or scope.startswith((f"{each}/", f"{each}#", f"{each}@")) for each in asked)
 
 

@@ -1,4 +1,4 @@
-"""One look at the overlay and all sites at once: each with its own deadline, none able to hold up another."""
+"""Polling of the overlay and all sites at once: each with its own deadline, none able to hold up another."""
 
 from __future__ import annotations
 

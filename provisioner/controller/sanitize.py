@@ -1,7 +1,7 @@
-"""What an adapter saw, taken over: its times on the controller's clock, and nothing in it that is no number or no text.
+"""Sanitizing of what adapters report: times on the controller's clock, valid numbers and texts.
 
-Adapters judge what they read; this is for what slips through. One NaN in one listing must neither stop the planner nor
-make the whole tick unrecordable: it is set to what stands for "not told", and the view's notices say so.
+Adapters validate what they read; this is for what slips through. One NaN in one listing must neither stop the planner
+nor make the whole tick unrecordable: it is replaced by the value for "unknown", and the view's notices say so.
 """
 
 from __future__ import annotations
@@ -87,14 +87,16 @@ class _Shape:
         return cls(counts, reals, texts, read, names, others, kind)
 
     def with_parts(self, value: V, parts: Mapping[str, object]) -> V:
-        """``value`` with other parts; itself where they are its own. (``replace`` takes twice as long: each look needs
-        it.)"""
+        """Return ``value`` with other parts; itself where they are its own.
+
+        (``replace`` takes twice as long, and each poll needs it.)
+        """
         if all(getattr(value, name) is part for name, part in parts.items()):
             return value
         return cast(V, self.make(*[parts[n] if n in parts else getattr(value, n) for n in self.names]))
 
     def plain(self, values: tuple[Any, ...]) -> bool:
-        """Whether there is nothing to mend, quickly: views have tens of thousands of entries."""
+        """Return True if nothing is to be repaired, quickly: views have tens of thousands of entries."""
         whole, some = len(self.counts), len(self.counts) + len(self.reals)
         numbers = values[:some]
         if numbers and not (min(numbers) >= 0 and max(numbers) < LARGEST and sum(numbers) >= 0):  # NaN is neither
@@ -133,8 +135,10 @@ class _Crossing:
         """Of what, and which value."""
 
     def all(self, part: str, values: tuple[T, ...] | None, take: Callable[[T], T | None]) -> tuple[T, ...] | None:
-        """All of one part as ``take`` takes them over; what is not told stays so. The very values that were sound at
-        the look before still are."""
+        """Return all values of one part, sanitized by ``take``; None stays None.
+
+        The very values that were sound at the poll before still are.
+        """
         if not values:
             return values
         before = self.known.get(part, _NEW)
@@ -148,7 +152,7 @@ class _Crossing:
         return values if whole else tuple(taken)
 
     def drones(self, listed: Mapping[DroneId, RemoteDrone]) -> Mapping[DroneId, RemoteDrone]:
-        """The same for a site's drones, each under its id; a listing of the same drones as before gives the same."""
+        """Return a site's drones, sanitized, by id; a listing of the same drones as before gives the same mapping."""
         before = self.known.get("drones", _NEW)
         if before.whole and len(listed) == len(before.taken):
             same = all(map(is_, listed.values(), before.taken.values())) and all(map(eq, listed, before.taken))
@@ -176,7 +180,7 @@ class _Crossing:
         return taken
 
     def overlay(self, view: OverlayView) -> dict[str, Any]:
-        """What an overlay's view consists of."""
+        """Return the sanitized parts of an overlay's view."""
         return {
             "slots": self.all("slots", view.slots, self.slot),
             "classes": self.once(self.all("classes", view.classes, self.job) or ()),
@@ -187,7 +191,7 @@ class _Crossing:
         }
 
     def site(self, view: SiteView) -> dict[str, Any]:
-        """What a site's view consists of."""
+        """Return the sanitized parts of a site's view."""
         return {
             "drones": self.drones(view.drones),
             "nodes": self.all("nodes", view.nodes, self.node),
@@ -199,8 +203,10 @@ class _Crossing:
         }
 
     def once(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
-        """Return the classes without a second one of the same id, which would be planned for with the shape of the
-        other."""
+        """Return the classes without a second one of the same id.
+
+        That one would be planned for with the shape of the other.
+        """
         first = {job.id: job for job in reversed(classes)}
         if len(first) == len(classes):
             return classes
@@ -210,7 +216,7 @@ class _Crossing:
         return tuple(job for job in classes if first[job.id] is job)
 
     def value(self, value: T, name: str) -> T:
-        """``value`` itself where there is nothing to mend."""
+        """Return ``value`` with its numbers and texts repaired; itself where nothing is to be repaired."""
         shape = _SHAPES[type(value)]
         seen = shape.read(value)
         if not self.ahead_s and shape.plain(seen):
@@ -227,7 +233,7 @@ class _Crossing:
         return replace(value, **new)
 
     def is_id(self, drone_id: str) -> bool:
-        """Whether it can be an id that we gave: what cannot is none of ours."""
+        """Return True if the controller can have given this id; other drones are none of ours."""
         ours = drone_id.isascii() and len(drone_id) <= 63
         if not ours:
             self.mended.append(("id of a drone", f"{drone_id[:40]!a}"))
@@ -282,7 +288,7 @@ class _Crossing:
         return sound if nodes is claim.nodes else replace(sound, nodes=nodes)
 
     def by_type(self, part: str, counts: Mapping[str, int] | None) -> Mapping[str, int] | None:
-        """Drones of each type, in a mapping of our own; none where the count is none."""
+        """Return the counts of drones by type in a new mapping, 0 for invalid ones."""
         if counts is None:
             return None
         sound = {held(name): int(_number(count)) for name, count in counts.items()}
@@ -292,18 +298,18 @@ class _Crossing:
         return sound
 
     def amount(self, name: str, field: str, value: int | None) -> int | None:
-        """A whole number that need not be told, and is not if it is none."""
+        """Return an optional whole number; None if it is invalid."""
         if value is None or (type(value) is int and 0 <= value <= LARGEST):
             return value
         self.mended.append((name, f"{field} = {str(value)[:40]}"))
         return None
 
     def notices(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the adapter's ``own``, and one of the values that had to be mended."""
+        """Return the adapter's ``own`` notices, and one of the values that had to be repaired."""
         return self._and_mended(own, [each for each in self.mended if not each[0].startswith(_OF_USERS)])
 
     def remarks(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """The same of values that come from users' jobs."""
+        """Return the adapter's ``own`` remarks, and one of the repaired values that come from users' jobs."""
         return self._and_mended(own, [each for each in self.mended if each[0].startswith(_OF_USERS)])
 
     @staticmethod
@@ -321,8 +327,11 @@ _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capabil
 
 
 class _Ends:
-    """Ends of jobs as they crossed first. An overlay tells each one at many looks, and while the host's clock is off
-    the drift changes at every look: the same end would be another one each time."""
+    """Ends of jobs with the times that they were given first.
+
+    An overlay reports each end at many polls, and while the host's clock is off the drift changes at every poll: the
+    same end would be another one each time.
+    """
 
     def __init__(self) -> None:
         self.told: tuple[CompletedJob, ...] = ()
@@ -350,7 +359,7 @@ class _Ends:
 
 
 class Sanitizer:
-    """What the views of one adapter cross. It remembers the newest one: an adapter may give the same values again."""
+    """Sanitizer of the views of one adapter. It remembers the newest one: an adapter may give the same values again."""
 
     def __init__(self) -> None:
         self._parts: Mapping[str, _Part] = {}
@@ -361,9 +370,11 @@ class Sanitizer:
         self._ends = _Ends()
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
-        """``view`` as the controller may use it. ``began``: when it was asked for; its age counts from then, for the
-        answer says nothing of what happened since. ``ahead_s``: how far the host's clock, by which adapters tell time,
-        is ahead of the controller's."""
+        """Return ``view`` with valid values only and its times on the controller's clock.
+
+        ``began`` is the time of the call; the view's age counts from then, as the answer says nothing of what happened
+        since. ``ahead_s`` is the lead of the host's clock, by which adapters read time, over the controller's.
+        """
         crossing = _Crossing(ahead_s, self._parts)
         told = _number(view.taken_at)
         taken_at = min(told - crossing.ahead_s, began) if told else began
@@ -385,8 +396,10 @@ class Sanitizer:
         return taken
 
     def _unchanged(self, view: SiteView | OverlayView, crossing: _Crossing) -> bool:
-        """Whether ``view`` says what the one before said, also where an adapter may have changed that in place: then
-        nothing is to be judged again."""
+        """Return True if ``view`` equals the one before, also where an adapter may have changed that in place.
+
+        Then nothing is to be sanitized again.
+        """
         assert self._told is not None
         others = _SHAPES[type(view)].others
         if others(view) != others(self._told):  # quick: what is the very same is not compared in depth
@@ -398,7 +411,7 @@ class Sanitizer:
 
 
 def sanitize_result(receipt: OrderResult) -> OrderResult:
-    """An answer that cannot be recorded would be tried again for ever."""
+    """Return ``receipt`` with valid values: a result that cannot be recorded would be tried again for ever."""
     fault = receipt.fault
     if fault is not None:
         fault = replace(fault, message=held(fault.message), at=_number(fault.at))
@@ -417,20 +430,20 @@ def _refuses(refuses: Mapping[TypeKey, UnmetRequirement]) -> Mapping[TypeKey, Un
 
 
 def _names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """``names`` itself where there is nothing to mend: a claim may name every node of a site."""
+    """Return valid names; ``names`` itself where nothing is to be repaired: a claim may name every node of a site."""
     joined = "".join(names)
     return names if joined.isascii() and len(joined) <= LONGEST else tuple(map(held, names))
 
 
 def _number(value: float) -> float:
-    """Not told (0) for what is no amount and no time; the largest that can be held for what is more."""
+    """Return 0 (unknown) for what is no amount and no time; the largest recordable number for what is more."""
     if not value > 0 or value == float("inf"):
         return 0 if isinstance(value, int) else 0.0
     return value if value <= LARGEST else type(value)(LARGEST)
 
 
 def held(value: str) -> str:
-    """``value`` as text that JSON and SQL can hold, and not a book."""
+    """Return ``value`` as text of limited length that JSON and SQL can hold."""
     if value.isascii() and len(value) <= LONGEST:
         return value
     return value[:LONGEST].encode(errors="replace").decode()

@@ -28,8 +28,10 @@ Keys = tuple[str, ...]
 
 @dataclass(slots=True)
 class UnfinishedJobs:
-    """Jobs that run alone in a drone, and such that were evicted from one. Forgotten with this life of the controller:
-    what runs then is seen again."""
+    """Jobs that run alone in a drone, and those that were evicted from one.
+
+    Forgotten with this life of the controller: running jobs are seen again.
+    """
 
     running: dict[DroneId, tuple[Keys, float]] = field(default_factory=dict)
     """By drone: whose job runs there, and since when."""
@@ -37,7 +39,7 @@ class UnfinishedJobs:
     """By job: for how long it ran before it was evicted, the longest time."""
 
     def note(self, view: OverlayView) -> None:
-        """Take in what the pool tells now. (First who was evicted of those who ran when it was told before.)"""
+        """Take in a view of the pool: first the evictions of jobs that ran at the view before."""
         for eviction in view.evictions or ():
             keys, begun_at = self.running.get(eviction.drone_id, ((), eviction.at))
             before_s = self.cut.pop(eviction.job_id, (keys, 0.0))[1]
@@ -56,7 +58,7 @@ class UnfinishedJobs:
         }
 
     def so_far(self, now: float) -> Iterator[tuple[Keys, list[float]]]:
-        """For how long jobs have run without being done, by key, with all wider keys."""
+        """Yield the run times so far of unfinished jobs, by key, with all wider keys."""
         ages = [(keys, max(0.0, now - begun_at)) for keys, begun_at in self.running.values()]
         ages += self.cut.values()
         for level in range(3):
@@ -66,13 +68,15 @@ class UnfinishedJobs:
             yield from found.items()
 
     def forget(self, user: str) -> None:
-        """What was cut short of one user's."""
+        """Forget the evicted jobs of one user."""
         self.cut = {job: cut for job, cut in self.cut.items() if user not in cut[0]}
 
 
 def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> tuple[float, ...]:
-    """``count`` equally likely run times in seconds, ascending, of jobs some of which are ``done`` after so many
-    seconds, and others have run for so long without being done."""
+    """Return ``count`` equally likely run times in seconds, ascending.
+
+    They are of jobs some of which are ``done`` after so many seconds, and others ``unfinished`` after so many.
+    """
     longest_done = max(done, default=0.0)
     # A job that ends in the very moment up to which another was seen ends before that one.
     seen = sorted([(run_s, False) for run_s in done] + [(run_s, True) for run_s in unfinished])
