@@ -2,8 +2,8 @@
 
 An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point (groups
 ``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types, controller)`` (site) or
-``cls(config, controller)`` (overlay). ``config`` is an instance of the class attribute ``Config``, a pydantic model with
-``extra="forbid"``.
+``cls(config, controller)`` (overlay). ``config`` is an instance of the class attribute ``Config``, a pydantic model
+with ``extra="forbid"``.
 
 ``async with`` connects and disconnects. A site that cannot be connected is tried again at each poll, and it may be left
 in another task than it was entered in. Calls overlap: a poll with an order, a stop with a start. What an adapter may

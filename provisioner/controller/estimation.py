@@ -1,8 +1,8 @@
 """Collection of samples for the estimates, tick by tick; see :mod:`provisioner.estimates`.
 
 Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:mod:`provisioner.controller.estimate_store` records the samples regularly, so that a restarted controller continues with
-them; losing them costs nothing but that. Time without polls is left out, not made up.
+:mod:`provisioner.controller.estimate_store` records the samples regularly, so that a restarted controller continues
+with them; losing them costs nothing but that. Time without polls is left out, not made up.
 """
 
 from __future__ import annotations

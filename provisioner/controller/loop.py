@@ -161,8 +161,8 @@ class Controller:
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`; whoever changes something takes it."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _senses: Poller | None = None
-    _acts: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
+    _poller: Poller | None = None
+    _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: PlannerFailures = field(default_factory=PlannerFailures)
     _faults: tuple[str, ...] = ()
@@ -180,10 +180,10 @@ class Controller:
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _stepped: bool = False
-    _history: CompletedJobRecorder = field(default_factory=CompletedJobRecorder)
-    _keeping: EstimateStore | None = None
+    _completed_jobs: CompletedJobRecorder = field(default_factory=CompletedJobRecorder)
+    _estimate_store: EstimateStore | None = None
     _dead_slots: DeadSlots = field(init=False)
-    _tellers: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
+    _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
     """The sites that tell last words: asking a protocol is not for every tick."""
 
     def __post_init__(self) -> None:
@@ -191,12 +191,12 @@ class Controller:
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        self._keeping = EstimateStore(self.estimation, self.store, self.clock)
-        await self._keeping.begin(self.policy.waiting_cost)
+        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock)
+        await self._estimate_store.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
-        self._senses = Poller(self._group, self.clock, overlay)
-        self._watch_sites()
+        self._poller = Poller(self._group, self.clock, overlay)
+        self._set_poll_targets()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -204,49 +204,37 @@ class Controller:
 
         Their intent is on record, and listings will show the next controller what came of them.
         """
-        assert self._senses is not None and self._keeping is not None
-        self._senses.close()
+        assert self._poller is not None and self._estimate_store is not None
+        self._poller.close()
         self._dead_slots.close()
         try:
             if error is None:
-                await self._keeping.end()
-            if error is None and self._acts:
-                log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._acts.values()))
-                await asyncio.wait(self._acts, timeout=SHUTDOWN_WAIT_S)
-                await self._settle()
+                await self._estimate_store.end()
+            if error is None and self._orders:
+                log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._orders.values()))
+                await asyncio.wait(self._orders, timeout=SHUTDOWN_WAIT_S)
+                await self._record_results()
         finally:
-            for task in self._acts:
+            for task in self._orders:
                 task.cancel()
             await self._group.__aexit__(kind, error, None)
 
     async def tick(self) -> TickReport:
-        """One turn of the loop."""
-        await self._settle()  # answers that took longer than the last tick
+        """Poll, plan, record, act. Return the result of the tick."""
+        await self._record_results()  # of orders that took longer than the last tick
         await self._set_clock()
         await self._reset_breakers()
-        snapshot = await self._sense()
-        found = self._decided(snapshot)
-        plan, faults = found.plan, found.faults
-        await self._tell_faults(found)
-        before = dict(self.store.breakers)
-        try:
-            await self.store.record(plan, snapshot)
-        except StoreError as error:
-            log.error("store.write_failed", message=str(error))
-            return TickReport(plan, faults, recorded=False)
-        _tell(plan)
-        _tell_breakers(before, plan.breakers)
-        for drain in plan.drains:
-            if isinstance(drain.reason, BlackHoleDrone):
-                await self.event(
-                    "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
-                )
-        self.estimation.note(snapshot, plan)
-        await self._remove_dead_slots(snapshot, plan)
-        await self._act(plan)
-        await self._settle()
-        await self._history.keep(self.store, snapshot.overlay.view)
-        return TickReport(plan, faults)
+        snapshot = await self._poll()
+        found = self._plan(snapshot)
+        await self._report_breaches(found)
+        if not await self._record(found.plan, snapshot):
+            return TickReport(found.plan, found.faults, recorded=False)
+        self.estimation.note(snapshot, found.plan)
+        await self._remove_dead_slots(snapshot, found.plan)
+        await self._act(found.plan)
+        await self._record_results()
+        await self._completed_jobs.keep(self.store, snapshot.overlay.view)
+        return TickReport(found.plan, found.faults)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
@@ -303,13 +291,13 @@ class Controller:
             return False
         return True
 
-    async def _sense(self) -> Snapshot:
-        assert self._senses is not None
-        await self._senses.poll(self.store.breakers)
-        await self._keep_last_words()
-        readings = self._senses.site_readings()
+    async def _poll(self) -> Snapshot:
+        assert self._poller is not None
+        await self._poller.poll(self.store.breakers)
+        await self._record_console_output()
+        readings = self._poller.site_readings()
         next_serial = await self._next_serial(readings.values())
-        for site in self._acts.values():  # its last orders are still under way: what it shows now is half the truth
+        for site in self._orders.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
         return Snapshot(
@@ -319,7 +307,7 @@ class Controller:
             next_serial=next_serial,
             policy=self.policy,
             types=tuple(self.types),
-            overlay=self._overlay_reading(),
+            overlay=self._polled_overlay(),
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
@@ -331,7 +319,7 @@ class Controller:
             drift_s=self.clock.drift_s(),
         )
 
-    def _decided(self, snapshot: Snapshot) -> SafePlan:
+    def _plan(self, snapshot: Snapshot) -> SafePlan:
         """Return the plan to act on. What the planner failed on, and what broke a promise, is not in it."""
         began_s = time.perf_counter()
         found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
@@ -343,7 +331,24 @@ class Controller:
             self._failures.again(found.error)
         return found
 
-    async def _tell_faults(self, found: SafePlan) -> None:
+    async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
+        """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
+        before = dict(self.store.breakers)
+        try:
+            await self.store.record(plan, snapshot)
+        except StoreError as error:
+            log.error("store.write_failed", message=str(error))
+            return False
+        _log_plan(plan)
+        _log_breakers(before, plan.breakers)
+        for drain in plan.drains:
+            if isinstance(drain.reason, BlackHoleDrone):
+                await self.event(
+                    "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
+                )
+        return True
+
+    async def _report_breaches(self, found: SafePlan) -> None:
         """Record the breaches of a plan when they change, and not at every tick."""
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
@@ -353,10 +358,10 @@ class Controller:
             await self.event("plan.accepted")
         self._faults = found.faults
 
-    def _overlay_reading(self) -> PolledOverlay:
+    def _polled_overlay(self) -> PolledOverlay:
         """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
-        assert self._senses is not None
-        reading = self._senses.overlay_reading()
+        assert self._poller is not None
+        reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
             reading = replace(reading, view=self._without_forged_slots(reading.view))
         if reading.view is None or not self._doubted:
@@ -369,9 +374,9 @@ class Controller:
 
         Whoever has a drone's token can advertise any number of them, and each tick would work on all.
         """
-        assert self._senses is not None
+        assert self._poller is not None
         known = set(self.store.drones)
-        known.update(*(r.view.drones for r in self._senses.site_readings().values() if r.view is not None))
+        known.update(*(r.view.drones for r in self._poller.site_readings().values() if r.view is not None))
         unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
         if len(unknown) <= UNKNOWN_SLOTS:
             return view
@@ -382,8 +387,8 @@ class Controller:
 
     def _gpu_wanted(self) -> float:
         """Return the time at which a GPU job was last seen to wait. While the queue cannot be seen, one may wait."""
-        assert self._senses is not None
-        overlay = self._senses.overlay_reading()
+        assert self._poller is not None
+        overlay = self._poller.overlay_reading()
         view = overlay.view
         classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
         wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
@@ -400,11 +405,11 @@ class Controller:
         view shows yet may have later ids still: a margin is left for them. What slots or a listing show may be forged:
         it counts up to a limit that stays where it was at the start, when the record was read.
         """
-        assert self._senses is not None
+        assert self._poller is not None
         known = self.store.next_serial
         self._first_serial = self._first_serial or known
         shown = {drone_id for reading in readings if reading.view is not None for drone_id in reading.view.drones}
-        pool = self._senses.overlay_reading().view
+        pool = self._poller.overlay_reading().view
         if pool is not None:
             shown |= {slot.drone_id for slot in pool.slots}
         newest = self._newest_serial(shown - self.store.drones.keys(), self._first_serial + SERIALS_MISSED)
@@ -432,10 +437,10 @@ class Controller:
             log.error("store.read_failed", message=str(error))
             return {}
 
-    async def _keep_last_words(self) -> None:
+    async def _record_console_output(self) -> None:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
         words: dict[DroneId, str] = {}
-        for name, site in self._tellers.items():
+        for name, site in self._consoles.items():
             try:
                 words |= site.last_words()
             except Exception as error:
@@ -482,9 +487,9 @@ class Controller:
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
             work = actuation.carry_out(batch, site, self.overlay, self.clock, deadline_s)
-            self._acts[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
-        if self._acts:
-            await asyncio.wait(self._acts, timeout=TICK_WAIT_S)
+            self._orders[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
+        if self._orders:
+            await asyncio.wait(self._orders, timeout=TICK_WAIT_S)
 
     async def _remove_dead_slots(self, snapshot: Snapshot, plan: Plan) -> None:
         """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
@@ -494,10 +499,10 @@ class Controller:
         self._dead_slots.note(plan.moves)
         self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
 
-    async def _settle(self) -> None:
+    async def _record_results(self) -> None:
         """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
-        for task in [t for t in self._acts if t.done()]:
-            moves, breakers = self._meaning(task.result())
+        for task in [t for t in self._orders if t.done()]:
+            moves, breakers = self._changes_by_results(task.result())
             before = dict(self.store.breakers)
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
@@ -506,9 +511,9 @@ class Controller:
                 except StoreError as error:
                     log.error("order_results.write_failed", message=str(error))
                     return
-            site = self._acts.pop(task)
-            _tell_moves(moves)
-            _tell_breakers(before, breakers)
+            site = self._orders.pop(task)
+            _log_moves(moves)
+            _log_breakers(before, breakers)
             for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
                 await self.event(
                     "drain.rejected" if isinstance(move.reason, DrainRefused) else "drain.failed",
@@ -517,7 +522,7 @@ class Controller:
                     why=formatting.excerpt(move.drone.drain_refusal),
                 )
 
-    def _meaning(self, answers: actuation.BatchResults) -> tuple[list[StateChange], list[Breaker]]:
+    def _changes_by_results(self, answers: actuation.BatchResults) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
         moves: list[StateChange | None] = []
         refused = (r for r in answers.admissions if r.answer is OrderOutcome.REJECTED)
@@ -553,13 +558,13 @@ class Controller:
         """
         self.policy, self.types, self.sites = policy, types, sites
         self.interval_s, self.active_interval_s = interval_s, active_interval_s
-        self._watch_sites()
-        return list(self._acts)
+        self._set_poll_targets()
+        return list(self._orders)
 
-    def _watch_sites(self) -> None:
-        assert self._senses is not None
-        self._tellers = {name: site for name, site in self.sites.items() if isinstance(site, SupportsConsoleOutput)}
-        before, self._senses.sites = self._senses.sites, {}
+    def _set_poll_targets(self) -> None:
+        assert self._poller is not None
+        self._consoles = {name: site for name, site in self.sites.items() if isinstance(site, SupportsConsoleOutput)}
+        before, self._poller.sites = self._poller.sites, {}
         for name, site in self.sites.items():
             watch = before.pop(name, None)
             if watch is not None and watch.poll != site.poll:  # an adapter built anew: what is known of the site stays
@@ -567,18 +572,18 @@ class Controller:
                 watch = PollTarget(name, site.poll, 0.0, watch.view, watch.fault)
             watch = watch or PollTarget(name, site.poll, 0.0)
             watch.deadline_s = self.policy.sites[name].poll_deadline_s
-            self._senses.sites[name] = watch
+            self._poller.sites[name] = watch
         for gone in before.values():
             gone.close()
-        self._senses.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
+        self._poller.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
 
     def _pause(self, report: TickReport) -> float:
         if not report.recorded:
             return self.interval_s
         since = self.clock.now() - QUICK_FOR_S
         moving = any(d.state in ON_THE_MOVE and d.since > since for d in self.store.drones.values())
-        waiting = self._senses is not None and any(
-            c.fresh for c in (self._senses.overlay.view.classes if self._senses.overlay.view else ())
+        waiting = self._poller is not None and any(
+            c.fresh for c in (self._poller.overlay.view.classes if self._poller.overlay.view else ())
         )
         return self.active_interval_s if report.plan.acts or moving or waiting else self.interval_s
 
@@ -596,8 +601,8 @@ class Controller:
                 self._prunes = await self.store.prune(now)
             except StoreError as error:
                 log.error("store.prune_failed", message=str(error))
-        if self._keeping is not None:
-            await self._keeping.turn()
+        if self._estimate_store is not None:
+            await self._estimate_store.turn()
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
@@ -608,7 +613,7 @@ class Controller:
             log.error("store.write_failed", message=str(error))
 
 
-def _tell(plan: Plan) -> None:
+def _log_plan(plan: Plan) -> None:
     """Log one line per action, and one per tick that did something."""
     for start in plan.starts:
         drone = start.drone
@@ -621,7 +626,7 @@ def _tell(plan: Plan) -> None:
         log.info("drone.stop_ordered", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
     for orphan in plan.orphans:
         log.info("orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
-    _tell_moves(plan.moves)
+    _log_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick.acted", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
 
@@ -637,7 +642,7 @@ def _is_within(scope: str, asked: Collection[str]) -> bool:
 _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT})
 
 
-def _tell_moves(moves: Sequence[StateChange]) -> None:
+def _log_moves(moves: Sequence[StateChange]) -> None:
     for move in moves:
         state, refused = move.drone.state, isinstance(move.reason, OrderRefused)
         if state is move.was and not refused:
@@ -646,7 +651,7 @@ def _tell_moves(moves: Sequence[StateChange]) -> None:
         tell("drone.state_changed", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
 
 
-def _tell_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
+def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
     for breaker in changed:
         was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
         if breaker.state is was:

@@ -86,7 +86,7 @@ def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ah
         ahead_s.set(ahead)
         async with life(store, here) as controller:
             await run_for(controller, 60)
-            view = controller._overlay_reading().view
+            view = controller._polled_overlay().view
             assert view is not None and "clock" in view.notices[-1], "operators see it"
         assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
         assert not any(line.startswith("stop") for line in here.told)

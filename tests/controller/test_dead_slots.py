@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from provisioner.controller import dead_slots
+from provisioner.controller.actuation import FORGET_ATTEMPTS
 from provisioner.controller.loop import Controller
 from provisioner.interfaces import AuthError, SupportsForget
 from provisioner.model import (
@@ -188,7 +188,7 @@ def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> No
             drone_id = await one_busy(controller, place, board)
             die(place, drone_id)
             await ticks(controller, 100)
-            assert len(board.forgotten) == dead_slots.ATTEMPTS == 3
+            assert len(board.forgotten) == FORGET_ATTEMPTS == 3
             assert told(store) == [DENIED.message]
 
     play(story())
