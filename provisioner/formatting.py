@@ -170,7 +170,7 @@ def _decoded(outcome: re.Match[str]) -> str:
     return ": ".join(unquote(fields[key]) for key in ("reason", "why") if fields.get(key))
 
 
-def _told(text: str, joint: str = ": ") -> str:
+def _tail(text: str, joint: str = ": ") -> str:
     """Return foreign text as the tail of a sentence, if there is any."""
     text = excerpt(text)
     return f"{joint}{text}" if text else ""
@@ -270,7 +270,7 @@ def state_words(state: DroneState) -> str:
         case DroneState.FAILED:
             return "ended: could not start or broke"
         case DroneState.LOST:
-            return "ended: gone without a word"
+            return "lost: disappeared from site and pool without an exit status"
         case DroneState.JOIN_TIMEOUT:
             return "ended: the site ran it but it never came to the pool"
         case DroneState.UNUSED:
@@ -319,17 +319,17 @@ def describe(reason: Reason) -> str:
     match reason:
         # what happened to a drone
         case r.Accepted(remote_id=remote):
-            return f"the site took the order{_told(remote, ' as ')}"
+            return f"the site took the order{_tail(remote, ' as ')}"
         case r.OrderRefused(fault=fault, message=message):
-            return f"the site refused the order ({_q(fault)}){_told(message)}"
+            return f"the site refused the order ({_q(fault)}){_tail(message)}"
         case r.DrainRefused(fault=fault, message=message):
-            return f"the overlay refused the order to drain{f' ({_q(fault)})' if fault else ''}{_told(message)}"
+            return f"the overlay refused the order to drain{f' ({_q(fault)})' if fault else ''}{_tail(message)}"
         case r.DrainRepeated(after_s=after_s, message=message):
-            return f"asked again: it still takes jobs {seconds(after_s)} after it was asked to drain{_told(message)}"
+            return f"asked again: it still takes jobs {seconds(after_s)} after it was asked to drain{_tail(message)}"
         case r.OutcomeUnknown(message=message):
-            return f"nobody knows yet whether the order was carried out; the next listing tells{_told(message)}"
+            return f"nobody knows yet whether the order was carried out; the next listing tells{_tail(message)}"
         case r.SeenAtSite(site_state=state, site_reason=why):
-            return f"the site lists it as {_q(state)}{_told(why)}"
+            return f"the site lists it as {_q(state)}{_tail(why)}"
         case r.SeenInPool(slot_state=state, jobs=jobs, after_s=after_s):
             return f"in the pool, {_q(state)} with {count(jobs, 'job')}, {seconds(after_s)} after it was asked for"
         case r.NotInListing():
@@ -353,12 +353,12 @@ def describe(reason: Reason) -> str:
             on = f" on {_q(node)}" if node else ""
             return (
                 f"eats jobs{on}: {count(failed, 'start')} of jobs of {count(owners, 'user')} failed within seconds or "
-                f"ended in a hold, {count(good, 'job')} went well{_told(message)}"
+                f"ended in a hold, {count(good, 'job')} went well{_tail(message)}"
             )
         case r.BlackHoleNode(node=node, until=until, failures=failures, message=message):
             return (
                 f"its node {_q(node)} is avoided until {iso(until)}: {count(failures, 'drone')} on it ate jobs"
-                f"{_told(message)}"
+                f"{_tail(message)}"
             )
         case r.Unneeded(state=state):
             return f"no waiting job needs it any more, and it was only {_q(state)}"
@@ -367,13 +367,13 @@ def describe(reason: Reason) -> str:
         case r.LeftPool(for_s=for_s, limit_s=limit_s):
             return f"out of the pool for {_over(for_s, limit_s)} while the site still runs it"
         case r.OperatorRequested(by=by, text=text):
-            return f"{_q(by)} asked{_told(text)}"
+            return f"{_q(by)} asked{_tail(text)}"
         case r.PreemptedForOwner():
             return _owner_claim(reason)
         case r.Preempted():
             return _taken_back(reason)
         case r.PreemptionNotice(message=message):
-            return f"its site has told it to leave{_told(message)}"
+            return f"its site has told it to leave{_tail(message)}"
         case r.ReserveReclaimed(node=node):
             return f"it stands on what {_q(node)} keeps for a free GPU, and a GPU job waits"
         case r.TypeRemoved(type=kind):
@@ -397,11 +397,11 @@ def describe(reason: Reason) -> str:
             )
         # why something is not done
         case r.BadRequest(message=message):
-            return f"no slot can ever offer what the jobs ask for{_told(message)}"
+            return f"no slot can ever offer what the jobs ask for{_tail(message)}"
         case r.PlannerFailed(error=error):
-            return f"the planner fails on this and leaves it out{_told(error)}. Report it with `provisioner snapshot`"
+            return f"the planner fails on this and leaves it out{_tail(error)}. Report it with `provisioner snapshot`"
         case r.InvalidAction(promise=promise):
-            return f"left out of the plan by its judge{_told(promise)}. Report it with `provisioner snapshot`"
+            return f"left out of the plan as invalid{_tail(promise)}. Report it with `provisioner snapshot`"
         case r.NothingFits(nearest=nearest, dimension=dimension, requested=wanted, available=offered):
             wanted, offered = amounts(wanted, offered)
             near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
@@ -429,29 +429,29 @@ def describe(reason: Reason) -> str:
         case r.HeadroomYields(name=name, wanted=wanted):
             return f"headroom {_q(name)} (room for {count(wanted, 'job')}) waits: real jobs or the owner come first"
         case r.BackingOff(scope=scope, until=until, fault=fault, message=message):
-            return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_told(message)}"
+            return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_tail(message)}"
         case r.StartsUnmatched(type=kind, until=until, failures=failures, message=message):
             return (
                 f"the pool gave none of these jobs to drones of {_q(kind)} that were started for them ({failures} in a "
-                f"row): the next one is tried at {iso(until)}; other jobs are not affected{_told(message)}"
+                f"row): the next one is tried at {iso(until)}; other jobs are not affected{_tail(message)}"
             )
         case r.PoolLimit(message=message):
-            return f"the pool would match no more of these jobs, whatever slots came{_told(message)}"
+            return f"the pool would match no more of these jobs, whatever slots came{_tail(message)}"
         case r.SiteFull(type=kind, lack=lack):
-            return f"the site shows no free place for {_q(kind)} or any other type that fits{_told(lack)}"
+            return f"the site shows no free place for {_q(kind)} or any other type that fits{_tail(lack)}"
         case r.GpusStranded():
             return _stranded(reason)
         case r.SiteQuota(type=kind):
             return f"the site's quota leaves no place for {_q(kind)} or any other type that fits"
         case r.StartBlocked(type=kind, fault=fault, message=message):
-            return f"the site lets no more of {_q(kind)} start ({_q(fault)}){_told(message)}"
+            return f"the site lets no more of {_q(kind)} start ({_q(fault)}){_tail(message)}"
         case r.Downtime(site=site, at=at, left_s=left, wanted_s=wanted):
             return f"{_q(site)} goes down at {iso(at)}: {seconds(left)} are left, {seconds(wanted)} are wanted"
         case r.OwnerWaits(site=site, jobs=jobs, gpus=gpus):
             asked = f" for {number(gpus)} GPUs" if gpus else ""
             return f"the owner's jobs come first: {count(jobs, 'job')} of theirs get room at {_q(site)}{asked}"
         case r.ReserveKept(type=kind, free_gpus=gpus):
-            return f"what would be free for {_q(kind)} is kept for {number(gpus)} free GPUs"
+            return f"not enough room for {_q(kind)}: its CPUs and memory are reserved for {number(gpus)} free GPUs"
         case r.SiteDisabled(site=site):
             return f"site {_q(site)} is disabled in the configuration"
         case r.DemandCovered(jobs=jobs, drones=drones):
@@ -460,7 +460,7 @@ def describe(reason: Reason) -> str:
             return f"{count(fresh, 'job')} so new that no negotiation cycle has seen them"
         case r.StaleView(view=view, age_s=age_s, limit_s=limit_s, message=message):
             how = _how_stale(age_s, limit_s)
-            return f"the view of {_q(view)} {how}: what depends on it is left alone{_told(message)}"
+            return f"the view of {_q(view)} {how}: what depends on it is left alone{_tail(message)}"
         case r.AllVanished(site=site, drones=drones):
             return f"all {count(drones, 'drone')} vanished from the listing of {_q(site)} at once: not believed yet"
         case r.TooManyUnhealthy(unhealthy=unhealthy, drones=drones, fraction=fraction):
@@ -520,13 +520,13 @@ def _taken_back(reason: r.Preempted) -> str:
     grace = f" {seconds(reason.notice_s)} after the notice (of {seconds(reason.grace_s)})" if reason.notice_s else ""
     jobs = count(reason.lost_jobs, "job")
     lost = f"{jobs}, {number(reason.lost_gpu_s)} {_q(reason.unit)}" if reason.lost_jobs else "no work"
-    return f"taken back for the owner{grace}, {lost} lost{_told(reason.message)}"
+    return f"taken back for the owner{grace}, {lost} lost{_tail(reason.message)}"
 
 
 def _ended(reason: r.EndedAtSite) -> str:
     code = "" if reason.exit_code is None else f", exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
     lived = f" after {seconds(_whole(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
-    return f"ended at the site ({_q(reason.end)}{code}){lived}{_told(reason.message)}"
+    return f"ended at the site ({_q(reason.end)}{code}){lived}{_tail(reason.message)}"
 
 
 EXIT_WORDS = {

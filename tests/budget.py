@@ -17,7 +17,7 @@ BUDGETS = {
     "adapters/htcondor/*.py": (6, 692),
     "tests": (330, 58200),
     "provisioner/adapter_tests": (3, 838),
-    "provisioner/cli": (64, 9432),
+    "provisioner/cli": (20, 8310),
     "provisioner/config": (8, 2886),
     "provisioner/controller": (10, 2411),
     "provisioner/drone": (1, 46),

@@ -28,7 +28,7 @@ from rich.table import Table
 from rich.text import Text
 
 from provisioner import formatting
-from provisioner.cli.jobs import QueuedJob, class_rows, newest_plan, open_queue
+from provisioner.cli.jobs import QueuedJobView, class_rows, newest_plan, open_queue
 from provisioner.cli.options import Exit, VerbError, Where
 from provisioner.model import WAITING, Drone, DroneId, DroneState
 from provisioner.reasons import JobsWaiting, Reason
@@ -120,7 +120,7 @@ class DemoQueue(Protocol):
 
     async def submit(self, argv: Sequence[str], *, count: int, vram_mib: int, memory_mib: int) -> Sequence[int]: ...
 
-    async def jobs(self) -> Sequence[QueuedJob]: ...
+    async def jobs(self) -> Sequence[QueuedJobView]: ...
 
     async def remove(self, ids: Sequence[int]) -> int: ...
 
@@ -138,7 +138,7 @@ class QueueClient:
         jobs = self.jobs_in.submit(argv, count=shape.count, vram_mib=shape.vram_mib, memory_mib=64)
         return self.turn.run(_awaited(jobs))
 
-    def jobs(self) -> Sequence[QueuedJob]:
+    def jobs(self) -> Sequence[QueuedJobView]:
         return self.turn.run(_awaited(self.jobs_in.jobs()))
 
     def remove(self, ids: Sequence[int]) -> None:
@@ -338,7 +338,7 @@ class DemoWatcher:
         return {row.job.vram_mib: row.reasons[0] for row in rows if row.reasons and (row.job.waiting or row.job.fresh)}
 
 
-def _shape_view(shape: JobShape, jobs: list[QueuedJob], why: Reason | None) -> ShapeView:
+def _shape_view(shape: JobShape, jobs: list[QueuedJobView], why: Reason | None) -> ShapeView:
     states = [str(job.state) for job in jobs]
     return ShapeView(
         shape,

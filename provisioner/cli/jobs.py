@@ -261,7 +261,7 @@ QUEUE_TIMEOUT_S = 30.0
 JOB_STATES = ("idle", "running", "done", "failed", "held")
 
 
-class QueuedJob(Protocol):
+class QueuedJobView(Protocol):
     """Job in the queue; times are seconds since the epoch, 0 for not yet."""
 
     id: int
@@ -302,7 +302,7 @@ class JobQueue(Protocol):
         priority: int,
     ) -> Sequence[int]: ...
 
-    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[QueuedJob]: ...
+    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[QueuedJobView]: ...
 
 
 def open_queue(where: Where) -> JobQueue:

@@ -389,7 +389,7 @@ def test_it_is_explained_that_a_reserve_is_kept_for_free_gpus(cli: Cli, tmp_path
     asyncio.run(_alone(tmp_path / "alone.db"))
     said = cli("explain", "class", "8", "-o", "json", "--store", tmp_path / "alone.db").json["said"]
     assert [(s["reason"]["kind"], s["reason"]["type"]) for s in said] == [("reserve-kept", "topas/cpu")]
-    assert said[0]["text"] == "what would be free for topas/cpu is kept for 3 free GPUs"
+    assert said[0]["text"] == ("not enough room for topas/cpu: its CPUs and memory are reserved for 3 free GPUs")
     told = cli("explain", "job", "205.7", "--store", tmp_path / "alone.db")
     assert said[0]["text"] in " ".join(told.out.split()) and said[0]["text"] in told.err
 
