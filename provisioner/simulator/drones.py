@@ -16,7 +16,7 @@ UNCOUNTED = 1 << 40
 
 
 class ResourceVector(NamedTuple):
-    """What something needs, or has: GPUs in thousandths, CPUs, RAM and disk in MiB."""
+    """Resources of a drone, a job or a node: GPUs in thousandths, CPUs, RAM and disk in MiB."""
 
     gpu_milli: int = 0
     cpus: int = 0
@@ -59,15 +59,15 @@ class SimulatedNode:
         self.pool = pool
         self.total = total
         self.kept = kept
-        """What its site keeps for each free GPU, whoever asks (blocking)."""
+        """Reserve of its site for each free GPU (blocking)."""
         self.outages = 0
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
         self.drones: dict[Hashable, ResourceVector] = {}
         self.owners: dict[Hashable, ResourceVector] = {}
-        """What the owner's jobs hold."""
+        """Resources that the owner's jobs hold."""
         self.free_of_drones = total
-        """What would be free if no drone held anything."""
+        """Free resources if no drone held any."""
         self._slots = 0
 
     @property
@@ -92,14 +92,14 @@ class SimulatedNode:
             for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
         )
 
-    def seat_drone(self, drone: Hashable, amount: ResourceVector) -> str:
+    def place_drone(self, drone: Hashable, amount: ResourceVector) -> str:
         """Give a drone its part; return the name of its slot."""
         self.drones[drone] = amount
         self.free = self.free.less(amount)
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
 
-    def seat_owner(self, job: Hashable, amount: ResourceVector) -> None:
+    def place_owner_job(self, job: Hashable, amount: ResourceVector) -> None:
         self.owners[job] = amount
         self.free = self.free.less(amount)
         self.free_of_drones = self.free_of_drones.less(amount)
@@ -217,15 +217,15 @@ class DroneStage(StrEnum):
 
 
 class Ground(Protocol):
-    """What a body stands on: the site that has it."""
+    """The site that has a drone."""
 
     start_epoch: float
 
-    def stirred(self) -> None:
+    def listing_changed(self) -> None:
         """Something about a body is not as it was listed."""
         ...
 
-    def left(self, body: SimulatedDrone) -> None:
+    def left(self, drone: SimulatedDrone) -> None:
         """Its GPUs are free again."""
         ...
 
@@ -233,19 +233,19 @@ class Ground(Protocol):
 class Berth(Protocol):
     """Where a body shows itself and gets its jobs: the overlay pool."""
 
-    def join(self, body: SimulatedDrone) -> None:
+    def join(self, drone: SimulatedDrone) -> None:
         """Add the drone to the pool; it does not accept jobs yet."""
         ...
 
-    def serve(self, body: SimulatedDrone) -> None:
+    def serve(self, drone: SimulatedDrone) -> None:
         """Let the drone accept jobs."""
         ...
 
-    def withdraw(self, body: SimulatedDrone) -> None:
-        """Give it no new jobs; call :meth:`SimulatedDrone.emptied` once it has none."""
+    def withdraw(self, drone: SimulatedDrone) -> None:
+        """Give it no new jobs; call :meth:`SimulatedDrone.leave_empty` once it has none."""
         ...
 
-    def part(self, body: SimulatedDrone, orderly: bool) -> None:
+    def part(self, drone: SimulatedDrone, orderly: bool) -> None:
         """Take it out of the pool; if not orderly, the pool has yet to notice."""
         ...
 
@@ -268,7 +268,7 @@ class SimulatedDrone:
         self.serving_s: float | None = None
         self.left_s: float | None = None
         self.end: RemoteEnd | None = None
-        self._ground = ground
+        self._site = ground
         self._overlay = overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, int | None, str] | None = None
@@ -324,12 +324,12 @@ class SimulatedDrone:
         return self.stage is not DroneStage.GONE
 
     @property
-    def told_to_leave(self) -> bool:
+    def is_leaving(self) -> bool:
         """By its site, or by its own end of life; a drain of the overlay's does not count."""
         return self._leaving is not None
 
     @property
-    def takes_no_more(self) -> bool:
+    def accepts_nothing_more(self) -> bool:
         """Whatever the overlay says, it will not take jobs again."""
         return self._retired or self._leaving is not None
 
@@ -340,7 +340,7 @@ class SimulatedDrone:
         self._leaving = kind, exit_code, message
         if kind is EndKind.PREEMPTED:
             self._notice_s = self._loop.time()
-            self._stir()
+            self._changed()
         if self.stage is DroneStage.QUEUED:
             self._finish(kind, None, message)
         elif self.stage is DroneStage.BOOTING:
@@ -349,7 +349,7 @@ class SimulatedDrone:
             self._after(within_s, self._release)
             self._overlay.withdraw(self)
 
-    def emptied(self, message: str) -> None:
+    def leave_empty(self, message: str) -> None:
         """Let a drone leave that has no job and takes none."""
         if self._leaving is None:
             self._leaving = EndKind.EXITED, 0, message
@@ -380,15 +380,15 @@ class SimulatedDrone:
         if self.stage in (DroneStage.CHECKING, DroneStage.SERVING):
             self._overlay.part(self, orderly=False)
         self._enter(DroneStage.GONE)
-        self.end = RemoteEnd(kind, self._ground.start_epoch + self._loop.time(), exit_code, message)
-        self._ground.left(self)
+        self.end = RemoteEnd(kind, self._site.start_epoch + self._loop.time(), exit_code, message)
+        self._site.left(self)
 
     # -------------------------------------------------------------------------------------------------- as told
 
     def listed(self) -> RemoteDrone:
         """Return the drone as its site lists it."""
         if self._view is None:
-            epoch = self._ground.start_epoch
+            epoch = self._site.start_epoch
             match self.stage:
                 case DroneStage.QUEUED:
                     state, reason = RemoteState.PENDING, "Resources"
@@ -412,11 +412,11 @@ class SimulatedDrone:
 
     def _enter(self, stage: DroneStage) -> None:
         self.stage = stage
-        self._stir()
+        self._changed()
 
-    def _stir(self) -> None:
+    def _changed(self) -> None:
         self._view = None
-        self._ground.stirred()
+        self._site.listing_changed()
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
         self._timers.append(self._loop.call_later(delay_s, then))

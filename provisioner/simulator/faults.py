@@ -1,4 +1,4 @@
-"""What goes wrong, as data: spells on calls, and blows on hardware. Schedules are tuples, so they add up with ``+``."""
+"""Faults of services and hardware as data, and the network on which calls meet them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.simulator.loop import Draw, VirtualClock, draw_for, rng_for
 
 OVERLAY = "overlay"
-"""What the overlay is called in ``where``; sites go by their names."""
+"""Name of the overlay in ``where``; sites go by their names."""
 
 
 class ServiceFaultKind(StrEnum):
@@ -117,11 +117,11 @@ def matching_fault(
     seed: int, service_faults: Sequence[ServiceFault], where: str, verb: str, call: int, now_s: float
 ) -> ServiceFault | None:
     """Return the first fault that hits call number ``call``; None if none does."""
-    for index, spell in enumerate(service_faults):
-        if spell.covers(where, verb, now_s) and (
-            spell.chance >= 1.0 or rng_for(seed, "spell", index, where, verb, call).random() < spell.chance
+    for index, fault in enumerate(service_faults):
+        if fault.covers(where, verb, now_s) and (
+            fault.chance >= 1.0 or rng_for(seed, "spell", index, where, verb, call).random() < fault.chance
         ):
-            return spell
+            return fault
     return None
 
 
@@ -146,7 +146,7 @@ def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) 
         ServiceFault(ServiceFaultKind.BUG, verb="poll"),
     ]
     chosen = (*rng.sample(acts, 3), rng.choice(looks))
-    return tuple(replace(spell, chance=rng.uniform(0.3, 1.0) * chance) for spell in chosen)
+    return tuple(replace(fault, chance=rng.uniform(0.3, 1.0) * chance) for fault in chosen)
 
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ T = TypeVar("T")
 class ViewDistortion(Protocol[T]):
     """Turns a true view into what a spell makes of it."""
 
-    def __call__(self, view: T, spell: ServiceFault) -> T: ...
+    def __call__(self, view: T, fault: ServiceFault) -> T: ...
 
 
 class Network:
@@ -167,47 +167,47 @@ class Network:
         seed: int,
         latency: Draw,
         service_faults: Sequence[ServiceFault],
-        met: Counter[ServiceFaultKind],
+        faults_met: Counter[ServiceFaultKind],
     ) -> None:
         self.name = name
         self.seed = seed
         self._latency = latency
         self._service_faults = service_faults
-        self._met = met
+        self._faults_met = faults_met
         self._calls = 0
 
-    async def poll(self, see: Callable[[], T], lie: ViewDistortion[T]) -> T:
-        """Return the view at the arrival of the call, distorted by ``lie`` if a fault says so."""
-        spell, latency_s = self._next("poll")
-        if spell is not None and spell.kind in VIEW_FAULTS:
-            return lie(await self._exchange(see, latency_s), spell)
-        return await self._troubled(see, latency_s, spell)
+    async def poll(self, see: Callable[[], T], distort: ViewDistortion[T]) -> T:
+        """Return the view at the arrival of the call, distorted by ``distort`` if a fault says so."""
+        fault, latency_s = self._next("poll")
+        if fault is not None and fault.kind in VIEW_FAULTS:
+            return distort(await self._exchange(see, latency_s), fault)
+        return await self._with_fault(see, latency_s, fault)
 
     async def act(self, verb: str, carry_out: Callable[[], Sequence[OrderResult]]) -> Sequence[OrderResult]:
         """Have orders carried out. Raises as the seams say; hangs where the answer is lost without a word."""
-        spell, latency_s = self._next(verb)
-        receipts = await self._troubled(carry_out, latency_s, spell)
-        if spell is not None and spell.kind is ServiceFaultKind.REPLY_TORN:
-            return [self._torn(receipt, spell) for receipt in receipts]
+        fault, latency_s = self._next(verb)
+        receipts = await self._with_fault(carry_out, latency_s, fault)
+        if fault is not None and fault.kind is ServiceFaultKind.REPLY_TORN:
+            return [self._partial_reply(receipt, fault) for receipt in receipts]
         return receipts
 
     async def ask(self, verb: str, answer: Callable[[], T]) -> T:
         """Make a call that changes nothing."""
-        spell, latency_s = self._next(verb)
-        return await self._troubled(answer, latency_s, spell)
+        fault, latency_s = self._next(verb)
+        return await self._with_fault(answer, latency_s, fault)
 
     def _next(self, verb: str) -> tuple[ServiceFault | None, float]:
         self._calls += 1
         now_s = asyncio.get_running_loop().time()
         latency_s = draw_for(self._latency, self.seed, "latency", self.name, self._calls)
-        spell = (
+        fault = (
             matching_fault(self.seed, self._service_faults, self.name, verb, self._calls, now_s)
             if self._service_faults
             else None
         )
-        if spell is not None:
-            self._met[spell.kind] += 1
-        return spell, latency_s
+        if fault is not None:
+            self._faults_met[fault.kind] += 1
+        return fault, latency_s
 
     async def _exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
         if not latency_s:
@@ -219,27 +219,27 @@ class Network:
             try:
                 answer = carry_out()
             except AdapterError as error:
-                loop.call_later(latency_s / 2, _fail, reply, error)
+                loop.call_later(latency_s / 2, _reply_error, reply, error)
             else:
-                loop.call_later(latency_s / 2, _tell, reply, answer)
+                loop.call_later(latency_s / 2, _reply, reply, answer)
 
         loop.call_later(latency_s / 2, arrive)
         return await reply
 
-    async def _troubled(self, carry_out: Callable[[], T], latency_s: float, spell: ServiceFault | None) -> T:
-        if spell is None:
+    async def _with_fault(self, carry_out: Callable[[], T], latency_s: float, fault: ServiceFault | None) -> T:
+        if fault is None:
             return await self._exchange(carry_out, latency_s)
-        match spell.kind:
+        match fault.kind:
             case ServiceFaultKind.SLOW:
-                return await self._exchange(carry_out, latency_s + spell.amount)
+                return await self._exchange(carry_out, latency_s + fault.amount)
             case ServiceFaultKind.TWICE:
-                asyncio.get_running_loop().call_later(latency_s + spell.amount, _unheard, carry_out)
+                asyncio.get_running_loop().call_later(latency_s + fault.amount, _carry_out_unheard, carry_out)
                 return await self._exchange(carry_out, latency_s)
             case ServiceFaultKind.LATE:
-                asyncio.get_running_loop().call_later(spell.amount, _unheard, carry_out)
+                asyncio.get_running_loop().call_later(fault.amount, _carry_out_unheard, carry_out)
                 await _never()
             case ServiceFaultKind.REPLY_HANGS:
-                asyncio.get_running_loop().call_later(latency_s / 2, _unheard, carry_out)
+                asyncio.get_running_loop().call_later(latency_s / 2, _carry_out_unheard, carry_out)
                 await _never()
             case ServiceFaultKind.REPLY_LOST:
                 await self._exchange(carry_out, latency_s)
@@ -252,11 +252,11 @@ class Network:
                 await asyncio.sleep(latency_s)
                 raise _error(self.name, refusing)
 
-    def _torn(self, receipt: OrderResult, spell: ServiceFault) -> OrderResult:
-        if rng_for(self.seed, "torn", self._calls, receipt.drone_id).random() >= spell.amount:
+    def _partial_reply(self, receipt: OrderResult, fault: ServiceFault) -> OrderResult:
+        if rng_for(self.seed, "torn", self._calls, receipt.drone_id).random() >= fault.amount:
             return receipt
-        fault = Fault(FaultKind.UNKNOWN, "the answer was torn", VirtualClock().now())
-        return replace(receipt, answer=OrderOutcome.UNKNOWN, remote_id="", fault=fault)
+        error = Fault(FaultKind.UNKNOWN, "the answer was torn", VirtualClock().now())
+        return replace(receipt, answer=OrderOutcome.UNKNOWN, remote_id="", fault=error)
 
 
 def _error(name: str, trouble: ServiceFaultKind) -> Exception:
@@ -283,7 +283,7 @@ async def _never() -> NoReturn:
     raise AssertionError("a future that nobody holds was fulfilled")
 
 
-def _unheard(carry_out: Callable[[], object]) -> None:
+def _carry_out_unheard(carry_out: Callable[[], object]) -> None:
     """Carry out an order whose answer nobody will read."""
     try:
         carry_out()
@@ -291,11 +291,11 @@ def _unheard(carry_out: Callable[[], object]) -> None:
         return
 
 
-def _tell(reply: asyncio.Future[T], answer: T) -> None:
+def _reply(reply: asyncio.Future[T], answer: T) -> None:
     if not reply.done():
         reply.set_result(answer)
 
 
-def _fail(reply: asyncio.Future[T], error: AdapterError) -> None:
+def _reply_error(reply: asyncio.Future[T], error: AdapterError) -> None:
     if not reply.done():
         reply.set_exception(error)

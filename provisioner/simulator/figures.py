@@ -118,17 +118,17 @@ class KeyFigure:
 
 @dataclass(frozen=True, slots=True)
 class SeedStatistics:
-    """Of one figure over seeds."""
+    """Mean and deviation of one figure over seeds."""
 
     count: int
     mean: float
     deviation: float
-    """Of a sample; 0 where there is but one."""
+    """Sample standard deviation; 0 for a single seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Of one figure between two policies, seed by seed: what both share, as the trace does, falls out."""
+    """Difference of one figure between two policies, seed by seed, so that common effects cancel."""
 
     spread: SeedStatistics
     improved: int
@@ -136,7 +136,7 @@ class PairedDifference:
 
 
 def spread(values: Iterable[float | None]) -> SeedStatistics | None:
-    """Of what is known; None where nothing is."""
+    """Return mean and deviation of the known values; None without any."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -334,7 +334,7 @@ PARTS = (
     ("release", "#8a63b8"),
     ("idle", "#c98a1b"),
 )
-"""Of the GPU-hours held, with colours that can be told from a white and from a black page."""
+"""Parts of the GPU-hours held, with colours that are visible on white and on black."""
 COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
 MARKERS = "osD^vP*X"
 MAX_BARS = 48
@@ -430,7 +430,7 @@ def named_classes(runs: Runs) -> list[str]:
 
 
 def waits_of(kind: str, results: Sequence[ReplayResult]) -> list[WaitStatistics]:
-    """Of the jobs of one class, in the replays that had any."""
+    """Return the waits of one class in the replays that had such jobs."""
     return [result.waits_by_class[kind] for result in results if kind in result.waits_by_class]
 
 

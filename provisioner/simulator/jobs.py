@@ -78,7 +78,7 @@ class SimulatedJob:
     """Run time between two checkpoints, from which another attempt goes on; 0 for a job that makes none."""
 
     def saved_s(self, ran_s: float) -> float:
-        """How much of ``ran_s`` its checkpoints have saved."""
+        """Return the part of ``ran_s`` that its checkpoints have saved."""
         return ran_s // self.checkpoint_s * self.checkpoint_s if self.checkpoint_s else 0.0
 
 
@@ -124,11 +124,11 @@ class QueuedJobClass:
     def idle(self) -> int:
         return len(self._judged) + len(self._fresh)
 
-    def add(self, ticket: QueuedJob, now_s: float) -> None:
+    def add(self, queued: QueuedJob, now_s: float) -> None:
         """Let a job wait, for the first time or again."""
-        ticket.idle_s = now_s
-        self._waits.append((now_s, ticket))
-        heapq.heappush(self._fresh, (ticket.job.submit_s, ticket.serial, ticket))
+        queued.idle_s = now_s
+        self._waits.append((now_s, queued))
+        heapq.heappush(self._fresh, (queued.job.submit_s, queued.serial, queued))
         self._idle_in[self.name] = self
         self._view = None
 
@@ -151,12 +151,12 @@ class QueuedJobClass:
         heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
         self.running += 1
         self._view = None
-        ticket = heapq.heappop(heap)[2]
-        ticket.idle_s = -1.0
+        queued = heapq.heappop(heap)[2]
+        queued.idle_s = -1.0
         if not self._judged and not self._fresh:
             del self._idle_in[self.name]
             self._waits.clear()
-        return ticket
+        return queued
 
     def waits_since_s(self) -> float:
         """When the longest wait of an idle job began; there must be one."""

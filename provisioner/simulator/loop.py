@@ -208,7 +208,7 @@ class LogNormal:
 
     @property
     def mostly_below_s(self) -> float:
-        """Of 1000 draws 999 are."""
+        """Bound of 999 of 1000 draws."""
         return min(self.most_s, self.median_s * math.exp(3.1 * self.sigma))
 
 

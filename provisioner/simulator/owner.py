@@ -56,7 +56,7 @@ class Owner:
     negotiation_s: float = 30.0
     """Between two cycles of the site. Drones get their places in them, too, after the owner's jobs."""
     preempts_after_s: float = 0.0
-    """How long a job must have waited before drones are preempted for it."""
+    """Wait of a job before drones are preempted for it."""
     grace_s: float = 10.0
     """Between notice and kill."""
     victim: VictimRule = VictimRule.YOUNGEST
@@ -101,7 +101,7 @@ class SimulatedOwnerQueue:
         self,
         owner: Owner,
         machines: Sequence[SimulatedNode],
-        bodies: Callable[[], Iterator[SimulatedDrone]],
+        drones: Callable[[], Iterator[SimulatedDrone]],
         place_drones: Callable[[], None],
         metrics: Metrics,
         *,
@@ -113,7 +113,7 @@ class SimulatedOwnerQueue:
         self.running: dict[QueuedOwnerJob, tuple[SimulatedNode, asyncio.TimerHandle]] = {}
         self._owner = owner
         self._machines = machines
-        self._bodies = bodies
+        self._bodies = drones
         self._place_drones = place_drones
         self._metrics = metrics
         self._seed = seed
@@ -136,122 +136,122 @@ class SimulatedOwnerQueue:
     def claims(self) -> tuple[OwnerDemand, ...]:
         """Return the waiting jobs, grouped by shape."""
         shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
-        for ticket in self.waiting:
-            shapes.setdefault((ticket.job.pool, ticket.amount), []).append(ticket)
+        for queued in self.waiting:
+            shapes.setdefault((queued.job.pool, queued.amount), []).append(queued)
         return tuple(
             OwnerDemand(
-                count=len(tickets),
+                count=len(queued_jobs),
                 gpu_milli=amount.gpu_milli,
                 cpus=amount.cpus,
                 memory_mib=amount.memory_mib,
-                since=self._epoch + tickets[0].since_s,
-                nodes=self._could_host(tickets[0]),
+                since=self._epoch + queued_jobs[0].since_s,
+                nodes=self._could_host(queued_jobs[0]),
                 who=self._owner.who,
             )
-            for (_, amount), tickets in shapes.items()
+            for (_, amount), queued_jobs in shapes.items()
         )
 
-    def _could_host(self, ticket: QueuedOwnerJob) -> tuple[str, ...]:
-        able = [m.name for m in self._allowed(ticket) if ticket.amount.within(m.total)]
+    def _could_host(self, queued: QueuedOwnerJob) -> tuple[str, ...]:
+        able = [m.name for m in self._allowed(queued) if queued.amount.within(m.total)]
         return () if len(able) == len(self._machines) else tuple(able) or ("none",)
 
     def load(self) -> OwnerLoad:
         """Return the load of the running jobs."""
-        held = [ticket.amount for ticket in self.running]
+        held = [queued.amount for queued in self.running]
         return OwnerLoad(
             len(held), sum(a.gpu_milli for a in held), sum(a.cpus for a in held), sum(a.memory_mib for a in held)
         )
 
     # ---------------------------------------------------------------------------------------- one cycle of the site
 
-    def _arrive(self, ticket: QueuedOwnerJob) -> None:
-        ticket.booked_s = self._now_s
-        self.waiting.append(ticket)
+    def _arrive(self, queued: QueuedOwnerJob) -> None:
+        queued.booked_s = self._now_s
+        self.waiting.append(queued)
 
     def _negotiate(self) -> None:
         asyncio.get_running_loop().call_later(self._owner.negotiation_s, self._negotiate)
         now_s = self._now_s
-        for ticket in self.waiting:
-            ticket.book(now_s)
+        for queued in self.waiting:
+            queued.book(now_s)
         self._imagine()
-        for ticket in [t for t in self.waiting if t.promised is None]:
-            machine = _fullest(m for m in self._allowed(ticket) if m.hosts(ticket.amount))
+        for queued in [t for t in self.waiting if t.promised is None]:
+            machine = _fullest(m for m in self._allowed(queued) if m.hosts(queued.amount))
             if machine is not None:
-                self._start(ticket, machine)
-        for ticket in [t for t in self.waiting if t.promised is None]:
-            if now_s - ticket.since_s >= self._owner.preempts_after_s:
-                self._preempt(ticket)
+                self._start(queued, machine)
+        for queued in [t for t in self.waiting if t.promised is None]:
+            if now_s - queued.since_s >= self._owner.preempts_after_s:
+                self._preempt(queued)
         self._place_drones()
         self._look_for_room()
         self._metrics.nodes_counted(now_s, self._machines)
 
-    def _allowed(self, ticket: QueuedOwnerJob) -> Iterator[SimulatedNode]:
-        pool = ticket.job.pool
+    def _allowed(self, queued: QueuedOwnerJob) -> Iterator[SimulatedNode]:
+        pool = queued.job.pool
         return (m for m in self._machines if not pool or m.pool == pool)
 
     def _imagine(self) -> None:
-        """Which of the waiting jobs would start now if no drone held anything."""
+        """Mark the waiting jobs that would start now if no drone held anything."""
         if not self.waiting:
             return
         room = {m: m.free_of_drones for m in self._machines if m.up}
-        for ticket in self.waiting:
-            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
-            ticket.alone = bool(fitting)
+        for queued in self.waiting:
+            fitting = [m for m in self._allowed(queued) if m in room and m.admits(queued.amount, room[m])]
+            queued.alone = bool(fitting)
             if fitting:
                 machine = min(fitting, key=lambda m: room[m].gpu_milli)
-                room[machine] = room[machine].less(ticket.amount)
+                room[machine] = room[machine].less(queued.amount)
 
     def _look_for_room(self) -> None:
-        """Which of the waiting jobs would start if the site had a cycle now. Books the time until now."""
+        """Mark the waiting jobs that the site's next cycle would start; enter the time until now."""
         if not self.waiting:
             return
         now_s, room = self._now_s, {m: m.free for m in self._machines if m.up}
-        for ticket in self.waiting:
-            ticket.book(now_s)
-            if ticket.promised is not None:
+        for queued in self.waiting:
+            queued.book(now_s)
+            if queued.promised is not None:
                 continue
-            fitting = [m for m in self._allowed(ticket) if m in room and m.admits(ticket.amount, room[m])]
-            ticket.room = bool(fitting)
+            fitting = [m for m in self._allowed(queued) if m in room and m.admits(queued.amount, room[m])]
+            queued.room = bool(fitting)
             if fitting:
                 machine = min(fitting, key=lambda m: room[m].gpu_milli)
-                room[machine] = room[machine].less(ticket.amount)
+                room[machine] = room[machine].less(queued.amount)
 
-    def _start(self, ticket: QueuedOwnerJob, machine: SimulatedNode) -> None:
+    def _start(self, queued: QueuedOwnerJob, machine: SimulatedNode) -> None:
         now_s = self._now_s
-        ticket.book(now_s)
-        self.waiting.remove(ticket)
-        machine.seat_owner(ticket, ticket.amount)
-        self._metrics.seated(now_s, machine)
-        self._metrics.owner_waits.append(self._wait_of(ticket, now_s))
-        timer = asyncio.get_running_loop().call_later(ticket.job.duration_s, self._ended, ticket)
-        self.running[ticket] = machine, timer
+        queued.book(now_s)
+        self.waiting.remove(queued)
+        machine.place_owner_job(queued, queued.amount)
+        self._metrics.node_filled(now_s, machine)
+        self._metrics.owner_waits.append(self._wait_of(queued, now_s))
+        timer = asyncio.get_running_loop().call_later(queued.job.duration_s, self._ended, queued)
+        self.running[queued] = machine, timer
 
-    def _wait_of(self, ticket: QueuedOwnerJob, now_s: float) -> OwnerWait:
-        return OwnerWait(ticket.job.gpus, now_s - ticket.since_s, ticket.blocked_s, ticket.late_s)
+    def _wait_of(self, queued: QueuedOwnerJob, now_s: float) -> OwnerWait:
+        return OwnerWait(queued.job.gpus, now_s - queued.since_s, queued.blocked_s, queued.late_s)
 
-    def _ended(self, ticket: QueuedOwnerJob) -> None:
-        machine, _ = self.running.pop(ticket)
-        machine.owner_left(ticket)
+    def _ended(self, queued: QueuedOwnerJob) -> None:
+        machine, _ = self.running.pop(queued)
+        machine.owner_left(queued)
         self._look_for_room()
 
     # ------------------------------------------------------------------------------------------- drones give way
 
-    def _preempt(self, ticket: QueuedOwnerJob) -> None:
+    def _preempt(self, queued: QueuedOwnerJob) -> None:
         """Preempt drones for a job that has waited long enough."""
-        allowed = {m for m in self._allowed(ticket) if m.up}
+        allowed = {m for m in self._allowed(queued) if m.up}
         standing = [
             b
             for b in self._bodies()
-            if b.machine in allowed and b.granted_s is not None and b.alive and not b.told_to_leave
+            if b.machine in allowed and b.granted_s is not None and b.alive and not b.is_leaving
         ]
         ranked = sorted(standing, key=self._order())
-        victim = next((b for b in ranked if ticket.amount.within(ResourceVector.of(b.type))), None)
+        victim = next((b for b in ranked if queued.amount.within(ResourceVector.of(b.type))), None)
         if victim is not None:
-            ticket.promised = victim
-            self._promises[victim] = ticket
+            queued.promised = victim
+            self._promises[victim] = queued
             victim.leave(EndKind.PREEMPTED, None, "preempted by the owner", self._owner.grace_s)
         elif self._owner.pslot_preemption:
-            self._clear_node(ticket, ranked)
+            self._clear_node(queued, ranked)
 
     def _order(self) -> Callable[[SimulatedDrone], tuple[float, str]]:
         now_s = self._now_s
@@ -259,7 +259,7 @@ class SimulatedOwnerQueue:
             return lambda b: (rng_for(self._seed, "victim", now_s, b.id).random(), b.id)
         return lambda b: (-(b.granted_s or 0.0), b.id)
 
-    def _clear_node(self, ticket: QueuedOwnerJob, ranked: Sequence[SimulatedDrone]) -> None:
+    def _clear_node(self, queued: QueuedOwnerJob, ranked: Sequence[SimulatedDrone]) -> None:
         """Preempt several drones of one node at once.
 
         Chooses the node whose drones have run for the shortest time in all, as HTCondor's own PREEMPTION_RANK does, or
@@ -268,12 +268,12 @@ class SimulatedOwnerQueue:
         now_s, found = self._now_s, []
         for machine in self._machines:
             room, leaving = machine.free, []
-            for body in (b for b in ranked if b.machine is machine):
-                if ticket.amount.within(room):
+            for drone in (b for b in ranked if b.machine is machine):
+                if queued.amount.within(room):
                     break
-                room = room.plus(ResourceVector.of(body.type))
-                leaving.append(body)
-            if leaving and ticket.amount.within(room):
+                room = room.plus(ResourceVector.of(drone.type))
+                leaving.append(drone)
+            if leaving and queued.amount.within(room):
                 age_s = sum(now_s - (b.granted_s or 0.0) for b in leaving)
                 chance = rng_for(self._seed, "node", now_s, machine.name).random()
                 found.append(
@@ -281,37 +281,37 @@ class SimulatedOwnerQueue:
                 )
         if found:
             _, _, machine, leaving = min(found, key=lambda f: f[:2])
-            for body in leaving:
-                body.perish(EndKind.PREEMPTED, "preempted by the owner")
-            self._start(ticket, machine)
+            for drone in leaving:
+                drone.perish(EndKind.PREEMPTED, "preempted by the owner")
+            self._start(queued, machine)
 
-    def left(self, body: SimulatedDrone) -> None:
+    def left(self, drone: SimulatedDrone) -> None:
         """Free the room of a drone that left; the job that it was promised to starts there at once."""
-        ticket = self._promises.pop(body, None)
-        if ticket is not None:
-            ticket.promised = None
-            if body.machine is not None and body.machine.hosts(ticket.amount):
-                self._start(ticket, body.machine)
+        queued = self._promises.pop(drone, None)
+        if queued is not None:
+            queued.promised = None
+            if drone.machine is not None and drone.machine.hosts(queued.amount):
+                self._start(queued, drone.machine)
         self._look_for_room()
 
     def fell(self) -> None:
         """Nodes are down: the jobs that ran there wait again."""
         now_s = self._now_s
-        for ticket in [t for t, (machine, _) in self.running.items() if not machine.up]:
-            machine, timer = self.running.pop(ticket)
+        for queued in [t for t, (machine, _) in self.running.items() if not machine.up]:
+            machine, timer = self.running.pop(queued)
             timer.cancel()
-            machine.owner_left(ticket)
-            ticket.since_s = ticket.booked_s = now_s
-            ticket.alone = ticket.room = False
-            ticket.blocked_s = ticket.late_s = 0.0
-            self.waiting.append(ticket)
+            machine.owner_left(queued)
+            queued.since_s = queued.booked_s = now_s
+            queued.alone = queued.room = False
+            queued.blocked_s = queued.late_s = 0.0
+            self.waiting.append(queued)
 
     def close(self) -> None:
         """Enter the waits of those that still wait."""
         now_s = self._now_s
-        for ticket in self.waiting:
-            ticket.book(now_s)
-            self._metrics.owner_waits.append(self._wait_of(ticket, now_s))
+        for queued in self.waiting:
+            queued.book(now_s)
+            self._metrics.owner_waits.append(self._wait_of(queued, now_s))
 
 
 def _fullest(machines: Iterator[SimulatedNode]) -> SimulatedNode | None:
@@ -384,8 +384,8 @@ class SeriesOwner:
 
     def _take_from_drones(self) -> bool:
         """One GPU; False where no drone has one to give."""
-        for body, pool in self._victims(self._pools):
-            if body.type.gpu_milli and not self._has_notice(body):
+        for drone, pool in self._victims(self._pools):
+            if drone.type.gpu_milli and not self._has_notice(drone):
                 pool.wanted_milli += ONE_GPU
                 self._make_room(pool)
                 return True
@@ -393,19 +393,19 @@ class SeriesOwner:
 
     def _make_room(self, pool: OwnedPool) -> None:
         """Drones of a pool go, first victim first, until nobody has more than there is."""
-        bodies = [body for body, _ in self._victims([pool]) if body.type.gpu_milli]
-        coming_milli = sum(body.type.gpu_milli for body in bodies if self._has_notice(body))
-        for body in bodies:
+        drones = [drone for drone, _ in self._victims([pool]) if drone.type.gpu_milli]
+        coming_milli = sum(drone.type.gpu_milli for drone in drones if self._has_notice(drone))
+        for drone in drones:
             if pool.room_milli + coming_milli >= 0:
                 return
-            if self._has_notice(body):
+            if self._has_notice(drone):
                 continue
             if self._series.notice_s > 0:
-                coming_milli += body.type.gpu_milli
-                body.leave(EndKind.PREEMPTED, None, "preempted by the owner", self._series.notice_s)
+                coming_milli += drone.type.gpu_milli
+                drone.leave(EndKind.PREEMPTED, None, "preempted by the owner", self._series.notice_s)
             else:
-                body.perish(EndKind.PREEMPTED, "preempted by the owner")
+                drone.perish(EndKind.PREEMPTED, "preempted by the owner")
 
-    def _has_notice(self, body: SimulatedDrone) -> bool:
+    def _has_notice(self, drone: SimulatedDrone) -> bool:
         """Return whether the drone leaves anyway and the owner waits for that."""
-        return self._series.notice_s > 0 and body.told_to_leave
+        return self._series.notice_s > 0 and drone.is_leaving

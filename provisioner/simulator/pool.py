@@ -48,19 +48,19 @@ ROUNDING_S = 1e-3
 class JobAttempt:
     """An attempt of a job on a drone. Work is in seconds of a run with a GPU of its own."""
 
-    __slots__ = ("begun_s", "done", "gpu", "rate", "since_s", "ticket", "timer", "work_s", "worked_s")
+    __slots__ = ("begun_s", "done", "gpu", "queued", "rate", "since_s", "timer", "work_s", "worked_s")
 
-    def __init__(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
-        self.ticket = ticket
+    def __init__(self, queued: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
+        self.queued = queued
         self.work_s = work_s
         self.done = done
-        """Whether the job is done after so much work, or breaks off."""
+        """True if the job is done after this work, False if it breaks off."""
         self.begun_s = self.since_s = now_s
         self.rate = 1.0
         self.worked_s = 0.0
-        """What was done until ``since_s``; at ``rate`` from then on."""
+        """Work done until ``since_s``; it goes on at ``rate``."""
         self.gpu = -1
-        """Which of the drone's GPUs it shares with others; -1 if none."""
+        """Index of the drone's GPU that it shares with others; -1 if none."""
         self.timer: asyncio.TimerHandle
 
     def worked(self, now_s: float) -> float:
@@ -68,24 +68,24 @@ class JobAttempt:
 
     def saved(self, now_s: float) -> float:
         """Work that its checkpoints have saved."""
-        return self.ticket.job.saved_s(self.worked(now_s))
+        return self.queued.job.saved_s(self.worked(now_s))
 
     def kept_s(self, now_s: float) -> float:
-        """How much of its time here need not be repeated."""
+        """Return the part of its time here that need not be repeated."""
         saved_s = self.saved(now_s)
         return saved_s * (now_s - self.begun_s) / self.worked(now_s) if saved_s and self.gpu >= 0 else saved_s
 
 
 Ended = Callable[["SimulatedSlot", QueuedJob, bool], None]
-"""What is called when a job ends by itself; the last argument says whether it is done."""
+"""Callback for a job that ends by itself; the last argument says whether it is done."""
 
 
 class SimulatedSlot:
     """A drone whose jobs each have what they asked for to themselves."""
 
-    def __init__(self, body: SimulatedDrone, joined_s: float, ended: Ended) -> None:
-        kind = body.type
-        self.body = body
+    def __init__(self, drone: SimulatedDrone, joined_s: float, ended: Ended) -> None:
+        kind = drone.type
+        self.drone = drone
         self.joined_s = joined_s
         self.changed_s = joined_s
         self.lost_s: float | None = None
@@ -97,7 +97,7 @@ class SimulatedSlot:
         self.cpus = kind.cpus
         self.memory_mib = kind.memory_mib
         self.disk_mib = kind.disk_mib
-        self.avoids = frozenset(filter(None, body.order.avoids.split(",")))
+        self.avoids = frozenset(filter(None, drone.order.avoids.split(",")))
         """Users whose jobs it does not take."""
         self.running: dict[int, JobAttempt] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
@@ -112,12 +112,12 @@ class SimulatedSlot:
 
     @property
     def full(self) -> bool:
-        return self.gpu_milli <= 0 if self.body.type.gpu_milli else self.cpus <= 0
+        return self.gpu_milli <= 0 if self.drone.type.gpu_milli else self.cpus <= 0
 
     @property
     def busy_milli(self) -> int:
-        """What jobs hold of the drone's GPUs."""
-        return self.body.type.gpu_milli - self.gpu_milli
+        """GPUs of the drone that jobs hold, in thousandths."""
+        return self.drone.type.gpu_milli - self.gpu_milli
 
     def fits(self, bucket: QueuedJobClass) -> bool:
         wants = bucket.wants
@@ -128,11 +128,11 @@ class SimulatedSlot:
             and wants.disk_mib <= self.disk_mib
         )
 
-    def start(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
+    def start(self, queued: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
         """Start a job here; there must be room."""
-        self._take(ticket.wants, self.milli_of(ticket.wants), 1)
+        self._take(queued.wants, self.milli_of(queued.wants), 1)
         self.jobs_started += 1
-        run = self.running[ticket.serial] = JobAttempt(ticket, work_s, done, now_s)
+        run = self.running[queued.serial] = JobAttempt(queued, work_s, done, now_s)
         self._timed(run)
         self.touched(now_s)
 
@@ -141,11 +141,11 @@ class SimulatedSlot:
 
         Returns for how long, in seconds of one GPU, it kept GPUs busy that no other job used.
         """
-        del self.running[run.ticket.serial]
+        del self.running[run.queued.serial]
         run.timer.cancel()
-        self._take(run.ticket.wants, self.milli_of(run.ticket.wants), -1)
+        self._take(run.queued.wants, self.milli_of(run.queued.wants), -1)
         self.touched(now_s)
-        return self.worth(run.ticket) / 1000 * (now_s - run.begun_s) if self.body.type.gpu_milli else 0.0
+        return self.worth(run.queued) / 1000 * (now_s - run.begun_s) if self.drone.type.gpu_milli else 0.0
 
     def milli_of(self, wants: JobRequirements) -> int:
         """Return the part of the drone's GPUs that one job takes."""
@@ -160,7 +160,7 @@ class SimulatedSlot:
     def _timed(self, run: JobAttempt) -> None:
         """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
-        run.timer = asyncio.get_running_loop().call_later(left_s, self._ended, self, run.ticket, run.done)
+        run.timer = asyncio.get_running_loop().call_later(left_s, self._ended, self, run.queued, run.done)
 
     def touched(self, now_s: float) -> None:
         if self.lost_s is None:
@@ -177,12 +177,12 @@ class SimulatedSlot:
         heard_at = start_epoch + heard_s
         self._renews_s = periodic_s + update_s - ROUNDING_S if self.lost_s is None else math.inf
         if self._view is None:
-            kind, runs = self.body.type, self.running.values()
+            kind, runs = self.drone.type, self.running.values()
             work_milli, work_s = self._work(heard_s)
-            owners = {run.ticket.wants.owner for run in runs}
-            alone = next(iter(runs)).ticket.wants if len(runs) == 1 else None
+            owners = {run.queued.wants.owner for run in runs}
+            alone = next(iter(runs)).queued.wants if len(runs) == 1 else None
             self._view = Slot(
-                drone_id=self.body.id,
+                drone_id=self.drone.id,
                 state=self._state(),
                 heard_at=heard_at,
                 free_gpu_milli=self.gpu_milli,
@@ -193,7 +193,7 @@ class SimulatedSlot:
                 jobs_started=self.jobs_started,
                 idle_since=0.0 if runs else start_epoch + self.idle_since_s,
                 retires_at=self._retires_at(start_epoch),
-                name=f"slot1@{self.body.id}",
+                name=f"slot1@{self.drone.id}",
                 gpu_model=kind.gpu_model,
                 vram_mib=kind.vram_mib,
                 capability=kind.capability,
@@ -211,15 +211,15 @@ class SimulatedSlot:
             self._view = replace(self._view, heard_at=heard_at, work_at=work_at)
         return self._view
 
-    def worth(self, ticket: QueuedJob) -> int:
+    def worth(self, queued: QueuedJob) -> int:
         """Return the weight of a job's time here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
-        return self.milli_of(ticket.wants) if self.body.type.gpu_milli else ticket.wants.cpus * 1000
+        return self.milli_of(queued.wants) if self.drone.type.gpu_milli else queued.wants.cpus * 1000
 
     def _work(self, now_s: float) -> tuple[int, float]:
-        """How much is at work, and since when on average there is work that would be lost."""
+        """Return the busy resources, and since when on average there is work that would be lost."""
         milli, weighed_s = 0, 0.0
         for run in self.running.values():
-            worth = self.worth(run.ticket)
+            worth = self.worth(run.queued)
             milli += worth
             weighed_s += worth * (run.begun_s + run.kept_s(now_s))
         return milli, weighed_s / milli if milli else 0.0
@@ -232,10 +232,10 @@ class SimulatedSlot:
         return SlotState.BUSY if self.running else SlotState.IDLE
 
     def _retires_at(self, start_epoch: float) -> float:
-        walltime_s, granted_s = self.body.type.walltime_s, self.body.granted_s
+        walltime_s, granted_s = self.drone.type.walltime_s, self.drone.granted_s
         if not walltime_s or granted_s is None:
             return 0.0
-        return start_epoch + granted_s + walltime_s - self.body.order.grace_s
+        return start_epoch + granted_s + walltime_s - self.drone.order.grace_s
 
 
 class _SharedGpu:
@@ -254,10 +254,10 @@ class SharedSlot(SimulatedSlot):
     Jobs spread evenly over the GPUs and slow each other down. Each arrival and departure sets the others' timers anew.
     """
 
-    def __init__(self, body: SimulatedDrone, joined_s: float, ended: Ended) -> None:
-        super().__init__(body, joined_s, ended)
-        self._shares = body.type.shares
-        self._gpus = [_SharedGpu(self._shares) for _ in range(body.type.gpu_milli // 1000)]
+    def __init__(self, drone: SimulatedDrone, joined_s: float, ended: Ended) -> None:
+        super().__init__(drone, joined_s, ended)
+        self._shares = drone.type.shares
+        self._gpus = [_SharedGpu(self._shares) for _ in range(drone.type.gpu_milli // 1000)]
 
     def milli_of(self, wants: JobRequirements) -> int:
         return self._shares_of(wants) * share_milli(self._shares)
@@ -272,9 +272,9 @@ class SharedSlot(SimulatedSlot):
     def full(self) -> bool:
         return not any(gpu.free for gpu in self._gpus)
 
-    def start(self, ticket: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
-        super().start(ticket, work_s, done, now_s)
-        wants, run = ticket.wants, self.running[ticket.serial]
+    def start(self, queued: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
+        super().start(queued, work_s, done, now_s)
+        wants, run = queued.wants, self.running[queued.serial]
         run.gpu = max(range(len(self._gpus)), key=lambda n: self._gpus[n].free)
         gpu = self._gpus[run.gpu]
         if not gpu.runs:
@@ -289,7 +289,7 @@ class SharedSlot(SimulatedSlot):
         gpu = self._gpus[run.gpu]
         place = gpu.runs.index(run)
         del gpu.runs[place], gpu.loads[place]
-        gpu.free += self._shares_of(run.ticket.wants)
+        gpu.free += self._shares_of(run.queued.wants)
         if not gpu.runs:
             return now_s - gpu.busy_since_s
         self._retime(gpu, now_s)
@@ -299,24 +299,24 @@ class SharedSlot(SimulatedSlot):
         """Set the timers of a GPU's jobs anew after their number has changed."""
         if self.lost_s is not None:
             return
-        for run, rate in zip(gpu.runs, rates(self.body.type.sharing, gpu.loads, self._shares), strict=True):
+        for run, rate in zip(gpu.runs, rates(self.drone.type.sharing, gpu.loads, self._shares), strict=True):
             if rate != run.rate:
                 run.timer.cancel()
                 run.worked_s, run.since_s, run.rate = run.worked(now_s), now_s, rate
                 self._timed(run)
 
 
-def slot_for(body: SimulatedDrone, joined_s: float, ended: Ended) -> SimulatedSlot:
+def slot_for(drone: SimulatedDrone, joined_s: float, ended: Ended) -> SimulatedSlot:
     """Return a slot for a drone, by how it offers its GPUs."""
-    return (SharedSlot if body.type.shares > 1 else SimulatedSlot)(body, joined_s, ended)
+    return (SharedSlot if drone.type.shares > 1 else SimulatedSlot)(drone, joined_s, ended)
 
 
 T = TypeVar("T")
 
 BLACK_HOLE_JOB_S = 5.0
-"""How long a job lasts on a drone that eats jobs."""
+"""Duration of each job on a black-hole drone."""
 EVENT_RETENTION_S = 900.0
-"""How long an eviction, or a completion, is told."""
+"""Time for which an eviction or a completion is listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +328,7 @@ class PoolBehaviour:
     update_s: float = 60.0
     """Between two signs of life of a slot."""
     slot_lifetime_s: float = 900.0
-    """How long the slot of a drone that perished stays listed."""
+    """Time for which the slot of a vanished drone stays listed."""
     lease_s: float = 60.0
     """Until the jobs of a drone that perished wait again."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
@@ -359,8 +359,8 @@ class _Recent(Generic[T]):
         return self._told
 
 
-def _by_vram(seat: SimulatedSlot) -> tuple[int, int]:
-    kind = seat.body.type
+def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
+    kind = slot.drone.type
     return kind.vram_mib // kind.shares, kind.capability
 
 
@@ -381,10 +381,10 @@ class SimulatedOverlay:
         self.done = 0
         self.starts = 0
         """Attempts ever begun."""
-        self.tickets = [QueuedJob(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
+        self.queued_jobs = [QueuedJob(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
         self._arrived = 0
         self._queue = SimulatedJobQueue()
-        self._seats: dict[DroneId, SimulatedSlot] = {}
+        self._drone_slots: dict[DroneId, SimulatedSlot] = {}
         self._lost: dict[DroneId, SimulatedSlot] = {}
         """Those that perished, for as long as they are listed."""
         self._slots: tuple[Slot, ...] = ()
@@ -399,12 +399,12 @@ class SimulatedOverlay:
         self._start_epoch = start_epoch
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
-        self._wire = Network(OVERLAY, seed, behaviour.latency, service_faults, metrics.troubles)
+        self._network = Network(OVERLAY, seed, behaviour.latency, service_faults, metrics.faults_met)
         self._frozen: dict[int, OverlayView] = {}
         self._evictions = _Recent[Eviction]()
         self._completions = _Recent[CompletedJob]()
         self._mishaps = _Recent[JobFailure]()
-        self._pauses = [blow for blow in hardware_faults if blow.kind is HardwareFaultKind.NO_NEGOTIATION]
+        self._pauses = [fault for fault in hardware_faults if fault.kind is HardwareFaultKind.NO_NEGOTIATION]
 
     @property
     def _now_s(self) -> float:
@@ -421,12 +421,12 @@ class SimulatedOverlay:
 
     @property
     def busy_milli(self) -> int:
-        """What jobs hold of GPUs as far as the pool knows, in thousandths: a small job on a shared GPU its shares."""
-        return sum(seat.busy_milli for seat in self._seats.values())
+        """GPUs that jobs hold as far as the pool knows, in thousandths; a small job holds its shares of a GPU."""
+        return sum(slot.busy_milli for slot in self._drone_slots.values())
 
     @property
     def to_come(self) -> int:
-        return len(self.tickets) - self._arrived
+        return len(self.queued_jobs) - self._arrived
 
     def begin(self) -> None:
         """Set the timers of arrivals and negotiation. To be called once, inside the running loop."""
@@ -447,23 +447,23 @@ class SimulatedOverlay:
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         known = tuple(types)
-        return await self._wire.poll(lambda: self._view(known), self._lie)
+        return await self._network.poll(lambda: self._view(known), self._distort)
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        return await self._wire.act("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
+        return await self._network.act("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
-        return await self._wire.ask("bootstrap", lambda: Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id}))
+        return await self._network.ask("bootstrap", lambda: Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id}))
 
     # ----------------------------------------------------------------------------------------------- what is listed
 
     def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
         now_s, behaviour = self._now_s, self._behaviour
-        for drone_id in [d for d, seat in self._lost.items() if self._expired(seat, now_s)]:
-            seat = self._lost.pop(drone_id)
-            if self._seats.get(drone_id) is seat:
-                del self._seats[drone_id]
-        slots = [seat.listed(now_s, behaviour.update_s, self._start_epoch) for seat in self._seats.values()]
+        for drone_id in [d for d, slot in self._lost.items() if self._expired(slot, now_s)]:
+            slot = self._lost.pop(drone_id)
+            if self._drone_slots.get(drone_id) is slot:
+                del self._drone_slots[drone_id]
+        slots = [slot.listed(now_s, behaviour.update_s, self._start_epoch) for slot in self._drone_slots.values()]
         if len(slots) != len(self._slots) or not all(map(is_, slots, self._slots)):
             self._slots = tuple(slots)
         classes = [bucket.view(types, self._start_epoch) for bucket in self._queue.alive()]
@@ -479,32 +479,32 @@ class SimulatedOverlay:
             mishaps=self._mishaps.told(self._start_epoch + now_s),
         )
 
-    def _expired(self, seat: SimulatedSlot, now_s: float) -> bool:
-        return seat.lost_s is not None and now_s - seat.lost_s >= self._behaviour.slot_lifetime_s
+    def _expired(self, slot: SimulatedSlot, now_s: float) -> bool:
+        return slot.lost_s is not None and now_s - slot.lost_s >= self._behaviour.slot_lifetime_s
 
-    def _lie(self, view: OverlayView, spell: ServiceFault) -> OverlayView:
-        match spell.kind:
+    def _distort(self, view: OverlayView, fault: ServiceFault) -> OverlayView:
+        match fault.kind:
             case ServiceFaultKind.EMPTY:
                 return replace(view, classes=(), slots=())
             case ServiceFaultKind.PARTIAL:
-                rolls = {s.drone_id: rng_for(self._seed, "hidden", spell, s.drone_id).random() for s in view.slots}
-                return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id] >= spell.amount))
+                rolls = {s.drone_id: rng_for(self._seed, "hidden", fault, s.drone_id).random() for s in view.slots}
+                return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id] >= fault.amount))
             case ServiceFaultKind.STALE:
-                return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
+                return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
             case _:
                 return view
 
     # ------------------------------------------------------------------------------------------- arrival and matching
 
     def _next_arrival(self) -> None:
-        if self._arrived < len(self.tickets):
-            asyncio.get_running_loop().call_at(self.tickets[self._arrived].job.submit_s, self._arrive)
+        if self._arrived < len(self.queued_jobs):
+            asyncio.get_running_loop().call_at(self.queued_jobs[self._arrived].job.submit_s, self._arrive)
 
     def _arrive(self) -> None:
-        ticket = self.tickets[self._arrived]
+        queued = self.queued_jobs[self._arrived]
         self._arrived += 1
-        bucket = self._queue.bucket(ticket.wants)
-        bucket.add(ticket, self._now_s)
+        bucket = self._queue.bucket(queued.wants)
+        bucket.add(queued, self._now_s)
         if self._at_once:
             self._offer(bucket)
         self._next_arrival()
@@ -529,18 +529,18 @@ class SimulatedOverlay:
         idle = self._queue.idle()
         if not idle or self._paused:
             return
-        seats = [seat for seat in self._seats.values() if seat.open]
+        open_slots = [slot for slot in self._drone_slots.values() if slot.open]
         if self._behaviour.best_fit:
-            seats.sort(key=_by_vram)
+            open_slots.sort(key=_by_vram)
         # A slot too small for a class stays so for the rest of the cycle: each class goes down the list once.
         rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
         heapq.heapify(rounds)
         while rounds:
             priority, _, _, n, bucket, place = heapq.heappop(rounds)
-            while place < len(seats) and not self._match(bucket, seats[place]):
+            while place < len(open_slots) and not self._match(bucket, open_slots[place]):
                 place += 1
-            if place < len(seats):
-                self._start(bucket, seats[place])
+            if place < len(open_slots):
+                self._start(bucket, open_slots[place])
                 if bucket.idle:
                     heapq.heappush(rounds, (priority, *bucket.first(), n, bucket, place))
         for bucket in idle:
@@ -557,107 +557,107 @@ class SimulatedOverlay:
         if self._paused:
             return
         bucket.judged()
-        while bucket.idle and (seat := self._with_room(bucket)) is not None:
-            self._start(bucket, seat)
+        while bucket.idle and (slot := self._with_room(bucket)) is not None:
+            self._start(bucket, slot)
 
     def _with_room(self, bucket: QueuedJobClass) -> SimulatedSlot | None:
         """Return the slot that a job of the class goes to now, if any."""
-        full = [drone_id for drone_id, seat in self._roomy.items() if seat.full or not seat.open]
+        full = [drone_id for drone_id, slot in self._roomy.items() if slot.full or not slot.open]
         for drone_id in full:
             del self._roomy[drone_id]
-        fitting = (seat for seat in self._roomy.values() if self._match(bucket, seat))
+        fitting = (slot for slot in self._roomy.values() if self._match(bucket, slot))
         return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
-    def _opened(self, seat: SimulatedSlot) -> None:
+    def _opened(self, slot: SimulatedSlot) -> None:
         """Fill a slot that has room with the first jobs that fit."""
-        if not self._at_once or not seat.open:
+        if not self._at_once or not slot.open:
             return
-        self._roomy[seat.body.id] = seat
+        self._roomy[slot.drone.id] = slot
         if self._paused:
             return
-        while not seat.full:
-            fitting = (bucket for bucket in self._queue.idle() if self._match(bucket, seat))
+        while not slot.full:
+            fitting = (bucket for bucket in self._queue.idle() if self._match(bucket, slot))
             bucket = min(fitting, key=lambda b: (-b.wants.priority, b.first()), default=None)
             if bucket is None:
                 break
-            self._start(bucket, seat)
+            self._start(bucket, slot)
 
-    def _match(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
-        welcome = seat.open and bucket.wants.owner not in seat.avoids
-        return welcome and seat.fits(bucket) and self._suitable(bucket, seat) and not self._too_short(bucket, seat)
+    def _match(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
+        welcome = slot.open and bucket.wants.owner not in slot.avoids
+        return welcome and slot.fits(bucket) and self._suitable(bucket, slot) and not self._too_short(bucket, slot)
 
-    def _suitable(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
-        kind = seat.body.type
+    def _suitable(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
+        kind = slot.drone.type
         key = bucket.name, kind.key
         if key not in self._suits:
             self._suits[key] = bucket.wants.unmet_requirement(kind) is None
-        return self._suits[key] and seat.body.script.verdict is not DroneDefect.MATCHES_NOTHING
+        return self._suits[key] and slot.drone.script.verdict is not DroneDefect.MATCHES_NOTHING
 
-    def _too_short(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> bool:
+    def _too_short(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
         """Return whether the job's requested time exceeds the drone's remaining walltime."""
-        walltime_s, granted_s = seat.body.type.walltime_s, seat.body.granted_s
+        walltime_s, granted_s = slot.drone.type.walltime_s, slot.drone.granted_s
         if not bucket.wants.walltime_s or not walltime_s or granted_s is None:
             return False
         return self._now_s + bucket.wants.walltime_s > granted_s + walltime_s
 
     # ----------------------------------------------------------------------------------------------- jobs on drones
 
-    def _start(self, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
-        ticket, now_s = bucket.take(), self._now_s
-        if seat.idle_timer is not None:
-            seat.idle_timer.cancel()
-            seat.idle_timer = None
-        ticket.starts += 1
+    def _start(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> None:
+        queued, now_s = bucket.take(), self._now_s
+        if slot.idle_timer is not None:
+            slot.idle_timer.cancel()
+            slot.idle_timer = None
+        queued.starts += 1
         self.starts += 1
-        ticket.begun_s = now_s
-        if ticket.first_begun_s is None:
-            ticket.first_begun_s = now_s
-            self._metrics.first_starts.append((ticket.job.submit_s, now_s))
-        eaten = seat.body.script.verdict is DroneDefect.EATS_JOBS
-        left_s = ticket.job.duration_s - ticket.saved_s
-        seat.start(ticket, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
+        queued.begun_s = now_s
+        if queued.first_begun_s is None:
+            queued.first_begun_s = now_s
+            self._metrics.first_starts.append((queued.job.submit_s, now_s))
+        eaten = slot.drone.script.verdict is DroneDefect.EATS_JOBS
+        left_s = queued.job.duration_s - queued.saved_s
+        slot.start(queued, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
 
-    def _ended(self, seat: SimulatedSlot, ticket: QueuedJob, done: bool) -> None:
+    def _ended(self, slot: SimulatedSlot, queued: QueuedJob, done: bool) -> None:
         """Give the slot of a job that ended by itself the next one, or let it fall idle."""
-        bucket = self._close(seat, ticket, done)
+        bucket = self._close(slot, queued, done)
         if not done:
-            at, owner = self._start_epoch + self._now_s, ticket.wants.owner
-            self._mishaps.add(at, JobFailure(seat.body.id, f"{ticket.serial}.0", at, owner, "broke off"))
-        if self._behaviour.reuses_claims and bucket.idle and self._match(bucket, seat):
-            self._start(bucket, seat)
-        self._opened(seat)
+            at, owner = self._start_epoch + self._now_s, queued.wants.owner
+            self._mishaps.add(at, JobFailure(slot.drone.id, f"{queued.serial}.0", at, owner, "broke off"))
+        if self._behaviour.reuses_claims and bucket.idle and self._match(bucket, slot):
+            self._start(bucket, slot)
+        self._opened(slot)
         if self._at_once and not done:
             self._offer(bucket)
-        if not seat.running:
-            self._idle(seat)
+        if not slot.running:
+            self._idle(slot)
 
-    def _close(self, seat: SimulatedSlot, ticket: QueuedJob, done: bool) -> QueuedJobClass:
+    def _close(self, slot: SimulatedSlot, queued: QueuedJob, done: bool) -> QueuedJobClass:
         """Book the end of an attempt; a job that is not done waits again."""
-        now_s, bucket, kind = self._now_s, self._queue.bucket(ticket.wants), seat.body.type
-        until_s = now_s if seat.lost_s is None else seat.lost_s
-        run = seat.running[ticket.serial]
+        now_s, bucket, kind = self._now_s, self._queue.bucket(queued.wants), slot.drone.type
+        until_s = now_s if slot.lost_s is None else slot.lost_s
+        run = slot.running[queued.serial]
         ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
         lost_s = None if done else ran_s - run.kept_s(until_s)
-        self._metrics.attempt(kind, seat.milli_of(ticket.wants), ran_s, lost_s)
-        self._metrics.at_work(kind, seat.end(run, until_s))
+        self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s)
+        self._metrics.at_work(kind, slot.end(run, until_s))
         bucket.ran()
         if done:
-            self._done(seat, ticket, ran_s)
+            self._done(slot, queued, ran_s)
         else:
-            ticket.saved_s += saved_s
-            bucket.add(ticket, self._now_s)
+            queued.saved_s += saved_s
+            bucket.add(queued, self._now_s)
         return bucket
 
-    def _done(self, seat: SimulatedSlot, ticket: QueuedJob, ran_s: float) -> None:
-        job, wants = ticket.job, ticket.wants
-        ticket.done_s = self._now_s
+    def _done(self, slot: SimulatedSlot, queued: QueuedJob, ran_s: float) -> None:
+        job, wants = queued.job, queued.wants
+        queued.done_s = self._now_s
         self.done += 1
-        self._metrics.waited(self._queue.bucket(wants).label, ticket.done_s - job.duration_s - job.submit_s)
-        ended_at = self._start_epoch + ticket.done_s
+        self._metrics.waited(self._queue.bucket(wants).label, queued.done_s - job.duration_s - job.submit_s)
+        ended_at = self._start_epoch + queued.done_s
         self._completions.add(
             ended_at,
             CompletedJob(
-                job_id=f"{ticket.serial}.0",
+                job_id=f"{queued.serial}.0",
                 ended_at=ended_at,
                 submitted_at=self._start_epoch + job.submit_s,
                 run_s=ran_s,
@@ -670,102 +670,102 @@ class SimulatedOverlay:
                 owner=wants.owner,
                 group=wants.group,
                 walltime_s=wants.walltime_s,
-                drone_id=seat.body.id,
+                drone_id=slot.drone.id,
             ),
         )
 
-    def _cut_short(self, seat: SimulatedSlot) -> None:
+    def _cut_short(self, slot: SimulatedSlot) -> None:
         """End all jobs of a seat; they wait again."""
-        until_s = self._now_s if seat.lost_s is None else seat.lost_s
+        until_s = self._now_s if slot.lost_s is None else slot.lost_s
         back: dict[str, QueuedJobClass] = {}
-        for run in list(seat.running.values()):
+        for run in list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
-            at, worth = self._start_epoch + self._now_s, seat.worth(run.ticket)
-            self._evictions.add(at, Eviction(seat.body.id, f"{run.ticket.serial}.0", at, worth, lost_s))
-            bucket = self._close(seat, run.ticket, done=False)
+            at, worth = self._start_epoch + self._now_s, slot.worth(run.queued)
+            self._evictions.add(at, Eviction(slot.drone.id, f"{run.queued.serial}.0", at, worth, lost_s))
+            bucket = self._close(slot, run.queued, done=False)
             back[bucket.name] = bucket
         if self._at_once:
             for bucket in back.values():
                 self._offer(bucket)
 
-    def _idle(self, seat: SimulatedSlot) -> None:
+    def _idle(self, slot: SimulatedSlot) -> None:
         """Let a drone without jobs leave: at once if it drains, else after its idle time-out."""
-        seat.idle_since_s = self._now_s
-        seat.touched(self._now_s)
-        if seat.draining:
-            seat.body.emptied("drained")
-        elif seat.lost_s is None:
-            limit_s = seat.body.order.idle_timeout_s
-            seat.idle_timer = asyncio.get_running_loop().call_later(limit_s, seat.body.emptied, "idle too long")
+        slot.idle_since_s = self._now_s
+        slot.touched(self._now_s)
+        if slot.draining:
+            slot.drone.leave_empty("drained")
+        elif slot.lost_s is None:
+            limit_s = slot.drone.order.idle_timeout_s
+            slot.idle_timer = asyncio.get_running_loop().call_later(limit_s, slot.drone.leave_empty, "idle too long")
 
     # ------------------------------------------------------------------------------------------- drones come and go
 
-    def join(self, body: SimulatedDrone) -> None:
+    def join(self, drone: SimulatedDrone) -> None:
         """Add a drone to the pool; it does not accept jobs yet."""
-        self._seats[body.id] = slot_for(body, self._now_s, self._ended)
+        self._drone_slots[drone.id] = slot_for(drone, self._now_s, self._ended)
 
-    def serve(self, body: SimulatedDrone) -> None:
+    def serve(self, drone: SimulatedDrone) -> None:
         """Let the drone accept jobs."""
-        seat = self._seat_of(body)
-        if seat is not None:
-            seat.serving = True
-            self._idle(seat)
-            self._opened(seat)
+        slot = self._slot_of(drone)
+        if slot is not None:
+            slot.serving = True
+            self._idle(slot)
+            self._opened(slot)
 
-    def withdraw(self, body: SimulatedDrone) -> None:
+    def withdraw(self, drone: SimulatedDrone) -> None:
         """Give a drone no new jobs; it leaves once it has none."""
-        seat = self._seat_of(body)
-        if seat is not None:
-            seat.draining = True
-            seat.touched(self._now_s)
-        if seat is None or not seat.running:
-            body.emptied("drained")
+        slot = self._slot_of(drone)
+        if slot is not None:
+            slot.draining = True
+            slot.touched(self._now_s)
+        if slot is None or not slot.running:
+            drone.leave_empty("drained")
 
-    def _seat_of(self, body: SimulatedDrone) -> SimulatedSlot | None:
+    def _slot_of(self, drone: SimulatedDrone) -> SimulatedSlot | None:
         """Its seat; none where another drone has come under the same id (which the tally calls by its name)."""
-        seat = self._seats.get(body.id)
-        return seat if seat is not None and seat.body is body else None
+        slot = self._drone_slots.get(drone.id)
+        return slot if slot is not None and slot.drone is drone else None
 
-    def part(self, body: SimulatedDrone, orderly: bool) -> None:
+    def part(self, drone: SimulatedDrone, orderly: bool) -> None:
         """Take a drone out of the pool; if not orderly, its slot and jobs stay listed for a while."""
-        seat = self._seat_of(body)
-        if seat is None:
+        slot = self._slot_of(drone)
+        if slot is None:
             return
-        self._roomy.pop(body.id, None)
-        if seat.idle_timer is not None:
-            seat.idle_timer.cancel()
+        self._roomy.pop(drone.id, None)
+        if slot.idle_timer is not None:
+            slot.idle_timer.cancel()
         if orderly:
-            self._cut_short(seat)
-            del self._seats[body.id]
+            self._cut_short(slot)
+            del self._drone_slots[drone.id]
             return
-        seat.lost_s = self._now_s
-        self._lost[body.id] = seat
-        for run in seat.running.values():
+        slot.lost_s = self._now_s
+        self._lost[drone.id] = slot
+        for run in slot.running.values():
             run.timer.cancel()
-        asyncio.get_running_loop().call_later(self._behaviour.lease_s, self._cut_short, seat)
+        asyncio.get_running_loop().call_later(self._behaviour.lease_s, self._cut_short, slot)
 
     def _drain(self, drone_id: DroneId, mode: DrainMode) -> OrderResult:
-        seat = self._seats.get(drone_id)
-        if seat is not None and seat.lost_s is None:
+        slot = self._drone_slots.get(drone_id)
+        if slot is not None and slot.lost_s is None:
             match mode:
                 case DrainMode.NONE:
                     pass
                 case DrainMode.RESUME:
-                    seat.draining = seat.body.takes_no_more
-                    seat.touched(self._now_s)
-                    self._opened(seat)
+                    slot.draining = slot.drone.accepts_nothing_more
+                    slot.touched(self._now_s)
+                    self._opened(slot)
                 case DrainMode.PEACEFUL:
-                    self.withdraw(seat.body)
+                    self.withdraw(slot.drone)
                 case DrainMode.GRACEFUL:
-                    self.withdraw(seat.body)
-                    asyncio.get_running_loop().call_later(seat.body.order.grace_s, self._vacate, seat)
+                    self.withdraw(slot.drone)
+                    asyncio.get_running_loop().call_later(slot.drone.order.grace_s, self._vacate, slot)
                 case DrainMode.FAST:
-                    self._vacate(seat, at_once=True)
+                    self._vacate(slot, at_once=True)
         return OrderResult(drone_id, OrderOutcome.OK)
 
-    def _vacate(self, seat: SimulatedSlot, at_once: bool = False) -> None:
+    def _vacate(self, slot: SimulatedSlot, at_once: bool = False) -> None:
         """End the jobs of a draining drone, which then leaves."""
-        seat.draining = seat.draining or at_once
-        if seat.draining and seat.lost_s is None:
-            self._cut_short(seat)
-            seat.body.emptied("drained")
+        slot.draining = slot.draining or at_once
+        if slot.draining and slot.lost_s is None:
+            self._cut_short(slot)
+            slot.drone.leave_empty("drained")

@@ -124,12 +124,12 @@ _TELL_EACH_S = 0.2
 """Real seconds between two words on how far a replay is."""
 _TURN_S = 0.1
 SAMPLES_PER_REPLAY = 1000
-"""Of the state of things, in a replay."""
+"""Number of samples of the world's state in a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is replayed. It travels to other processes: all in it can be pickled."""
+    """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
 
     policy: str
     """Its name in the results."""

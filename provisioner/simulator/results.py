@@ -1,4 +1,4 @@
-"""What a replay has shown, in numbers: one run over one seed. What summaries and reports are made from."""
+"""Results of replays, one run over one seed, and the metrics that a simulated world collects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class WaitStatistics:
-    """Of jobs: completion - submission - run time, so that work lost to preemption counts as wait. Seconds."""
+    """Waits of jobs in seconds: completion - submission - run time, so that lost work counts as wait."""
 
     jobs: int = 0
     mean_s: float = 0.0
@@ -77,7 +77,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What deciding cost: processor time of the planner, real even on a virtual clock."""
+    """Processor time of the planner, real even on a virtual clock."""
 
     count: int = 0
     mean_s: float = 0.0
@@ -166,7 +166,7 @@ class GpuTimeAccount:
     held_s: float = 0.0
     good_s: float = 0.0
     badput_s: float = 0.0
-    """Of attempts that were cut short: what must be done again."""
+    """Time of attempts that were cut short and must be repeated."""
     boot_s: float = 0.0
     release_s: float = 0.0
     energy_kwh: float = 0.0
@@ -203,10 +203,10 @@ class Metrics:
     waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """The same by size of the jobs (``Wants.label``)."""
     first_starts: list[tuple[float, float]] = field(default_factory=list)
-    """Of each job that has ever begun, in that order: when it was submitted, and when it first began."""
+    """Submission and first start of each job that has ever begun, in that order."""
     owner_waits: list[OwnerWait] = field(default_factory=list)
     """Per owner's job that has started, or still waits at the end."""
-    asked_in_vain: Counter[str] = field(default_factory=Counter)
+    accepted_without_room: Counter[str] = field(default_factory=Counter)
     """Drones accepted for which there was no room at that moment, by site."""
     overfull: list[str] = field(default_factory=list)
     """Nodes on which more was held than there is, a line each."""
@@ -215,7 +215,7 @@ class Metrics:
     caps_broken: list[LimitExceeded] = field(default_factory=list)
     doubles: list[DroneId] = field(default_factory=list)
     """Ids under which two drones lived at once."""
-    troubles: Counter[ServiceFaultKind] = field(default_factory=Counter)
+    faults_met: Counter[ServiceFaultKind] = field(default_factory=Counter)
     """Calls that a spell has hit."""
     books: defaultdict[str, GpuTimeAccount] = field(default_factory=lambda: defaultdict(GpuTimeAccount))
     """By site."""
@@ -278,7 +278,7 @@ class Metrics:
         self.waits_s.append(wait_s)
         self.waits_by_class[label].append(wait_s)
 
-    def seated(self, at_s: float, machine: SimulatedNode) -> None:
+    def node_filled(self, at_s: float, machine: SimulatedNode) -> None:
         """Somebody has taken a place on a node."""
         if machine.overfull:
             self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
@@ -313,7 +313,7 @@ class Metrics:
 
     @property
     def energy_kwh(self) -> float | None:
-        """Of GPUs at work; None where no drone type tells its power."""
+        """Energy of busy GPUs; None if no drone type has a power."""
         return self.total.energy_kwh if any(kind.power_w for kind in self.types) else None
 
     @property

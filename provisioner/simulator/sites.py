@@ -66,7 +66,7 @@ class GpuPool:
 
     @property
     def node(self) -> ResourceVector:
-        """What one node has."""
+        """Resources of one node."""
         return ResourceVector(
             self.gpus_per_node * 1000, self.cpus_per_node or UNCOUNTED, self.memory_mib_per_node or UNCOUNTED, UNCOUNTED
         )
@@ -83,26 +83,25 @@ class Facility:
     """Drone type by name to GPU pool; the first pool for types not named."""
     behaviour: SiteBehaviour = field(default_factory=SiteBehaviour)
     behaviour_of: Mapping[str, SiteBehaviour] = field(default_factory=dict)
-    """Of drone types by name, where they differ from the site's."""
+    """Behaviour towards drone types by name, where it differs from the site's."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
-    """Of each call, there and back."""
+    """Round-trip time of each call."""
     quota: int | None = None
     """Drones that the site itself allows; more are refused one by one."""
     queues: bool = True
     """False: an order that does not fit now is refused."""
     reports_free: bool = True
     retain_finished_s: float = 3600.0
-    """How long ended drones stay in the listing."""
+    """Time for which ended drones stay in the listing."""
     owner: Owner | None = None
-    """Whose cluster it is, if their jobs are to be simulated one by one."""
+    """Owner of the cluster, if their jobs are simulated one by one."""
     series: OwnerSeries | None = None
     """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
     reports_claims: bool = True
     """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
     reports_nodes: bool = False
     blocks: ResourceVector = NOTHING
-    """What the site's own configuration keeps for each free GPU of its nodes. (``policy.blocking`` is what our planner
-    believes.)"""
+    """Reserve that the site itself keeps for each free GPU of its nodes; ``policy.blocking`` is the planner's view."""
 
     def __post_init__(self) -> None:
         if (self.owner or self.reports_nodes) and (self.series or any(pool.owner for pool in self.pools)):
@@ -114,14 +113,14 @@ class Facility:
 
 
 class _GpuPoolState:
-    """What is taken of one GPU pool."""
+    """Allocation of one GPU pool."""
 
     def __init__(self, pool: GpuPool, kept: ResourceVector = NOTHING) -> None:
         self.pool = pool
         self.wanted_milli = 0
         self._counted: list[ResourceVector] = []
         self._places: dict[ResourceVector, int] = {}
-        """How many drones of a size go into what was free when that was last counted."""
+        """Drones of a size that fit into the free resources of the last count."""
         self.machines = [SimulatedNode(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
 
     @property
@@ -144,7 +143,7 @@ class _GpuPoolState:
         return min(fitting, key=lambda m: m.free.gpu_milli, default=None)
 
     def places(self, amount: ResourceVector) -> int:
-        """How many drones of one size there is room for, node by node."""
+        """Return for how many drones of one size there is room, node by node."""
         free = [m.free for m in self.machines if m.up]
         if free != self._counted:
             self._counted, self._places = free, {}
@@ -169,12 +168,12 @@ class SimulatedSite:
     ) -> None:
         self.facility = facility
         self.start_epoch = start_epoch
-        self.bodies: dict[DroneId, SimulatedDrone] = {}
+        self.drones: dict[DroneId, SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
         self._overlay = overlay
         self._metrics = metrics
         self._seed = seed
-        self._wire = Network(facility.name, seed, facility.latency, service_faults, metrics.troubles)
+        self._network = Network(facility.name, seed, facility.latency, service_faults, metrics.faults_met)
         self._pools = {pool.name: _GpuPoolState(pool, facility.blocks) for pool in facility.pools}
         self._queue: dict[DroneId, SimulatedDrone] = {}
         self._serial = 0
@@ -185,11 +184,11 @@ class SimulatedSite:
         self._listed: Mapping[DroneId, RemoteDrone] | None = None
         """None after a change; else what the next look is told as well."""
         self._held: list[object] | None = None
-        """What was taken when the places for drones were last counted, and how many there were."""
+        """Allocation at the last count of places for drones."""
         self._was_free: tuple[Mapping[str, int], int] = {}, 0
         self._gone: deque[SimulatedDrone] = deque()
         """Ended and not yet forgotten, by end."""
-        self._hardware_faults = [blow for blow in hardware_faults if blow.where == facility.name]
+        self._hardware_faults = [fault for fault in hardware_faults if fault.where == facility.name]
         self._kinds = {
             pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
             for pool in self._pools.values()
@@ -201,7 +200,7 @@ class SimulatedSite:
                 facility.owner,
                 self._machines,
                 self._standing,
-                self._seat_waiting,
+                self._place_queued,
                 metrics,
                 seed=seed,
                 start_epoch=start_epoch,
@@ -213,10 +212,10 @@ class SimulatedSite:
 
     @property
     def alive(self) -> list[SimulatedDrone]:
-        return [body for body in self.bodies.values() if body.alive]
+        return [drone for drone in self.drones.values() if drone.alive]
 
     def _standing(self) -> Iterator[SimulatedDrone]:
-        return (body for body in self.bodies.values() if body.alive)
+        return (drone for drone in self.drones.values() if drone.alive)
 
     def begin(self) -> None:
         """Set the timers of owner load and blows. To be called once, inside the running loop."""
@@ -230,9 +229,9 @@ class SimulatedSite:
         if series is not None:
             theirs = [pool for name, pool in self._pools.items() if name in (series.pools or self._pools)]
             SeriesOwner(series, theirs, self._series_victims, self._place, seed=self._seed, site=self.name).begin()
-        for blow in self._hardware_faults:
-            loop.call_at(max(0.0, blow.at_s - blow.notice_s), self._announce, blow)
-            loop.call_at(blow.at_s, self._strike, blow)
+        for fault in self._hardware_faults:
+            loop.call_at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
+            loop.call_at(fault.at_s, self._hardware_fails, fault)
 
     # ---------------------------------------------------------------------------------------------------- the seam
 
@@ -243,13 +242,13 @@ class SimulatedSite:
         return None
 
     async def poll(self) -> SiteView:
-        return await self._wire.poll(self._listing, self._lie)
+        return await self._network.poll(self._listing, self._distort)
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        return await self._wire.act("start", lambda: [self._accept(order) for order in orders])
+        return await self._network.act("start", lambda: [self._accept(order) for order in orders])
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        return await self._wire.act("stop", lambda: [self._dismiss(order) for order in orders])
+        return await self._network.act("stop", lambda: [self._stop(order) for order in orders])
 
     # ----------------------------------------------------------------------------------------------- what is listed
 
@@ -280,18 +279,18 @@ class SimulatedSite:
     def _free_milli(self) -> int:
         return sum(max(0, pool.room_milli) for pool in self._pools.values())
 
-    def _lie(self, view: SiteView, spell: ServiceFault) -> SiteView:
+    def _distort(self, view: SiteView, fault: ServiceFault) -> SiteView:
         """Return a true view as a fault distorts it."""
-        match spell.kind:
+        match fault.kind:
             case ServiceFaultKind.EMPTY:
                 return replace(view, drones={})
             case ServiceFaultKind.PARTIAL:
-                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", spell, d).random() < spell.amount}
+                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", fault, d).random() < fault.amount}
                 return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
             case ServiceFaultKind.STALE:
-                return replace(self._frozen.setdefault(id(spell), view), taken_at=view.taken_at)
+                return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
             case ServiceFaultKind.FREE_WRONG:
-                return replace(view, free={t.name: int(spell.amount) for t in self.facility.types})
+                return replace(view, free={t.name: int(fault.amount) for t in self.facility.types})
             case _:
                 return replace(
                     view, drones={d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
@@ -299,18 +298,18 @@ class SimulatedSite:
 
     def _drones(self) -> Mapping[DroneId, RemoteDrone]:
         if self._listed is None:
-            self._listed = {drone_id: body.listed() for drone_id, body in self.bodies.items()}
+            self._listed = {drone_id: drone.listed() for drone_id, drone in self.drones.items()}
         return self._listed
 
-    def stirred(self) -> None:
+    def listing_changed(self) -> None:
         """Make the listing anew: a drone has changed."""
         self._listed = None
 
     def _forget(self, now: float) -> None:
         limit = now - self.facility.retain_finished_s
         while self._gone and (end := self._gone[0].end) is not None and end.at <= limit:
-            del self.bodies[self._gone.popleft().id]
-            self.stirred()
+            del self.drones[self._gone.popleft().id]
+            self.listing_changed()
 
     def _pool_of(self, kind: DroneType) -> _GpuPoolState:
         return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
@@ -354,7 +353,7 @@ class SimulatedSite:
 
     def _accept(self, order: StartOrder) -> OrderResult:
         self._check_open()
-        known = self.bodies.get(order.drone_id)
+        known = self.drones.get(order.drone_id)
         if known is not None:
             return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
         quota = self.facility.quota
@@ -365,95 +364,95 @@ class SimulatedSite:
         self._serial += 1
         behaviour = self.facility.behaviour_of.get(order.type.name, self.facility.behaviour)
         script = DroneScript.drawn(behaviour, self._seed, self.name, order.drone_id)
-        body = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
-        self.bodies[body.id] = body
-        self.stirred()
-        self._metrics.born(body.id, body.type, asyncio.get_running_loop().time())
-        if self._free(body.type) <= 0:
-            self._metrics.asked_in_vain[self.name] += 1
+        drone = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
+        self.drones[drone.id] = drone
+        self.listing_changed()
+        self._metrics.born(drone.id, drone.type, asyncio.get_running_loop().time())
+        if self._free(drone.type) <= 0:
+            self._metrics.accepted_without_room[self.name] += 1
         if script.queue_s > 0:
-            asyncio.get_running_loop().call_later(script.queue_s, self._eligible, body)
+            asyncio.get_running_loop().call_later(script.queue_s, self._eligible, drone)
         else:
-            self._eligible(body)
-        return OrderResult(body.id, OrderOutcome.OK, body.remote_id)
+            self._eligible(drone)
+        return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
     def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
         now = self.start_epoch + asyncio.get_running_loop().time()
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, f"{self.name}: {message}", now))
 
-    def _dismiss(self, order: StopOrder) -> OrderResult:
+    def _stop(self, order: StopOrder) -> OrderResult:
         self._check_open()
-        body = self.bodies.get(order.drone_id)
-        if body is not None and body.alive:
+        drone = self.drones.get(order.drone_id)
+        if drone is not None and drone.alive:
             if order.kill:
-                body.kill()
+                drone.kill()
             else:
-                body.leave(EndKind.STOPPED, None, "stopped on request", body.order.grace_s)
+                drone.leave(EndKind.STOPPED, None, "stopped on request", drone.order.grace_s)
         return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
 
     # ------------------------------------------------------------------------------------------------- the hardware
 
-    def _eligible(self, body: SimulatedDrone) -> None:
-        if body.stage is DroneStage.QUEUED:
-            self._queue[body.id] = body
+    def _eligible(self, drone: SimulatedDrone) -> None:
+        if drone.stage is DroneStage.QUEUED:
+            self._queue[drone.id] = drone
             self._place()
 
     def _place(self) -> None:
         """Give room to those who wait for it; where there is an owner, their jobs come first, in the site's cycle."""
         if self._owner is None:
-            self._seat_waiting()
+            self._place_queued()
 
-    def _seat_waiting(self) -> None:
+    def _place_queued(self) -> None:
         """First come, first served, small ones may slip by."""
         if self._downs:
             return
-        for body in list(self._queue.values()):
-            amount = ResourceVector.of(body.type)
-            machine = self._pool_of(body.type).machine_for(amount)
+        for drone in list(self._queue.values()):
+            amount = ResourceVector.of(drone.type)
+            machine = self._pool_of(drone.type).machine_for(amount)
             if machine is not None:
-                del self._queue[body.id]
-                slot = machine.seat_drone(body, amount)
-                self._metrics.seated(asyncio.get_running_loop().time(), machine)
+                del self._queue[drone.id]
+                slot = machine.place_drone(drone, amount)
+                self._metrics.node_filled(asyncio.get_running_loop().time(), machine)
                 self._metrics.started += 1
-                body.grant(machine, slot)
+                drone.grant(machine, slot)
 
-    def left(self, body: SimulatedDrone) -> None:
+    def left(self, drone: SimulatedDrone) -> None:
         """Free the room of a drone that is gone."""
-        assert body.end is not None
-        self._gone.append(body)
-        self._queue.pop(body.id, None)
-        self._metrics.gone(body.id, body.type, body.end.kind)
-        self._metrics.withdrawn += body.granted_s is None
-        if body.machine is not None:
-            body.machine.drone_left(body)
-            self.account(body)
+        assert drone.end is not None
+        self._gone.append(drone)
+        self._queue.pop(drone.id, None)
+        self._metrics.gone(drone.id, drone.type, drone.end.kind)
+        self._metrics.withdrawn += drone.granted_s is None
+        if drone.machine is not None:
+            drone.machine.drone_left(drone)
+            self.account(drone)
             if self._owner is not None:
-                self._owner.left(body)
+                self._owner.left(drone)
         self._place()
 
-    def account(self, body: SimulatedDrone) -> None:
+    def account(self, drone: SimulatedDrone) -> None:
         """Enter a body's GPU time, up to now, in the tally."""
-        if body.granted_s is None:
+        if drone.granted_s is None:
             return
         now_s = asyncio.get_running_loop().time()
-        left_s = now_s if body.left_s is None else body.left_s
-        boot_end_s = left_s if body.serving_s is None else body.serving_s
-        self._metrics.held(body.type, now_s - body.granted_s, boot_end_s - body.granted_s, now_s - left_s)
+        left_s = now_s if drone.left_s is None else drone.left_s
+        boot_end_s = left_s if drone.serving_s is None else drone.serving_s
+        self._metrics.held(drone.type, now_s - drone.granted_s, boot_end_s - drone.granted_s, now_s - left_s)
 
     def _owner_wants(self, pool: _GpuPoolState, milli: int) -> None:
         pool.wanted_milli = min(milli, pool.total_milli)
         if pool.pool.notice_s > 0:
             leaving = 0
-            for body in self._victims(pool):
+            for drone in self._victims(pool):
                 if pool.room_milli + leaving >= 0:
                     break
-                leaving += body.type.gpu_milli
-                body.leave(EndKind.PREEMPTED, None, "preempted by the owner", pool.pool.notice_s)
+                leaving += drone.type.gpu_milli
+                drone.leave(EndKind.PREEMPTED, None, "preempted by the owner", pool.pool.notice_s)
         else:
-            for body in self._victims(pool):
+            for drone in self._victims(pool):
                 if pool.room_milli >= 0:
                     break
-                body.perish(EndKind.PREEMPTED, "preempted by the owner")
+                drone.perish(EndKind.PREEMPTED, "preempted by the owner")
         self._place()
 
     def _victims(self, pool: _GpuPoolState) -> list[SimulatedDrone]:
@@ -473,34 +472,34 @@ class SimulatedSite:
             return sorted(placed, key=lambda b: rng_for(self._seed, "victim", now_s, b.id).random())
         return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
 
-    def _announce(self, blow: HardwareFault) -> None:
-        if blow.kind is HardwareFaultKind.DOWNTIME:
-            self._downtimes.append(blow)
+    def _announce(self, fault: HardwareFault) -> None:
+        if fault.kind is HardwareFaultKind.DOWNTIME:
+            self._downtimes.append(fault)
 
-    def _strike(self, blow: HardwareFault) -> None:
+    def _hardware_fails(self, fault: HardwareFault) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
-        if blow.kind is HardwareFaultKind.DOWNTIME:
-            struck = self._machines
+        if fault.kind is HardwareFaultKind.DOWNTIME:
+            failing = self._machines
             self._downs += 1
         else:
             first = next(iter(self._pools.values())).machines
-            struck = [first[blow.node % len(first)]]
-        for machine in struck:
+            failing = [first[fault.node % len(first)]]
+        for machine in failing:
             machine.outages += 1
         if self._owner is not None:
             self._owner.fell()
-        for body in self.alive:
-            if body.machine is not None and not body.machine.up:
-                body.perish(EndKind.FAULT, f"node failure: {blow.kind.value}")
-        asyncio.get_running_loop().call_later(blow.for_s, self._recover, blow)
+        for drone in self.alive:
+            if drone.machine is not None and not drone.machine.up:
+                drone.perish(EndKind.FAULT, f"node failure: {fault.kind.value}")
+        asyncio.get_running_loop().call_later(fault.for_s, self._recover, fault)
 
-    def _recover(self, blow: HardwareFault) -> None:
+    def _recover(self, fault: HardwareFault) -> None:
         first = next(iter(self._pools.values())).machines
-        for machine in self._machines if blow.kind is HardwareFaultKind.DOWNTIME else [first[blow.node % len(first)]]:
+        for machine in self._machines if fault.kind is HardwareFaultKind.DOWNTIME else [first[fault.node % len(first)]]:
             machine.outages -= 1
-        if blow.kind is HardwareFaultKind.DOWNTIME:
+        if fault.kind is HardwareFaultKind.DOWNTIME:
             self._downs -= 1
-            self._downtimes.remove(blow)
+            self._downtimes.remove(fault)
         self._place()
 
     @property
@@ -516,7 +515,7 @@ class SimulatedSite:
 
     def close(self) -> None:
         """Enter what is still held, and who still waits, in the books."""
-        for body in self.alive:
-            self.account(body)
+        for drone in self.alive:
+            self.account(drone)
         if self._owner is not None:
             self._owner.close()

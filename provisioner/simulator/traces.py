@@ -40,7 +40,7 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
-    """Which column of a CSV file holds what; empty: none does. Each may carry a factor: ``MemGB*1024``."""
+    """Columns of a CSV file by meaning; empty if there is none. Each may carry a factor: ``MemGB*1024``."""
 
     submit: str = "submit_s"
     duration: str = "duration_s"
@@ -75,10 +75,10 @@ COMMON = TraceColumns()
 
 @dataclass(frozen=True, slots=True)
 class TraceSelection:
-    """Which part of a trace is replayed, and what is made of its jobs."""
+    """Selection of a trace's jobs, and changes to them."""
 
     groups: tuple[str, ...] = ()
-    """Of these groups or users only."""
+    """Only jobs of these groups or users."""
     from_s: float = 0.0
     """Counted from the first job of the file."""
     span_s: float = math.inf
@@ -95,7 +95,7 @@ class TraceSelection:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was read."""
+    """Jobs read from a trace."""
 
     name: str
     jobs: tuple[SimulatedJob, ...]
@@ -435,7 +435,7 @@ _SERIES = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
 
 @dataclass(frozen=True, slots=True)
 class OwnerLoadSeries:
-    """How many GPUs an owner wants: steps ``(at_s, GPUs)``, the first at 0, and how many there are."""
+    """GPUs that an owner wants: steps ``(at_s, GPUs)``, the first at 0, and the number that exist."""
 
     name: str
     gpus: int

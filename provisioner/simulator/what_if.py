@@ -27,9 +27,9 @@ from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
 
 NUMBERS = ("gpus", "max_gpus", "max_drones", "price")
-"""What is set to a number with ``=``; whole ones but for the price and ``max_gpus``."""
+"""Keys set to a number with ``=``; whole numbers but for the price and ``max_gpus``."""
 FACTORS = ("queue", "boot")
-"""What takes so many times as long with ``*``."""
+"""Durations multiplied with ``*``."""
 _WHOLE = frozenset({"gpus", "max_drones"})
 _MOST = 1e6
 _WORDS = (*NUMBERS, *FACTORS, "owner", "down")

@@ -88,13 +88,13 @@ class World:
             site.begin()
 
     @property
-    def bodies(self) -> list[SimulatedDrone]:
+    def drones(self) -> list[SimulatedDrone]:
         """Drones alive at any site."""
-        return [body for site in self.sites.values() for body in site.alive]
+        return [drone for site in self.sites.values() for drone in site.alive]
 
     @property
     def live_ids(self) -> set[DroneId]:
-        return {body.id for body in self.bodies}
+        return {drone.id for drone in self.drones}
 
     @property
     def jobs_done(self) -> bool:
@@ -109,7 +109,7 @@ class World:
     def jobs_astray(self) -> int:
         """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
         pool = self.overlay
-        return len(pool.tickets) - pool.to_come - pool.waiting - pool.running - pool.done
+        return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
 
     def sample(self, at_s: float) -> Sample:
         """Return the current state of the world."""
@@ -133,7 +133,7 @@ class World:
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
 END_CHECK_INTERVAL_S = 5.0
-"""How often it is asked whether all is over once the last job has come, in virtual seconds."""
+"""Interval of the checks for the end after the last job came, in virtual seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """What came of a scenario."""
+    """Outcome of a scenario."""
 
     seed: int
     digest: str
-    """Of every step of every drone on record with its time and reason: same seed, same digest."""
+    """Digest of every step of every drone on record with time and reason: same seed, same digest."""
     steps: int
     ticks: int
     ended_s: float
@@ -190,7 +190,7 @@ class SimulationOutcome:
     drones: int
     """Ids ever asked for."""
     refused_plans: tuple[str, ...]
-    """What the checker found wrong with plans."""
+    """Violations that the plan validator found."""
     started: int
     """Drones that were given a place."""
     withdrawn: int
@@ -211,7 +211,7 @@ def simulate(scenario: Scenario) -> SimulationOutcome:
 
 
 class RunRecord:
-    """What the controller committed in one run: ticks, births, refused plans, and a digest of every step."""
+    """Record of one run's commits: ticks, births, rejected plans, and a digest of every step."""
 
     def __init__(self) -> None:
         self.ticks = 0
@@ -288,7 +288,7 @@ class Simulation:
         self.collapse = ""
         """The error that ended the controller."""
         self.decided: list[PlanningTime] = []
-        """Of each controller that ran."""
+        """Decision times of each controller that ran."""
         self.samples: list[Sample] = []
         self.still_s: float | None = None
 
@@ -367,7 +367,7 @@ class Simulation:
         ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
         while loop.time() < scenario.limit_s:
             await asyncio.sleep(END_CHECK_INTERVAL_S)
-            settled = world.jobs_done and not self.record.live and not world.bodies
+            settled = world.jobs_done and not self.record.live and not world.drones
             if settled and loop.time() >= scenario.least_s:
                 return
             if world.overlay.running or world.overlay.starts != starts:
@@ -378,7 +378,7 @@ class Simulation:
 
     def _troubles_over_s(self) -> list[float]:
         """When what goes wrong for a time is over."""
-        ends = [blow.at_s + blow.for_s for blow in self.scenario.hardware_faults] + [
+        ends = [fault.at_s + fault.for_s for fault in self.scenario.hardware_faults] + [
             s.to_s for s in self.scenario.service_faults
         ]
         return [end_s for end_s in ends if end_s < self.scenario.limit_s]
@@ -391,7 +391,7 @@ class Simulation:
             steps=self.record.steps,
             ticks=self.record.ticks,
             ended_s=asyncio.get_running_loop().time(),
-            jobs=len(world.overlay.tickets),
+            jobs=len(world.overlay.queued_jobs),
             jobs_done=world.overlay.done,
             jobs_left=world.jobs_left,
             still_s=self.still_s,
@@ -433,7 +433,7 @@ class Simulation:
         if outcome.jobs_left:
             still = "" if outcome.still_s is None else f": none has run since {outcome.still_s:.0f} s"
             yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{still}"
-        elif live := len(world.bodies):
+        elif live := len(world.drones):
             yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
         for drone_id in outcome.orphans:
             yield f"{drone_id} lives without a record"

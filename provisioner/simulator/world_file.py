@@ -126,7 +126,7 @@ class NodesSection(ConfigSection):
 
 
 class SeriesSection(ConfigSection):
-    """How many GPUs the owner has, from a file with `vc, t_s, total_gpus, busy_gpus, pending_gpus`."""
+    """GPUs of the owner over time, from a file with `vc, t_s, total_gpus, busy_gpus, pending_gpus`."""
 
     file: str = Field(
         min_length=1,
@@ -194,7 +194,7 @@ class PoolSection(ConfigSection):
 
 
 class ServiceFaultSection(ConfigSection):
-    """What happens to calls for a time."""
+    """Fault of calls for a time."""
 
     kind: ServiceFaultKind = Field(description="What happens.", examples=["down"])
     where: str = Field(default="*", description="A site, `overlay`, or `*`.", examples=["horeka"])
@@ -206,7 +206,7 @@ class ServiceFaultSection(ConfigSection):
 
 
 class HardwareFaultSection(ConfigSection):
-    """What happens to hardware."""
+    """Fault of hardware."""
 
     kind: HardwareFaultKind = Field(description="What happens.", examples=["downtime"])
     where: str = Field(default=OVERLAY, description="A site, or `overlay`.", examples=["horeka"])
@@ -236,7 +236,7 @@ class WorldFile(ConfigSection):
 
 
 DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
-"""Of a site of which nothing is told."""
+"""Behaviour of a site for which the files set none."""
 MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 
@@ -250,7 +250,7 @@ class WorldPlan:
     service_faults: tuple[ServiceFault, ...] = ()
     hardware_faults: tuple[HardwareFault, ...] = ()
     notes: tuple[str, ...] = ()
-    """What the files did not tell, and what was taken instead."""
+    """Defaults that replaced missing information in the files."""
 
 
 def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPlan:

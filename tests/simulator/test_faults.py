@@ -94,7 +94,7 @@ WIRE = [
 def test_each_trouble_of_the_wire_alone(spell: ServiceFault, seed: int) -> None:
     scenario = calm(seed=seed)
     outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(spell,)))
-    assert outcome.metrics.troubles[spell.kind] > 0, "the spell never struck: this proves nothing"
+    assert outcome.metrics.faults_met[spell.kind] > 0, "the spell never struck: this proves nothing"
     assert outcome.jobs_done == 18
 
 
@@ -116,7 +116,7 @@ LIES = [
 def test_each_lie_alone_costs_no_job_and_breaks_no_cap(spell: ServiceFault, seed: int) -> None:
     scenario = calm(seed=seed)
     outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(spell,)))
-    assert outcome.metrics.troubles[spell.kind] > 0, "the spell never struck: this proves nothing"
+    assert outcome.metrics.faults_met[spell.kind] > 0, "the spell never struck: this proves nothing"
     assert outcome.metrics.attempts_lost == 0, "a lie made the controller end a drone that worked"
 
 

@@ -97,7 +97,7 @@ def test_nodes_and_places_are_told_and_cpus_run_out_before_gpus() -> None:
         seats = sorted((d.node, d.slot) for d in view.drones.values() if d.node)
         assert [node for node, _ in seats] == ["gpus-0"] * 2 + ["gpus-1"] * 4
         assert len({slot for _, slot in seats}) == 6
-        assert world.metrics.asked_in_vain == {"topas": 2}
+        assert world.metrics.accepted_without_room == {"topas": 2}
         assert world.metrics.overfull == []
 
     in_world(facility, script)
@@ -119,12 +119,12 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
 
 def test_books_that_do_not_add_up_are_found_out() -> None:
     machine, metrics = SimulatedNode("n", "gpus", ResourceVector(1000, 8, 1024)), Metrics(Policy())
-    machine.seat_drone("d-1", ResourceVector(1000, 4, 512))
-    metrics.seated(1.0, machine)
+    machine.place_drone("d-1", ResourceVector(1000, 4, 512))
+    metrics.node_filled(1.0, machine)
     metrics.nodes_counted(2.0, [machine])
     assert metrics.overfull == []
-    machine.seat_owner("job", ResourceVector(1000, 1, 1))
-    metrics.seated(3.0, machine)
+    machine.place_owner_job("job", ResourceVector(1000, 1, 1))
+    metrics.node_filled(3.0, machine)
     assert len(metrics.overfull) == 1
     machine.free = ResourceVector(0, 0, 0)  # wrong books, though nothing shows
     metrics.nodes_counted(4.0, [machine])
@@ -426,7 +426,7 @@ def judge(pairs: Mapping[int, Pair]) -> None:
     assert more_s <= bound_s + cycle_s
     asked, in_vain = (
         sum(sum(c.values()) for c in counts)
-        for counts in zip(*((t.accepted, t.asked_in_vain) for t in ours), strict=True)
+        for counts in zip(*((t.accepted, t.accepted_without_room) for t in ours), strict=True)
     )
     assert in_vain <= asked / 100, f"{in_vain} of {asked} drones were asked for where nothing was free"
     assert len(ratios) > len(pairs) / 2
@@ -467,7 +467,7 @@ def test_an_owner_a_bad_wire_and_crashes_at_once_break_no_promise(seed: int) -> 
     outcome = simulate(wild)
     assert outcome.violations == (), outcome.lives
     assert len(outcome.lives) == 4
-    assert outcome.metrics.troubles
+    assert outcome.metrics.faults_met
 
 
 def test_a_drone_takes_no_jobs_of_users_whom_it_avoids() -> None:

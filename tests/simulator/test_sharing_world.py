@@ -77,7 +77,7 @@ def test_a_small_job_keeps_its_whole_share_busy() -> None:
 def test_a_job_that_comes_later_slows_the_first_one_down_from_then_on(sharing: Sharing, rate: float) -> None:
     async def script(world: World) -> list[float]:
         await asyncio.sleep(2000.0)
-        return [t.done_s for t in world.overlay.tickets if t.done_s is not None]
+        return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
     first_s, second_s = in_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
     meet_s, first_left = 85.0, 50.0  # the drone takes jobs from 35 s on
@@ -90,7 +90,7 @@ def test_jobs_of_little_duty_share_a_gpu_at_full_speed() -> None:
 
     async def script(world: World) -> None:
         await asyncio.sleep(200.0)
-        assert [t.done_s for t in world.overlay.tickets] == [pytest.approx(135.0)] * 4
+        assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 4
 
     in_world(script, shared(Sharing.MPS, 4), jobs)
 
@@ -98,7 +98,7 @@ def test_jobs_of_little_duty_share_a_gpu_at_full_speed() -> None:
 def test_a_job_on_a_mig_slice_minds_nobody() -> None:
     async def script(world: World) -> list[float]:
         await asyncio.sleep(5000.0)
-        return [t.done_s for t in world.overlay.tickets if t.done_s is not None]
+        return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
     jobs = [heavy(gpu_milli=142), heavy(gpu_milli=142, at_s=85.0)]
     first_s, second_s = in_world(script, shared(Sharing.MIG, 7), jobs)
@@ -110,7 +110,7 @@ def test_small_jobs_spread_evenly_over_a_drones_gpus() -> None:
 
     async def script(world: World) -> None:
         await asyncio.sleep(300.0)
-        assert [t.done_s for t in world.overlay.tickets] == [pytest.approx(135.0)] * 2
+        assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 2
         assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
 
     in_world(script, kind, [heavy(), heavy()])
@@ -138,9 +138,9 @@ def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time
         assert slot.jobs == 2
         assert slot.work_at == pytest.approx(slot.heard_at - (slot.heard_at - 35.0) * _lost(slot.heard_at - 35.0))
         await asyncio.sleep(0.1)
-        next(iter(world.sites["kit"].bodies.values())).kill()
+        next(iter(world.sites["kit"].drones.values())).kill()
         await asyncio.sleep(100.0)
-        assert [t.saved_s for t in world.overlay.tickets] == [30.0, 30.0]
+        assert [t.saved_s for t in world.overlay.queued_jobs] == [30.0, 30.0]
         view = await world.overlay.poll(world.types)
         assert view.evictions is not None
         assert [e.lost_s for e in view.evictions] == [pytest.approx(100.1 * (56.056 - 30.0) / 56.056)] * 2
@@ -187,7 +187,7 @@ def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open() -
         classes = (await world.overlay.poll(world.types)).classes
         assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
         await asyncio.sleep(390.0)
-        assert [t.first_begun_s for t in world.overlay.tickets] == [35.0, 95.0, 200.0]
+        assert [t.first_begun_s for t in world.overlay.queued_jobs] == [35.0, 95.0, 200.0]
         assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
 
     in_world(script, kind, jobs)
@@ -200,8 +200,8 @@ def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> N
         await asyncio.sleep(10.0)
         await world.sites["kit"].start([StartOrder(DroneId("d-2"), kind, idle_timeout_s=600.0, grace_s=5.0)])
         await asyncio.sleep(90.0)
-        (ticket,) = world.overlay.tickets
-        world.sites["kit"].bodies[DroneId("d-1")].perish(EndKind.FAULT, "gone")
+        (ticket,) = world.overlay.queued_jobs
+        world.sites["kit"].drones[DroneId("d-1")].perish(EndKind.FAULT, "gone")
         await asyncio.sleep(100.0)
         assert (ticket.starts, ticket.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
 
@@ -214,7 +214,7 @@ def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
         (job,) = (await world.overlay.poll(world.types)).classes
         assert (job.waiting, job.fresh) == (0, 1)
         await asyncio.sleep(200.0)
-        assert world.overlay.tickets[0].first_begun_s == 110.0
+        assert world.overlay.queued_jobs[0].first_begun_s == 110.0
 
     pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
     in_world(script, drone_type("kit", "whole"), [SimulatedJob(20.0, 60.0)], hardware_faults=[pause])
@@ -314,8 +314,10 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
 
     def seen(pool: SimulatedOverlay, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
         """As a job begins: where, and where else there was room."""
-        if seat.body.type is H100 and bucket.wants is SMALL:
-            spare = [s.body.id for s in pool._seats.values() if s.body.type is V100 and s.open and s.fits(bucket)]
+        if seat.drone.type is H100 and bucket.wants is SMALL:
+            spare = [
+                s.drone.id for s in pool._drone_slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)
+            ]
             misplaced.extend(f"a share of {name} was free" for name in spare)
         begin(pool, bucket, seat)
 

@@ -281,7 +281,7 @@ def test_a_walltime_ends_a_drone() -> None:
         await asyncio.sleep(60.0)
         assert (await world.overlay.poll(world.types)).slots[0].retires_at == pytest.approx(295.1)
         await asyncio.sleep(250.0)
-        assert world.bodies == []
+        assert world.drones == []
         assert world.overlay.waiting == 2  # one was cut short, one says that it needs more time than there was
 
     in_world(script, facilities=[short], jobs=jobs(1, duration_s=900.0) + jobs(1, walltime_s=290.0))
@@ -464,8 +464,8 @@ def test_refusals_and_lost_orders_leave_nothing_behind(trouble: ServiceFaultKind
         with pytest.raises(error):
             await world.sites["kit"].start([order("d-1")])
         await asyncio.sleep(100.0)
-        assert world.bodies == []
-        assert world.metrics.troubles == {trouble: 1}
+        assert world.drones == []
+        assert world.metrics.faults_met == {trouble: 1}
 
     in_world(script, service_faults=[ServiceFault(trouble, verb="start")])
 
@@ -482,7 +482,7 @@ def test_a_caller_that_gave_up_does_not_know_what_happened(
             async with asyncio.timeout(60.0):
                 await world.sites["kit"].start([order("d-1")])
         await asyncio.sleep(60.0)
-        assert [round(body.accepted_s) <= carried_out_s for body in world.bodies] == [True] * bool(carried_out_s)  # type: ignore[operator]
+        assert [round(body.accepted_s) <= carried_out_s for body in world.drones] == [True] * bool(carried_out_s)  # type: ignore[operator]
 
     in_world(script, service_faults=[ServiceFault(trouble, verb="start", amount=90.0)])
 
@@ -540,7 +540,7 @@ def test_listings_lie_as_told_and_the_truth_stays() -> None:
         assert (await listed(500.0))["d-0"] == "ended"
         await asyncio.sleep(100.0)
         assert (await site.poll()).free == {"gpu": 99}
-        assert len(world.bodies) == 3
+        assert len(world.drones) == 3
 
     lies = [
         ServiceFault(ServiceFaultKind.EMPTY, "kit", "poll", 90.0, 110.0),
