@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
@@ -21,7 +22,18 @@ from provisioner.config import (
     load,
     warnings,
 )
-from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
+from provisioner.config.loading import _by_field
+from provisioner.config.models import (
+    BlockingSection,
+    HeadroomSection,
+    LimitsSection,
+    OwnerSection,
+    PolicySection,
+    StoreSection,
+    TimeoutsSection,
+    TypeSection,
+)
+from provisioner.model import DroneType, Headroom, Policy, Reserve, Sharing, SitePolicy
 
 CONTROLLER = """\
 controller: kit
@@ -423,3 +435,22 @@ def test_headroom_arrives_in_inner_units(tmp_path: Path) -> None:
         Headroom("day", 500, 8, 20480, 1024, 40960, 2, "big", ("a100",), 22, 6),
         Headroom("always"),
     )
+
+
+@pytest.mark.parametrize(
+    ("section", "target", "elsewhere"),
+    [
+        (StoreSection, StoreConfig, set()),
+        (PolicySection, Policy, {"interval", "active_interval", "carbon"}),
+        (HeadroomSection, Headroom, {"hours"}),
+        (LimitsSection, SitePolicy, set()),
+        (TimeoutsSection, SitePolicy, {"idle"}),
+        (OwnerSection, SitePolicy, set()),
+        (BlockingSection, Reserve, set()),
+        (TypeSection, DroneType, set()),
+    ],
+)
+def test_each_key_has_a_field_of_the_same_name(section: type[BaseModel], target: type, elsewhere: set[str]) -> None:
+    """A key whose field has another name would be ignored."""
+    empty = section.model_construct(**dict.fromkeys(section.model_fields))
+    assert len(_by_field(target, empty)) == len(section.model_fields) - len(elsewhere)
