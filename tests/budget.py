@@ -29,7 +29,7 @@ BUDGETS = {
     "adapters/local": (9, 1344),
     "adapters/openstack": (27, 4158),
     "adapters/shared": (16, 1154),
-    "adapters/slurm": (17, 5830),
+    "adapters/slurm": (17, 5819),
     "adapters/htcondor/overlay": (12, 3597),
     "adapters/htcondor/site": (12, 3519),
 }

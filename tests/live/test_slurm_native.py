@@ -286,7 +286,7 @@ async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.M
     """libslurm would wait a minute, and end the process."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
     async with SlurmNativeClient(config(python), "hk") as cluster:
-        with pytest.raises(UnavailableError, match=r"no slurm\.conf.*/nowhere/slurm\.conf") as down:
+        with pytest.raises(UnavailableError, match=r"slurm\.conf is missing: .*/nowhere/slurm\.conf") as down:
             await cluster.own_jobs()
         assert down.value.kind is FaultKind.CONFIG
         with pytest.raises(UnavailableError):
@@ -297,7 +297,7 @@ async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypa
     """libslurm ends the process at once."""
     monkeypatch.setenv("SLURM_CONF", "/etc/hostname")
     async with SlurmNativeClient(config(python), "hk") as cluster:
-        with pytest.raises(UnavailableError, match=r"libslurm finds no slurm\.conf") as down:
+        with pytest.raises(UnavailableError, match=r"libslurm finds no usable slurm\.conf") as down:
             await cluster.own_jobs()
     assert down.value.kind is FaultKind.CONFIG
 
