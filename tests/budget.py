@@ -22,7 +22,7 @@ BUDGETS = {
     "provisioner/controller": (10, 2411),
     "provisioner/drone": (1, 46),
     "provisioner/migrate": (12, 2383),
-    "provisioner/planner": (18, 5764),
+    "provisioner/planner": (18, 5765),
     "provisioner/simulator": (42, 7327),
     "provisioner/store": (10, 2567),
     "adapters/embedded": (11, 1705),

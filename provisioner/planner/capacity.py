@@ -353,7 +353,7 @@ class TypeRanking:
         """Rank the types by what is free before anything is started."""
         waits = _expected_wait_h(context)
         free = {key: limits.free_for(key) for key in context.types}
-        # Where a drone waits all the same, the free capacity is kept for somebody else.
+        # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
         return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))

@@ -241,9 +241,8 @@ class OwnerReservations:
 
         Types that would take, one by one, what is being made free for a larger job are cancelled instead.
         """
-        lacking_room: set[TypeKey] = (
-            set()
-        )  # room only shrinks here: where one found none, the next thousand need not look
+        # Room only shrinks here: if one drone of a type finds none, the next thousand need not try.
+        lacking_room: set[TypeKey] = set()
         for drone in drones:
             if drone.state not in WAITING:
                 continue
