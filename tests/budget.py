@@ -19,7 +19,7 @@ BUDGETS = {
     "provisioner/adapter_tests": (3, 838),
     "provisioner/cli": (20, 8310),
     "provisioner/config": (8, 2886),
-    "provisioner/controller": (10, 2411),
+    "provisioner/controller": (10, 2438),
     "provisioner/drone": (1, 46),
     "provisioner/migrate": (12, 2383),
     "provisioner/planner": (18, 5765),
