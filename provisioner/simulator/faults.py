@@ -119,7 +119,7 @@ def matching_fault(
     """Return the first fault that hits call number ``call``; None if none does."""
     for index, fault in enumerate(service_faults):
         if fault.covers(where, verb, now_s) and (
-            fault.chance >= 1.0 or rng_for(seed, "spell", index, where, verb, call).random() < fault.chance
+            fault.chance >= 1.0 or rng_for(seed, "spell", index, where, call).random() < fault.chance
         ):
             return fault
     return None

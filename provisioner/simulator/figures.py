@@ -208,7 +208,7 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("by boot and release", "%", lambda r: of_good(_boot_and_release, r.gpu_hours), -1),
         KeyFigure("by badput", "%", lambda r: of_good(lambda h: h.badput, r.gpu_hours), -1),
     ),
-    "WaitStatistics": (
+    "Waits": (
         KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
         KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
         KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),

@@ -487,7 +487,8 @@ class SimulatedOverlay:
             case ServiceFaultKind.EMPTY:
                 return replace(view, classes=(), slots=())
             case ServiceFaultKind.PARTIAL:
-                rolls = {s.drone_id: rng_for(self._seed, "hidden", fault, s.drone_id).random() for s in view.slots}
+                begin_s = fault.from_s
+                rolls = {s.drone_id: rng_for(self._seed, "hidden", begin_s, s.drone_id).random() for s in view.slots}
                 return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id] >= fault.amount))
             case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)

@@ -285,7 +285,8 @@ class SimulatedSite:
             case ServiceFaultKind.EMPTY:
                 return replace(view, drones={})
             case ServiceFaultKind.PARTIAL:
-                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", fault, d).random() < fault.amount}
+                begin_s = fault.from_s
+                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", begin_s, d).random() < fault.amount}
                 return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
             case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)

@@ -83,7 +83,7 @@ WIRE = [
     ServiceFault(ServiceFaultKind.SLOW, OVERLAY, amount=7.0),
     ServiceFault(ServiceFaultKind.BUG, OVERLAY, "poll", chance=0.5),
     ServiceFault(ServiceFaultKind.DOWN, OVERLAY, "bootstrap", chance=0.5),
-    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "bootstrap", chance=0.3),
+    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "bootstrap", chance=0.5),
     ServiceFault(ServiceFaultKind.ORDER_LOST, OVERLAY, "drain"),
     ServiceFault(ServiceFaultKind.REPLY_HANGS, OVERLAY, "drain"),
 ]
