@@ -392,7 +392,7 @@ class WorkerExitError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Retirement:
+class WorkerRetirement:
     """A time without new jobs. Running ones are asked to end at ``ask_at`` and killed at ``kill_at`` (monotonic)."""
 
     why: str
@@ -400,11 +400,11 @@ class Retirement:
     kill_at: float
 
 
-def _strictest(retirements: list[Retirement]) -> Retirement | None:
+def _strictest(retirements: list[WorkerRetirement]) -> WorkerRetirement | None:
     if not retirements:
         return None
     first = min(retirements, key=lambda r: r.kill_at)
-    return Retirement(first.why, min(r.ask_at for r in retirements), first.kill_at)
+    return WorkerRetirement(first.why, min(r.ask_at for r in retirements), first.kill_at)
 
 
 class Worker:
@@ -425,9 +425,9 @@ class Worker:
         self._jobs_started = 0
         self._heartbeat_at = 0.0
         self._lease_until = 0.0
-        self._drained: Retirement | None = None
+        self._drained: WorkerRetirement | None = None
         self._drain_mode = ""
-        self._asked: Retirement | None = None
+        self._asked: WorkerRetirement | None = None
 
     # ---------------------------------------------------------------------------------------------- its life
 
@@ -475,7 +475,7 @@ class Worker:
             self._take()
         self._leave_if_done(retirement)
 
-    def _leave_if_done(self, retirement: Retirement | None) -> None:
+    def _leave_if_done(self, retirement: WorkerRetirement | None) -> None:
         if self._running or self._ended:
             return
         if retirement is not None:
@@ -497,7 +497,7 @@ class Worker:
         caught = signal.sigtimedwait(_EVENTS, pause_s)
         if caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT) and self._asked is None:
             now, grace_s = time.monotonic(), self._settings.grace_s
-            self._asked = Retirement("asked to leave", now + 0.7 * grace_s, now + 0.9 * grace_s)
+            self._asked = WorkerRetirement("asked to leave", now + 0.7 * grace_s, now + 0.9 * grace_s)
             self._heartbeat_at = 0.0
 
     # -------------------------------------------------------------------------------------------------- jobs
@@ -598,15 +598,15 @@ class Worker:
         settings = self._settings
         return self._began + max(0.0, settings.walltime_s - settings.grace_s) if settings.walltime_s else float("inf")
 
-    def _retirement(self) -> Retirement | None:
+    def _retirement(self) -> WorkerRetirement | None:
         reasons = [reason for reason in (self._asked, self._drained) if reason is not None]
         if time.monotonic() >= self._retires_at:
             grace_s = self._settings.grace_s
             why = f"end of its walltime of {self._settings.walltime_s:g} s"
-            reasons.append(Retirement(why, self._retires_at + 0.7 * grace_s, self._retires_at + 0.9 * grace_s))
+            reasons.append(WorkerRetirement(why, self._retires_at + 0.7 * grace_s, self._retires_at + 0.9 * grace_s))
         return _strictest(reasons)
 
-    def _end_jobs(self, retirement: Retirement | None) -> None:
+    def _end_jobs(self, retirement: WorkerRetirement | None) -> None:
         now = time.monotonic()
         for one in self._running:
             if now >= one.ends_at:
@@ -628,11 +628,11 @@ class Worker:
             case "":
                 self._drained = None
             case "fast":
-                self._drained = Retirement("drained (fast)", now, now)
+                self._drained = WorkerRetirement("drained (fast)", now, now)
             case "graceful":
-                self._drained = Retirement("drained (graceful)", now, now + self._settings.grace_s)
+                self._drained = WorkerRetirement("drained (graceful)", now, now + self._settings.grace_s)
             case _:
-                self._drained = Retirement(f"drained ({mode})", never, never)
+                self._drained = WorkerRetirement(f"drained ({mode})", never, never)
 
     # -------------------------------------------------------------------------------------------------- beat
 

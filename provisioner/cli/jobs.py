@@ -282,7 +282,7 @@ class QueuedJobView(Protocol):
     message: str
 
 
-class JobQueue(Protocol):
+class OverlayJobQueue(Protocol):
     """Interface of an overlay that keeps its own queue."""
 
     async def submit(
@@ -305,7 +305,7 @@ class JobQueue(Protocol):
     async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[QueuedJobView]: ...
 
 
-def open_queue(where: Where) -> JobQueue:
+def open_queue(where: Where) -> OverlayJobQueue:
     """Return the queue of the configured overlay. Raises :class:`VerbError` for an overlay that has none."""
     from provisioner.config import load
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
@@ -320,7 +320,7 @@ def open_queue(where: Where) -> JobQueue:
             f"overlay {settings.overlay.adapter} keeps its jobs itself: submit and list them with its own commands",
             "this verb is for the embedded overlay",
         )
-    return cast(JobQueue, overlay)
+    return cast(OverlayJobQueue, overlay)
 
 
 def answer_of(work: Coroutine[Any, Any, T]) -> T:
@@ -397,7 +397,7 @@ def jobs(
     present(show, lambda: picked(job_listing(queue, ids or (), all_ or bool(ids), time.time()), pick))
 
 
-def job_listing(queue: JobQueue, ids: list[int] | tuple[()], all_: bool, now: float) -> Listing:
+def job_listing(queue: OverlayJobQueue, ids: list[int] | tuple[()], all_: bool, now: float) -> Listing:
     """Return the answer of ``provisioner jobs``."""
     found = list(answer_of(queue.jobs(ids=ids, limit=MAX_JOBS)))
     if not all_:

@@ -21,7 +21,7 @@ from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, Where, 
 from provisioner.cli.output import Page, dumps, picked, present, shorten
 from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import DAY_S, site_columns, site_rows
-from provisioner.cli.troubles import Severity, Trouble, TroubleContext, check_line, trouble_columns, troubles
+from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, trouble_columns, troubles
 from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, OverlayView, Plan, SiteView
 from provisioner.reasons import LimitReached, Reason
 from provisioner.store import Event, Holder, Reader, Transition, Views
@@ -377,7 +377,7 @@ def _free_bytes(reader: Reader) -> int | None:
     return disk.f_bavail * disk.f_frsize
 
 
-def _status_scope(found: Sequence[Trouble]) -> str:
+def _status_scope(found: Sequence[OperatorTrouble]) -> str:
     """Return the line that says whether a person is needed."""
     if not found:
         return "no trouble on record"

@@ -1,6 +1,6 @@
 """Everything on record that a person should look at, one line each: a list of small rules over the facts of `status`.
 
-A rule takes :class:`Facts` and yields :class:`Trouble` rows. To have another trouble shown, add a rule to
+A rule takes :class:`Facts` and yields :class:`OperatorTrouble` rows. To have another trouble shown, add a rule to
 :data:`RULES`, or record an event: a name in :data:`LASTING` holds until one of the events that end it, and any other
 name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or is in :data:`RECENT`, is shown for an hour.
 """
@@ -67,7 +67,7 @@ SEVERITY_TINTS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class OperatorTrouble:
     """Problem that a person should look at."""
 
     severity: Severity
@@ -97,10 +97,10 @@ class TroubleContext:
     """On the store's disk; None: not known."""
 
 
-TroubleRule = Callable[[TroubleContext], Iterator[Trouble]]
+TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]
 
 
-def troubles(facts: TroubleContext) -> list[Trouble]:
+def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
     """Return all troubles, the most severe first."""
     order = list(Severity)
     found = [trouble for rule in TROUBLE_RULES for trouble in rule(facts)]
@@ -133,7 +133,7 @@ def trouble_columns() -> tuple[Column, ...]:
 # --------------------------------------------------------------------------------------------------------------- rules
 
 
-def _controller_down(facts: TroubleContext) -> Iterator[Trouble]:
+def _controller_down(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.holder is None:
         last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
         yield _critical(
@@ -143,7 +143,7 @@ def _controller_down(facts: TroubleContext) -> Iterator[Trouble]:
         )
 
 
-def _no_tick(facts: TroubleContext) -> Iterator[Trouble]:
+def _no_tick(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.holder is None:
         return
     limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
@@ -158,7 +158,7 @@ def _no_tick(facts: TroubleContext) -> Iterator[Trouble]:
         )
 
 
-def _disk_full(facts: TroubleContext) -> Iterator[Trouble]:
+def _disk_full(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
         yield _critical(
@@ -168,7 +168,7 @@ def _disk_full(facts: TroubleContext) -> Iterator[Trouble]:
         )
 
 
-def _views_in_doubt(facts: TroubleContext) -> Iterator[Trouble]:
+def _views_in_doubt(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.views is None or any(_no_tick(facts)) or facts.holder is None:
         return  # then every view is old
     overlay = facts.views.overlay
@@ -188,7 +188,7 @@ def _views_in_doubt(facts: TroubleContext) -> Iterator[Trouble]:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
 
 
-def _types_unfit(facts: TroubleContext) -> Iterator[Trouble]:
+def _types_unfit(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in reading.view.unfit.items() if reading.view else ():
             advice = "Change the type in the site's file"
@@ -197,7 +197,7 @@ def _types_unfit(facts: TroubleContext) -> Iterator[Trouble]:
             )
 
 
-def _notices(facts: TroubleContext) -> Iterator[Trouble]:
+def _notices(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.views is None:
         return
     seen = [("overlay", facts.views.overlay.view)]
@@ -208,13 +208,13 @@ def _notices(facts: TroubleContext) -> Iterator[Trouble]:
             ("remark", Severity.NOTE, view.remarks if view else ()),
         ):
             for line in lines[:MAX_NOTICES]:
-                yield Trouble(severity, kind, subject, formatting.excerpt(line))
+                yield OperatorTrouble(severity, kind, subject, formatting.excerpt(line))
             if len(lines) > MAX_NOTICES:
                 more = f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`"
-                yield Trouble(severity, kind, subject, more)
+                yield OperatorTrouble(severity, kind, subject, more)
 
 
-def _negotiator_silent(facts: TroubleContext) -> Iterator[Trouble]:
+def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     view = facts.views.overlay.view if facts.views else None
     jobs = [c for c in facts.waiting if not c.invalid]
     if view is None or not jobs or facts.views is None or facts.views.overlay.fault is not None:
@@ -232,13 +232,13 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[Trouble]:
         yield _critical("no-negotiation", "overlay", f"no negotiation cycle known although {wait}. {advice}")
 
 
-def _breakers_open(facts: TroubleContext) -> Iterator[Trouble]:
+def _breakers_open(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
         fault = breaker.fault
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
             continue
         if breaker.class_id:  # the type is open to all other jobs
-            yield Trouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
+            yield OperatorTrouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
             continue
         if breaker.node:
             yield _warning("black-hole-node", f"site:{breaker.scope.partition('@')[0]}", _of_node(breaker))
@@ -280,7 +280,7 @@ def _reset(scope: str) -> str:
     )
 
 
-def _events_lasting(facts: TroubleContext) -> Iterator[Trouble]:
+def _events_lasting(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     began: dict[str, Event] = {}
     for event in facts.events:
         if event.name in LASTING_EVENTS:
@@ -294,7 +294,7 @@ def _events_lasting(facts: TroubleContext) -> Iterator[Trouble]:
             yield _warning(event.name, "controller", _of_event(event, facts.now))
 
 
-def _events_recent(facts: TroubleContext) -> Iterator[Trouble]:
+def _events_recent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     newest: dict[tuple[str, str], Event] = {}
     for event in facts.events:
         shown = event.name.endswith((".rejected", ".failed", "_failed")) or event.name in RECENT_EVENTS
@@ -313,14 +313,14 @@ def _of_event(event: Event, now: float) -> str:
     )
 
 
-def _drains_refused(facts: TroubleContext) -> Iterator[Trouble]:
+def _drains_refused(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for drone in facts.live:
         if drone.drain_refusal:
             text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
             yield _warning("drain.rejected", f"drone:{drone.id}", text_)
 
 
-def _drones_failed(facts: TroubleContext) -> Iterator[Trouble]:
+def _drones_failed(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     failed: dict[str, list[Drone]] = {}
     for drone in facts.ended:
         if (
@@ -339,19 +339,19 @@ def _drones_failed(facts: TroubleContext) -> Iterator[Trouble]:
             )
 
 
-def _brakes(facts: TroubleContext) -> Iterator[Trouble]:
+def _brakes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
         yield _warning(reason.kind, "controller", formatting.describe(reason))
 
 
-def _hopeless_classes(facts: TroubleContext) -> Iterator[Trouble]:
+def _hopeless_classes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     text_ = reasons_by_class(facts.plan)
     hopeless = (formatting.Category.CONFIGURATION, formatting.Category.NOTHING_FITS)
     never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in text_.get(c.id, ()))]
     if never:
         more = f" and {len(never) - 5} more" if len(never) > 5 else ""
-        yield Trouble(
+        yield OperatorTrouble(
             Severity.NOTE,
             "hopeless",
             f"class:{never[0]}" if len(never) == 1 else "classes",
@@ -360,12 +360,12 @@ def _hopeless_classes(facts: TroubleContext) -> Iterator[Trouble]:
         )
 
 
-def _critical(kind: str, subject: str, text_: str) -> Trouble:
-    return Trouble(Severity.CRITICAL, kind, subject, text_)
+def _critical(kind: str, subject: str, text_: str) -> OperatorTrouble:
+    return OperatorTrouble(Severity.CRITICAL, kind, subject, text_)
 
 
-def _warning(kind: str, subject: str, text_: str) -> Trouble:
-    return Trouble(Severity.WARNING, kind, subject, text_)
+def _warning(kind: str, subject: str, text_: str) -> OperatorTrouble:
+    return OperatorTrouble(Severity.WARNING, kind, subject, text_)
 
 
 TROUBLE_RULES: tuple[TroubleRule, ...] = (
@@ -389,7 +389,7 @@ TROUBLE_RULES: tuple[TroubleRule, ...] = (
 # ------------------------------------------------------------------------------------------------ for Nagios and Icinga
 
 
-def check_line(found: Sequence[Trouble], now_facts: str) -> tuple[int, str]:
+def check_line(found: Sequence[OperatorTrouble], now_facts: str) -> tuple[int, str]:
     """Return the exit code and the one line of ``status --check``, as monitoring plugins give them."""
     alarms = [t for t in found if t.severity is not Severity.NOTE]
     code = 2 if any(t.severity is Severity.CRITICAL for t in alarms) else 1 if alarms else 0

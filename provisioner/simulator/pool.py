@@ -45,7 +45,7 @@ ROUNDING_S = 1e-3
 """Floating-point sums of times are off by far less."""
 
 
-class JobAttempt:
+class SimulatedAttempt:
     """An attempt of a job on a drone. Work is in seconds of a run with a GPU of its own."""
 
     __slots__ = ("begun_s", "done", "gpu", "queued", "rate", "since_s", "timer", "work_s", "worked_s")
@@ -99,7 +99,7 @@ class SimulatedSlot:
         self.disk_mib = kind.disk_mib
         self.avoids = frozenset(filter(None, drone.order.avoids.split(",")))
         """Users whose jobs it does not take."""
-        self.running: dict[int, JobAttempt] = {}
+        self.running: dict[int, SimulatedAttempt] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
         self._view: Slot | None = None
@@ -132,11 +132,11 @@ class SimulatedSlot:
         """Start a job here; there must be room."""
         self._take(queued.wants, self.milli_of(queued.wants), 1)
         self.jobs_started += 1
-        run = self.running[queued.serial] = JobAttempt(queued, work_s, done, now_s)
+        run = self.running[queued.serial] = SimulatedAttempt(queued, work_s, done, now_s)
         self._timed(run)
         self.touched(now_s)
 
-    def end(self, run: JobAttempt, now_s: float) -> float:
+    def end(self, run: SimulatedAttempt, now_s: float) -> float:
         """Remove a job at ``now_s`` (or when the drone was lost).
 
         Returns for how long, in seconds of one GPU, it kept GPUs busy that no other job used.
@@ -157,7 +157,7 @@ class SimulatedSlot:
         self.memory_mib -= sign * wants.memory_mib
         self.disk_mib -= sign * wants.disk_mib
 
-    def _timed(self, run: JobAttempt) -> None:
+    def _timed(self, run: SimulatedAttempt) -> None:
         """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
         run.timer = asyncio.get_running_loop().call_later(left_s, self._ended, self, run.queued, run.done)
@@ -243,7 +243,7 @@ class _SharedGpu:
 
     def __init__(self, shares: int) -> None:
         self.free = shares
-        self.runs: list[JobAttempt] = []
+        self.runs: list[SimulatedAttempt] = []
         self.loads: list[Load] = []
         self.busy_since_s = 0.0
 
@@ -284,7 +284,7 @@ class SharedSlot(SimulatedSlot):
         gpu.loads.append(load_of(wants.gpu_milli, wants.duty_milli, wants.width_milli))
         self._retime(gpu, now_s)
 
-    def end(self, run: JobAttempt, now_s: float) -> float:
+    def end(self, run: SimulatedAttempt, now_s: float) -> float:
         super().end(run, now_s)
         gpu = self._gpus[run.gpu]
         place = gpu.runs.index(run)
