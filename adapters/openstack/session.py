@@ -132,7 +132,7 @@ class OpenStackSession:
         Raises:
             UnavailableError: it was not asked, or is not there.
             AuthError, RejectedError: it said no, and nothing was done.
-            Unsure: it was told, and did not answer, or not so that it could be understood.
+            OutcomeUnknownError: the request was sent, and its answer is missing or cannot be parsed.
         """
         sent: list[bool] = []
         try:

@@ -31,11 +31,11 @@ class ServiceFaultKind(StrEnum):
     """The adapter raises something that is none of the four errors."""
     # acts: the wire
     ORDER_LOST = "order-lost"
-    """Not carried out; Unsure."""
+    """Not carried out; OutcomeUnknownError."""
     ORDER_HANGS = "order-hangs"
     """Not carried out; no answer until the caller's deadline."""
     REPLY_LOST = "reply-lost"
-    """Carried out; Unsure."""
+    """Carried out; OutcomeUnknownError."""
     REPLY_HANGS = "reply-hangs"
     """Carried out; no answer until the caller's deadline."""
     REPLY_TORN = "reply-torn"

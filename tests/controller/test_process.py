@@ -24,8 +24,8 @@ ADAPTER = '''
 import asyncio, time
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
-from provisioner.model import Answer, RemoteDrone, RemoteState, Receipt, SiteView
-from provisioner.sites import UnavailableError
+from provisioner.model import OrderOutcome, OrderResult, RemoteDrone, RemoteState, SiteView
+from provisioner.interfaces import UnavailableError
 
 class Config(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -66,12 +66,12 @@ class Files:
         for order in orders:
             (self.root / "drones" / order.drone_id).touch()
         self.say("started")
-        return [Receipt(o.drone_id, Answer.OK, "r-" + o.drone_id) for o in orders]
+        return [OrderResult(o.drone_id, OrderOutcome.OK, "r-" + o.drone_id) for o in orders]
 
     async def stop(self, orders):
         for order in orders:
             (self.root / "drones" / order.drone_id).unlink(missing_ok=True)
-        return [Receipt(o.drone_id, Answer.OK) for o in orders]
+        return [OrderResult(o.drone_id, OrderOutcome.OK) for o in orders]
 '''
 CONTROLLER = """\
 controller: proc

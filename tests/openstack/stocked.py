@@ -57,7 +57,7 @@ def drone(serial: int, controller: str = CONTROLLER) -> DroneId:
 
 
 def order(serial: int, **more: Any) -> StartOrder:
-    """``more``: fields of :class:`Admission`."""
+    """``more``: fields of :class:`Bootstrap`."""
     told = {"script": b"#!/bin/sh\nexec sleep 1000\n", **more}
     return StartOrder(drone(serial), A100, 600.0, 30.0, Bootstrap(**told))
 
