@@ -229,7 +229,8 @@ class Cloud(Protocol):
         ...
 
     async def create(self, server: Mapping[str, Any], hints: Mapping[str, str], *, deadline_s: float) -> str:
-        """POST /servers; the new server's id. RejectedError with QUOTA, CAPACITY, CONFIG, THROTTLED; OutcomeUnknownError."""
+        """POST /servers; the new server's id. RejectedError with QUOTA, CAPACITY, CONFIG, THROTTLED;
+        OutcomeUnknownError."""
         ...
 
     async def delete(self, server_id: str) -> None:
