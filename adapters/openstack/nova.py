@@ -229,8 +229,7 @@ class Cloud(Protocol):
         ...
 
     async def create(self, server: Mapping[str, Any], hints: Mapping[str, str], *, deadline_s: float) -> str:
-        """POST /servers; the new server's id. RejectedError with QUOTA, CAPACITY, CONFIG, THROTTLED;
-        OutcomeUnknownError."""
+        """Create a server and return its id. Raises RejectedError (QUOTA, CAPACITY, CONFIG, THROTTLED)."""
         ...
 
     async def delete(self, server_id: str) -> None:
