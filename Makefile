@@ -23,14 +23,14 @@ P ?= planner
         bench-deciding bench-hostile bench-worlds mutants docs check-docs build clean
 
 help:  ## this list
-	@echo "GPU drone provisioner: idle GPU jobs become drones, and the drones go again"; echo
+	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
 	@sed -n 's/^\([a-z-]*\):.*## *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 venv: $(VENV)/.runtime  ## .venv with the command .venv/bin/provisioner
 
 dev: $(VENV)/.dev  ## .venv with all that the tests need as well
 
-demo: venv  ## 40 GPU jobs on this host: drones come, run them and go (no root, no HTCondor, under a minute)
+demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no root, no HTCondor, under a minute)
 	@$(BIN)/provisioner demo
 
 # Side by side: the programs are mostly waited for.

@@ -1,3 +1,3 @@
-"""GPU drone provisioner: idle GPU jobs in an overlay pool become drones at sites, and the drones go again."""
+"""GPU drone provisioner: pilot jobs at sites for GPU jobs that wait in an HTCondor pool."""
 
 __version__ = "0.1.0"

@@ -83,7 +83,7 @@ def provisioner(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Turn idle GPU jobs of a pool into drones at sites, and let the drones go again.
+    """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
     All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
     controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the

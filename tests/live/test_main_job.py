@@ -1,4 +1,4 @@
-"""The main job, end to end: idle GPU jobs in a real pool become drones, run, and the drones go again."""
+"""The main job, end to end: drones start for waiting GPU jobs in a real pool, run them and leave."""
 
 from __future__ import annotations
 
