@@ -8,8 +8,8 @@ import pytest
 
 from provisioner.controller.estimation import (
     FADE_S,
-    GAPS_NEEDED,
     GHOST_S,
+    MIN_IDLE_GAPS,
     RUNS_KEPT,
     RUNS_NEEDED,
     SEEN_S,
@@ -159,7 +159,7 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
     # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have been long enough.
     left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(600.0, 600.0))
     again = Start(drone("e", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
-    for n in range(GAPS_NEEDED):
+    for n in range(MIN_IDLE_GAPS):
         then = replace(made, now=NOW + 100.0 * n)
         learning.note(then, replace(nothing(then), drains=(left,)))
         then = replace(then, now=then.now + 10.0)
@@ -216,7 +216,7 @@ def test_the_next_controller_knows_the_same_from_its_first_tick_on() -> None:
     learning = watching()
     learning.memory.delays[A100.key] = StartDelays(30.0, 70.0)
     learning.memory.sites.clear()
-    learning._site("topas").gaps_s.extend([40.0] * GAPS_NEEDED)
+    learning._site("topas").gaps_s.extend([40.0] * MIN_IDLE_GAPS)
     for step in range(USE_NEEDED + 30):
         then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 8000 if step % 40 < 20 else 0)
         then = with_done(then, *(done(n, 100.0 + n) for n in range(step + 1)))

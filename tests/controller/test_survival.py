@@ -12,7 +12,7 @@ from provisioner.controller.estimation import RUNS_KEPT, RUNS_NEEDED, RUNS_TOLD,
 from provisioner.controller.survival import CUT_KEPT, LONGER, UnfinishedJobs, expected
 from provisioner.estimates import USUAL_RUN_S, Estimates
 from provisioner.model import CompletedJob, DroneId, Eviction, Slot, SlotState, Snapshot
-from tests.controller.test_learning import done, nothing
+from tests.controller.test_estimation import done, nothing
 from tests.planner.scenes import NOW, snapshot
 
 HOUR_S = 3600.0
