@@ -74,7 +74,7 @@ class DrillSite:
                 "types": {KIND: {"flavor": self.flavor}},
                 "deadline": "10s",
                 "create_deadline": "10s",
-                "sweep": "2s",
+                "cleanup_interval": "2s",
                 **self.options,
             },
         }
