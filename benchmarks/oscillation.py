@@ -46,7 +46,7 @@ class Row:
 
 def play(seed: int) -> Row:
     seen = watched(wild(seed))
-    tally = seen.outcome.tally
+    tally = seen.outcome.metrics
     return Row(
         seed=seed,
         jobs=seen.outcome.jobs_done,

@@ -171,5 +171,5 @@ def test_what_cannot_be_read_is_said_and_can_be_forgotten(on: Cli, record: Path)
         sql.execute("UPDATE estimates SET body = x'00'")
     sql.close()
     ran = on("estimates")
-    assert ran.code == Exit.FAILED and "is damaged" in ran.err and "Traceback" not in ran.err
+    assert ran.code == Exit.FAILED and "are damaged" in ran.err and "Traceback" not in ran.err
     assert on("estimates", "forget", "--all", "--reason", "damaged").code == 0

@@ -191,7 +191,7 @@ def test_a_page_is_written(here: Path, cli: Cli) -> None:
 
 def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """A farm that is away for ever leaves jobs undone: no cloud, no drone."""
-    monkeypatch.setattr("provisioner.simulator.replay.STILL_S", 600.0)
+    monkeypatch.setattr("provisioner.simulator.replay.REPLAY_STALL_S", 600.0)
     (here / "provisioner.yaml").write_text(CONTROLLER.replace("farm.yaml, cloud.yaml", "farm.yaml"))
     ran = cli("simulate", "t.csv", "--limit", "2", "--what-if", "farm down", "-j", "1", "-o", "json")
     assert ran.code == 3
