@@ -56,7 +56,7 @@ class Files:
     async def __aexit__(self, *exc):
         self.say("closed")
 
-    async def look(self):
+    async def poll(self):
         here = {p.name: RemoteDrone(p.name, RemoteState.RUNNING, p.name) for p in (self.root / "drones").iterdir()}
         return SiteView(self.name, time.time(), here)
 
