@@ -50,8 +50,7 @@ LIFECYCLE = ("planner/lifecycle.py", "planner/breakers.py", "planner/views.py", 
 LIMITS = ("planner/capacity.py", "planner/headroom.py", "planner/matching.py")
 VALIDATION = (
     "planner/validation.py",
-    "config/reading.py",
-    "config/together.py",
+    "config/loading.py",
     "config/strict_yaml.py",
     "config/units.py",
 )

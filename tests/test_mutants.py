@@ -17,7 +17,7 @@ from benchmarks.mutants import PARTS, ROOT, SLOW, Copy, Touched, _files, _meanin
 def test_each_module_of_planner_controller_and_store_is_in_one_part() -> None:
     count = Counter(str(module.relative_to(ROOT)) for part in PARTS.values() for module in modules_of(part))
     assert set(count.values()) == {1}
-    for directory in ("decide", "service", "store"):
+    for directory in ("planner", "controller", "store"):
         for module in (ROOT / "provisioner" / directory).glob("*.py"):
             assert module.name == "__init__.py" or str(module.relative_to(ROOT)) in count
     for part in PARTS.values():
