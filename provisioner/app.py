@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 CONNECT_S = 20.0
 CLOSE_S = 20.0
-"""How long a site may take to be connected, and to be left."""
+"""Longest time to connect a site, and to leave it."""
 
 
 async def run(path: Path, *, once: bool = False, root: Path | None = None) -> int:

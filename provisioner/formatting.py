@@ -537,7 +537,7 @@ EXIT_WORDS = {
     74: "HTCondor programs missing or not starting",
     75: "the pool was lost",
 }
-"""What the drone's own exit codes mean (the contract of the drone script)."""
+"""Meanings of the drone's own exit codes (the contract of the drone script)."""
 
 
 def _exit_words(code: int) -> str:

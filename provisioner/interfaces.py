@@ -102,7 +102,7 @@ class AuditFinding:
     dimension: str
     """``cpus``, ``memory``, ``disk``, ``preemption``, ``grace``, ..."""
     message: str
-    """What is so, what was wanted, and the repair."""
+    """The difference, the setting that was expected, and the remedy."""
 
 
 @runtime_checkable

@@ -112,7 +112,7 @@ class EndedAtSite:
     lived_s: float
     jobs_started: int
     fault: str = ""
-    """What kind of thing went wrong, where the site tells."""
+    """Kind of the fault, where the site tells."""
     kind: Literal["ended-at-site"] = "ended-at-site"
 
 

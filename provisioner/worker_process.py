@@ -66,7 +66,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running child; None while there is none."""
+        """Process id of the running child; None while there is none."""
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if running and self._process else None
 

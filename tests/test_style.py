@@ -23,7 +23,7 @@ DUPLICATE_CLASSES = 0
 """Class names that may still be used twice."""
 DUPLICATE_CONSTANTS = 36
 """Names of constants that may still have two values."""
-QUESTION_DOCSTRINGS = 83
+QUESTION_DOCSTRINGS = 14
 """Docstrings that may still begin with a question word."""
 PHRASES = {
     r"\bis there already\b": 1,

@@ -75,11 +75,11 @@ class SlotOffer:
     memory_mib: int
     disk_mib: int
     vram_mib: int
-    """Of a GPU, or of a share."""
+    """VRAM of a GPU, or of a share."""
     capability: int
     gpu_model: str
     life_s: float
-    """How long a job may still run here."""
+    """Time that a job may still run here."""
     submitted_before: float
     """Jobs submitted later have not been through a negotiation yet."""
     for_gpus: bool

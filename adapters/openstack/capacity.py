@@ -22,7 +22,7 @@ _MOST_NOTICES = 5
 
 @dataclass(frozen=True, slots=True)
 class FlavorSize:
-    """What one server holds of its host, or would."""
+    """Resources that one server holds of its host, or would hold."""
 
     gpu_milli: int = 0
     cpus: int = 0
@@ -38,7 +38,7 @@ class FlavorSize:
         )
 
     def within(self, node: Node) -> bool:
-        """Whether the node, empty, has as much."""
+        """Return whether the node, if it were empty, has as much."""
         return (
             self.gpu_milli <= node.gpu_milli
             and self.cpus <= node.cpus
@@ -56,7 +56,7 @@ class Occupancy:
 
 
 def host_id(project: str, name: str) -> str:
-    """Of a host to a project."""
+    """Return the id of a host for a project."""
     return hashlib.sha224((project + name).encode()).hexdigest()
 
 
@@ -170,7 +170,7 @@ _MODEL = re.compile(
     r"|(?<![a-z0-9])(a|b|h|l|mi|p|t|v|gh|gb)\d{1,3}[a-z]?(?![0-9])",
     re.IGNORECASE,
 )
-"""What operators call GPUs: by the word, the maker, the PCI vendor's id, or the model."""
+"""Words that operators use for GPUs: the word, the maker, the PCI vendor's id, or the model."""
 _ELSE = re.compile(
     r"nic|net|eth|sr-?iov|vf|(?<![a-z])(ib|cx\d|hca|roce|rdma|mlx\w*|mellanox|ssd|nvme|disk|qat|usb|audio)(?![a-z])"
     r"|infiniband|connectx|bluefield|quickassist|crypto|fpga",

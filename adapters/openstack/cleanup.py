@@ -15,7 +15,7 @@ from adapters.openstack.records import Port, Server, Volume
 from adapters.openstack.states import GONE
 
 _OF_NOVA = "compute:"
-"""How ``device_owner`` of a port begins that Nova has bound to a server (Neutron's API reference, "device_owner")."""
+"""Prefix of ``device_owner`` of a port that Nova bound to a server (Neutron API reference, "device_owner")."""
 _FREE = ("available", "error", "error_deleting")
 """Statuses in which Cinder deletes a volume."""
 

@@ -51,7 +51,7 @@ class NoAccessError(AuthError):
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Of a user or a project: one of the two says which."""
+    """Domain of a user or a project, by id or by name."""
 
     id: str = ""
     name: str = ""
@@ -119,7 +119,7 @@ def access(settings: CloudAccess) -> Access:
 
 
 def trust(access: Access) -> ssl.SSLContext | bool:
-    """Which certificates are believed; False is any. Raises NoAccessError."""
+    """Return the certificates to accept; False accepts any. Raises NoAccessError."""
     if not access.verify:
         return False
     if access.ca is None:
@@ -342,7 +342,7 @@ class _Entry:
         return interface
 
     def _unbelieving(self) -> bool:
-        """Whether any certificate is believed: ``verify: false``, or ``insecure: true`` of old."""
+        """Return whether any certificate is accepted: ``verify: false``, or the older ``insecure: true``."""
         verify, insecure = self._text("verify", self._entry).lower(), self._text("insecure", self._entry).lower()
         for key, told in (("verify", verify), ("insecure", insecure)):
             if told not in ("", *_YES, *_NO):

@@ -48,7 +48,7 @@ _GIB = 1024
 
 @dataclass(frozen=True, slots=True)
 class ResolvedNames:
-    """What the settings name of one drone type, as this cloud calls it."""
+    """Ids in this cloud of the names that the settings of one drone type contain."""
 
     flavor: str
     """Id."""
@@ -277,7 +277,7 @@ def unsure(drone_id: DroneId, message: str) -> OrderResult:
 
 
 _STEADY_S = 600.0
-"""What is in a cloud changes rarely, and a create that is refused makes us ask anew."""
+"""Lifetime of resolved names. A cloud changes rarely, and a rejected create clears them."""
 
 
 class NameResolver:
@@ -431,7 +431,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """What the script takes for granted of its machine; tests, which have none of their own, say it."""
+    """Properties of the machine that the script assumes; tests set them."""
 
     root: str = ""
     """Before each path of the system."""

@@ -33,7 +33,7 @@ _MOST = 2**53
 
 
 def is_id(told: object) -> bool:
-    """Whether it can be the id of a server, a port, a volume or an image."""
+    """Return whether it can be the id of a server, a port, a volume or an image."""
     return isinstance(told, str) and _ID.fullmatch(told) is not None
 
 

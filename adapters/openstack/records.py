@@ -1,4 +1,4 @@
-"""What the cloud tells, as far as we look at it: servers, flavours, limits, ports, volumes. Frozen values.
+"""Records of servers, flavours, limits, ports and volumes. Frozen values.
 
 Times are seconds since the epoch, UTC; 0 where the cloud does not tell. Sizes are MiB.
 """
@@ -46,7 +46,7 @@ class Server:
     launched_at: float = 0.0
     terminated_at: float = 0.0
     host_id: str = ""
-    """Which host, as told to its project: sha224 of project id and host name (nova.utils.generate_hostid)."""
+    """Host as its project sees it: sha224 of project id and host name (nova.utils.generate_hostid)."""
     project: str = ""
     flavor: ServerFlavor | None = None
     tags: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Flavor:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the project (GET /limits): what may be used and what is; -1 is without limit."""
+    """Limits of the project (GET /limits) and its use; -1 is without limit."""
 
     instances: int
     instances_used: int

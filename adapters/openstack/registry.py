@@ -34,7 +34,7 @@ _MOST_GONE = 5000
 
 @dataclass(frozen=True, slots=True)
 class RegistryView:
-    """What one look has shown."""
+    """Result of one poll."""
 
     servers: tuple[Server, ...] = ()
     """Ours that are there; those of a cell that is down with all that was known of them, as UNKNOWN."""
@@ -144,7 +144,7 @@ class ServerRegistry:
     # ------------------------------------------------------------------------------------------------ what has changed
 
     def _merge(self, changed: Iterable[Server]) -> bool:
-        """Whether it goes with what was known."""
+        """Return whether it is consistent with the known facts."""
         sound = True
         for server in changed:
             if _is_bare(server):
@@ -223,14 +223,14 @@ DRONE, CONTROLLER, SITE, TYPE = (f"provisioner_{key}" for key in ("drone", "cont
 
 @dataclass(frozen=True, slots=True)
 class ServerName:
-    """What a server tells of itself."""
+    """Metadata of a server."""
 
     drone_id: DroneId
     type: str
 
 
 def is_ours(drone_id: str, controller: str) -> bool:
-    """Whether it is an id of a drone of this controller."""
+    """Return whether it is an id of a drone of this controller."""
     found = _ID.fullmatch(drone_id)
     return found is not None and found["controller"] == controller and len(drone_id) <= _LONGEST_ID
 
@@ -261,7 +261,7 @@ def metadata(drone_id: DroneId, kind: str, controller: str, site: str) -> Mappin
 
 
 def named(server: Server, controller: str, site: str) -> ServerName | None:
-    """Which drone of ``controller`` at ``site`` a server is; None if it is nothing of that."""
+    """Return the drone of ``controller`` at ``site`` that a server is; None if it is no drone of theirs."""
     told = server.metadata
     drone_id = told.get(DRONE, "")
     if (told.get(CONTROLLER), told.get(SITE)) != (controller, site) or not is_ours(drone_id, controller):

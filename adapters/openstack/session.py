@@ -40,7 +40,7 @@ _PAUSE_S = 0.2
 _PASSING = (502, 503, 504)
 _MOST_PAGES = 500
 _API = {"compute": "/v2.1", "network": "/v2.0", "image": "/v2", "block-storage": "/v3"}
-"""What follows an address that names no version, as those of Neutron and Glance mostly do."""
+"""Path to append to an address without a version, as those of Neutron and Glance mostly are."""
 _VERSIONED = re.compile(r"/v\d+(\.\d+)?(/|$)")
 _MICROVERSION = re.compile(r"(\d{1,3})\.(\d{1,5})")
 
@@ -293,7 +293,7 @@ _ECHO = re.compile(r"\S{64,}")
 
 @dataclass(frozen=True, slots=True)
 class OpenStackReply:
-    """What a service said."""
+    """Reply of a service."""
 
     status: int
     body: Mapping[str, Any]
@@ -405,7 +405,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are for now, and where everything is."""
+    """A login that is valid now, and the catalogue."""
 
     token: str = field(repr=False)
     project: str

@@ -1,4 +1,4 @@
-"""What an operator may set for an OpenStack site."""
+"""Options of an OpenStack site."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class BootVolume(BaseModel):
 
 
 class ServerOptions(BaseModel):
-    """What servers are made of; for all of them, or for one drone type in the place of that."""
+    """Options of servers: for all of them, or for one drone type instead."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -138,7 +138,7 @@ class ServerOptions(BaseModel):
 
 
 class OpenStackTypeConfig(ServerOptions):
-    """What is special about one drone type."""
+    """Options of one drone type."""
 
     flavor: str = Field(
         pattern=_NAME_OR_ID, description="Name or id of the flavour that servers of it have.", examples=["gpu.h100.1"]

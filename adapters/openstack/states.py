@@ -25,7 +25,7 @@ _RUNNING_GUEST = 1
 
 
 class Way(Enum):
-    """How a server is made to leave politely. Without notice, all are deleted."""
+    """Way in which a server is stopped with notice. Without notice, all are deleted."""
 
     SHUT_DOWN = auto()
     """By os-stop: its guest is told. Nova takes that of an active server only on which nothing else is being done."""
@@ -37,7 +37,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerPhase:
-    """What one server is to us."""
+    """Phase of one server."""
 
     state: RemoteState
     why: str = ""
@@ -48,7 +48,7 @@ class ServerPhase:
     leaving: bool = False
     """Somebody, ourselves perhaps, has it end."""
     fault: FaultKind | None = None
-    """What went wrong: with a pending one its obstacle, with one that is over its end."""
+    """The fault: of a pending server its obstacle, of a stopped one its end."""
     final: bool = False
     """It waits, and will never start."""
 

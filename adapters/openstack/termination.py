@@ -195,7 +195,7 @@ _WHY = re.compile(r"(?:^| )why=(?P<why>\S+)")
 
 @dataclass(frozen=True, slots=True)
 class GuestExitReport:
-    """How a drone ended."""
+    """End of a drone."""
 
     exit_code: int
     """``docs/reference/drone.md``; 69: the server is not fit for a drone, 70: its files did not arrive, 128 and more:

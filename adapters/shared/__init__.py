@@ -1,1 +1,1 @@
-"""What several adapters build on: clients and transports. Adapters import this, never each other."""
+"""Clients and transports that several adapters use. Adapters import this, never each other."""

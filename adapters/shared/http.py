@@ -20,7 +20,7 @@ class ResponseTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the other side said, as it came."""
+    """Answer of the server, as it came."""
 
     status: int
     raw: bytes

@@ -18,7 +18,7 @@ Work = Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
 
 
 class Starts:
-    """Of one site. ``may_come_s``: for how long something without an answer may still get through."""
+    """Starts of one site. ``may_come_s``: time for which a start without an answer may still succeed."""
 
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
@@ -79,5 +79,5 @@ class Starts:
             self._unsure.pop(drone_id, None)
 
     def may_come(self, drone_id: DroneId) -> bool:
-        """Whether an earlier start of it may still get through."""
+        """Return whether an earlier start of it may still succeed."""
         return self._unsure.get(drone_id, 0.0) > time.monotonic()

@@ -34,7 +34,7 @@ CPU_TIER, DRONE_TIER, OWNER_TIER = 1, 2, 10
 
 @dataclass(frozen=True, slots=True)
 class ReserveLimits:
-    """What a node reserves for its GPUs, in Slurm's terms."""
+    """Resources that a node reserves for its GPUs, in Slurm's terms."""
 
     cores_per_gpu: int
     memory_per_cpu_mib: int

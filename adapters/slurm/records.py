@@ -106,7 +106,7 @@ class Partition:
     max_memory_per_node_mib: int = 0
     max_cpus_per_node: int = 0
     default: bool = False
-    """Whether jobs that name no partition run in it."""
+    """True if jobs that name no partition run in it."""
 
 
 @dataclass(frozen=True, slots=True)

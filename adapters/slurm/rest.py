@@ -241,12 +241,12 @@ _CHANGES_PER_POLL = 500
 
 @dataclass(slots=True)
 class _RegisteredJob:
-    """What is remembered of one of Slurm's job numbers."""
+    """Facts kept about one of Slurm's job numbers."""
 
     details: RestJobDetails | None
     """None: it is not shown to us, so it is not ours."""
     listed: RestJobState
-    """How it was listed when its details were requested."""
+    """Its listing when its details were requested."""
     turn: int
     """When that was."""
 

@@ -91,7 +91,7 @@ DEMO_LIMIT_S = 150.0
 """The demo gives up after this long. It takes about 20 s on a quiet host."""
 DEMO_POLL_S = 0.2
 CONTROLLER_STOP_S = 15.0
-"""What the controller gets to end in order."""
+"""Longest time for the controller to end in order."""
 
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
@@ -410,7 +410,7 @@ MAX_ENDED_SHOWN = 3
 MAX_STEPS_SHOWN = 6
 BAR_WIDTH = 16
 PLAIN_WIDTH = 100
-"""Of tables that go elsewhere than to a terminal."""
+"""Width of tables that do not go to a terminal."""
 
 
 def demo_display(*, plain: bool) -> DemoDisplay:

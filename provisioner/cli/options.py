@@ -1,4 +1,4 @@
-"""What all verbs share: exit codes, the error that ends a verb, and the options of many verbs."""
+"""Shared parts of all verbs: exit codes, the error that ends a verb, and common options."""
 
 from __future__ import annotations
 

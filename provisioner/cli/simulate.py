@@ -68,7 +68,7 @@ BRIEF_FIGURES = (
     "Decisions per second",
     "Energy per job",
 )
-"""Of the many figures, those in tables; wide ones and machines get all."""
+"""Figures in tables, a part of all; wide tables and machine formats have all of them."""
 
 
 @dataclass(frozen=True, slots=True)

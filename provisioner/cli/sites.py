@@ -52,7 +52,7 @@ _CLASSES_NAMED = 3
 SITES_SCHEMA = "provisioner.sites/1"
 
 WEEK_S, DAY_S = 7 * 86400.0, 86400.0
-"""How far back the hazard of a site is looked at in lists, and on the one screen of `status`."""
+"""Period over which lists and `status` measure the hazard of a site."""
 
 BREAKER_TINTS = {BreakerState.BANNED: "red", BreakerState.DEGRADED: "yellow", BreakerState.PROBING: "yellow"}
 

@@ -59,7 +59,7 @@ class Settings:
     carbon_g_per_kwh: float | None = None
     """CO2 of the electricity; None if unknown."""
     warnings: tuple[Problem, ...] = ()
-    """What is valid but probably not intended; for the log and for ``check``."""
+    """Settings that are valid but probably not intended; for the log and for ``check``."""
 
     @property
     def types(self) -> tuple[DroneType, ...]:
@@ -75,7 +75,7 @@ class Problem:
     line: int
     col: int
     message: str
-    """What is wrong and what to write instead; a warning begins with ``warning: ``."""
+    """The mistake and the remedy; a warning begins with ``warning: ``."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}: {self.message}"

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 KEEP_EVERY_S = 600.0
 """A crash loses what was learned since: at most so much."""
 ASK_EVERY_S = 60.0
-"""How often is asked what is to be forgotten."""
+"""Interval at which requests to forget are read."""
 
 
 @dataclass(slots=True)

@@ -34,10 +34,10 @@ from provisioner.reasons import IdleTimeout
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
 """Run times under one key: how many of the newest are kept, as how many they are told, and from how many on."""
 UNFINISHED_EVERY_S = 300.0
-"""How often those that are not done yet are looked through."""
+"""Interval at which unfinished drones are examined."""
 KEYS_KEPT = 5000
 USE_EVERY_S = 120.0
-"""How often an owner's use is noted."""
+"""Interval at which an owner's use is recorded."""
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
 """So many times in a row at which nobody looked (half an hour) count as the next that was seen; more are unknown."""
@@ -49,7 +49,7 @@ GAPS_KEPT = 200
 GHOST_S = 3600.0
 """A drone that left and of which no other had to take the place for so long would have waited in vain."""
 RELEASE_S = 20.0
-"""What a drone holds its GPUs for after it was asked to leave, about."""
+"""Typical time that a drone still holds its GPUs after it was asked to leave."""
 IDLE_CHOICES_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 1800.0, 3600.0)
 """Among which an idle time-out is chosen. Shorter than a tick would be none."""
 NEWEST = 0.1
@@ -78,12 +78,12 @@ class SiteHistory:
     """The past of one site."""
 
     use_milli: deque[int] = field(default_factory=lambda: deque(maxlen=USE_KEPT))
-    """What its owner held, every :data:`USE_EVERY_S`, or :data:`UNKNOWN`."""
+    """Use of its owner, every :data:`USE_EVERY_S`, or :data:`UNKNOWN`."""
     used_at: float = 0.0
     rise: OwnerGrowth | None = None
     rise_at: float = 0.0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
-    """How long drones waited for their next job, or would have."""
+    """Waits of drones for their next job, or the waits they would have had."""
     ghosts: deque[DepartedDrone] = field(default_factory=lambda: deque(maxlen=500))
     taken: float = 0.0
     run_s: float = 0.0
@@ -135,7 +135,7 @@ class EstimateCollector:
     _at: float = 0.0
     _dirty: bool = True
     _waiting_cost: float = 0.0
-    """Of the policy, at the newest tick."""
+    """Cost of waiting in the policy, at the newest tick."""
     _pool_at: float = 0.0
     """When the pool was seen last."""
     _unfinished: UnfinishedJobs = field(default_factory=UnfinishedJobs)

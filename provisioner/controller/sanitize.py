@@ -72,7 +72,7 @@ class _Shape:
     texts: tuple[str, ...]
     read: Callable[[Any], tuple[Any, ...]]
     names: tuple[str, ...]
-    """Of all fields, in their order."""
+    """Values of all fields, in their order."""
     others: Callable[[Any], tuple[Any, ...]]
     """All fields but the time at which it was taken."""
     make: Callable[..., Any]
@@ -118,7 +118,7 @@ class _Part:
     sound: Mapping[int, object]
     """The values in which there was nothing to mend, by identity, which is theirs for as long as they are kept here."""
     whole: bool
-    """Whether that were all of them."""
+    """True if those were all of them."""
 
 
 _NEW = _Part(None, None, {}, whole=False)
@@ -132,7 +132,7 @@ class _Crossing:
         self.known = {} if self.ahead_s else known
         self.parts: dict[str, _Part] = {}
         self.mended: list[tuple[str, str]] = []
-        """Of what, and which value."""
+        """The field and the value."""
 
     def all(self, part: str, values: tuple[T, ...] | None, take: Callable[[T], T | None]) -> tuple[T, ...] | None:
         """Return all values of one part, sanitized by ``take``; None stays None.
@@ -366,7 +366,7 @@ class Sanitizer:
         self._told: SiteView | OverlayView | None = None
         """The newest, if there was nothing to mend in it."""
         self._taken: Any = None
-        """What came of that."""
+        """The result of that."""
         self._ends = _Ends()
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:

@@ -36,7 +36,7 @@ class ImportFinding:
     ours: str
     """``FILE: key`` in our files, or empty."""
     text: str
-    """What was done, and what to do."""
+    """The conversion that was made, and the remedy."""
 
 
 @dataclass(slots=True)

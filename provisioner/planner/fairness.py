@@ -22,7 +22,7 @@ _LAST_PRIORITY = float("inf")
 
 @dataclass(slots=True)
 class GroupShares:
-    """What each group has and gets. Mutable, local to one plan."""
+    """Use and grants of each group. Mutable, local to one plan."""
 
     groups: Mapping[str, Group]
     """By name in lower case."""

@@ -119,7 +119,7 @@ class Hazard:
     """Their run time within the period, summed."""
     preempted: int
     life_mean_s: float | None
-    """Of the preempted, from start to end; None if there were none."""
+    """Mean life of preempted drones, from start to end; None if there were none."""
     life_median_s: float | None
     grace_mean_s: float | None
     """From a notice to the end, of all that ended after one; None if there were none."""

@@ -20,7 +20,7 @@ MIGRATIONS = tuple(sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 APPLICATION_ID = 0x64726F6E
 """``PRAGMA application_id`` of a store, as the first migration sets it."""
 BUSY_TIMEOUT_S = 10.0
-"""How long a transaction waits for another writer: an operator's request takes milliseconds."""
+"""Longest wait of a transaction for another writer: an operator's request takes milliseconds."""
 _QUICK_CHECK_LIMIT_MIB = 256
 """Files up to this size are checked from end to end when a controller opens them."""
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits

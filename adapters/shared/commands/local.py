@@ -73,7 +73,7 @@ async def _end(transport: asyncio.SubprocessTransport, answer: _Answer) -> None:
 
 
 class _Answer(asyncio.SubprocessProtocol):
-    """What a process says, and that it and its pipes are gone."""
+    """Output of a process, and whether it and its pipes are closed."""
 
     def __init__(self) -> None:
         self.out, self.err = bytearray(), bytearray()

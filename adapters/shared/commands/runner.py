@@ -32,7 +32,7 @@ class Finished:
 
     @property
     def said(self) -> str:
-        """What it had to say, for a message: one line, of stderr if there is any."""
+        """Text for a message: one line, of stderr if there is any."""
         words = " ".join((self.err or self.out)[:1500].decode(errors="replace").split())
         return f"exit status {self.code}: {printable(words, 400) or 'without a word'}"
 

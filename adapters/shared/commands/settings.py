@@ -1,4 +1,4 @@
-"""What an operator may set for tools that are run over ssh."""
+"""Options of tools that are run over ssh."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class SshRunner:
         self._failures, self._not_before = 0, 0.0
 
     async def _begun(self, line: str, session: Session) -> bool:
-        """Whether the command was begun; if not, it certainly was not, and may be tried again."""
+        """Return whether the command was sent; if not, it may be tried again."""
         link = await self._linked()
         try:
             return await link.begin(line, session)
