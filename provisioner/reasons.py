@@ -1,7 +1,7 @@
 """Reasons why something is done or not done: typed values with their numbers.
 
 ``provisioner.formatting`` turns them into text. Every class has a constant ``kind``, its stable name in records and
-JSON. The categories of refusals are described in ``docs/explanation/reasons.md``: configuration, nothing-fits, limit,
+JSON. The categories of refusals are described in ``docs/explanation/loop.md``: configuration, nothing-fits, limit,
 back-off, waiting-site, waiting-negotiation.
 """
 

@@ -329,7 +329,7 @@ def reasons_page() -> str:
         "",
         "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
         "the record; the fields are its numbers. What the tiers are for:",
-        "[Reasons](../explanation/reasons.md).",
+        "[Reasons](../explanation/loop.md#reasons).",
     ]
     for category, (title, words) in CATEGORY_WORDS.items():
         lines += ["", f"## {title}", ""]

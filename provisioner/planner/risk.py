@@ -9,7 +9,7 @@ the jobs have waited, the more loss is accepted.
 The accepted loss is the geometric mean of two rules: a fixed share of the work would make short jobs wait half an hour
 to save six seconds, and a fixed amount would make jobs of a day wait for days to save an hour. So a job that runs four
 times as long accepts half the share, which is twice the amount. In replays of public traces this did better than a
-limit on the chance of any preemption, and than refusing jobs only at the drone. See ``docs/explanation/deciding.md``.
+limit on the chance of any preemption, and than refusing jobs only at the drone. See ``docs/explanation/planning.md``.
 
 *Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
 owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole
