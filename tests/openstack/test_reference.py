@@ -1,4 +1,4 @@
-"""`docs/reference/site-openstack.md` says of states and back-offs what the code does."""
+"""The tables of states and back-offs in `docs/reference/site-openstack.md` agree with the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE = {
     "waits": RemoteState.PENDING,
     "runs": RemoteState.RUNNING,
     "counts as alive": RemoteState.UNKNOWN,
-    "is over": RemoteState.STOPPED,
+    "stopped": RemoteState.STOPPED,
     "ended": RemoteState.ENDED,
 }
 WAY = {"shutdown": Way.SHUT_DOWN, "deletion": Way.DELETE, "nothing": Way.NONE}
@@ -38,7 +38,7 @@ def test_the_states_are_those_of_the_table() -> None:
         state = next(state for words, state in STATE.items() if drone.startswith(words))
         for status in re.findall(r"`(\w+)`", statuses):
             assert status not in told
-            told[status] = state, "taken back" in drone, WAY[way]
+            told[status] = state, "preempted" in drone, WAY[way]
     assert told == {status: (means.state, means.taken, means.way) for status, means in STATES.items()}
 
 
@@ -48,7 +48,7 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
         return float(number) * SECONDS[unit]
 
     told = {}
-    for kind, scope, after, first, most in rows("kind | what is left alone"):
+    for kind, scope, after, first, most in rows("category | scope"):
         per_type = scope not in ("the site", "the node")
         told[FaultKind(kind.strip("`"))] = int(after.split()[0]), seconds(first), seconds(most), per_type
     assert told == {
@@ -56,6 +56,6 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
     }
 
 
-def test_every_kind_of_fault_is_told_of() -> None:
-    kinds = {kind.strip("`") for kind, *_ in rows("kind | of an answer")}
+def test_every_category_of_faults_is_documented() -> None:
+    kinds = {kind.strip("`") for kind, *_ in rows("category | reply to a request")}
     assert kinds | {"drone", "jobs", "black-hole"} == {kind.value for kind in FaultKind}
