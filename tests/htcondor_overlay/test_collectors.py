@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import htcondor2
@@ -10,6 +12,8 @@ import pytest
 
 from adapters.htcondor import daemons as module
 from adapters.htcondor.daemons import Collectors
+
+ANY = htcondor2.AdType.Any
 
 
 class Remote:
@@ -40,18 +44,19 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> type[Remote]:
         told: list[str] = []  # noqa: RUF012
 
     monkeypatch.setattr(module.htcondor2, "Collector", Fresh)
+    monkeypatch.setattr(module, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
     return Fresh
 
 
 def test_one_is_asked_until_it_fails(remote: Any) -> None:
     pool = Collectors("a:1,b:1,[::1]:2")
     first = pool.address
-    assert [pool.query() for _ in range(5)] == [[first]] * 5
+    assert [pool.query(ANY) for _ in range(5)] == [[first]] * 5
     remote.dead = frozenset({first})
-    (second,) = pool.query()
+    (second,) = pool.query(ANY)
     assert second != first
     remote.dead = frozenset()
-    assert pool.query() == [second]
+    assert pool.query(ANY) == [second]
     assert pool.address == second
 
 
@@ -59,15 +64,15 @@ def test_all_have_to_fail(remote: Any) -> None:
     pool = Collectors("a:1,b:1")
     remote.dead = frozenset({"a:1", "b:1"})
     with pytest.raises(htcondor2.HTCondorException):
-        pool.query()
+        pool.query(ANY)
     with pytest.raises(htcondor2.HTCondorException):
-        pool.advertise([], "UPDATE_AD_GENERIC", True)
+        pool.advertise([], "UPDATE_AD_GENERIC")
 
 
 @pytest.mark.parametrize("dead", ["", "a:1", "b:1"])
 def test_all_that_live_are_told(remote: Any, dead: str) -> None:
     remote.dead = frozenset({dead})
-    Collectors("a:1,b:1").advertise([], "UPDATE_AD_GENERIC", True)
+    Collectors("a:1,b:1").advertise([], "UPDATE_AD_GENERIC")
     assert set(remote.told) == {"a:1", "b:1"} - {dead}
 
 

@@ -13,7 +13,7 @@ import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.overlay.overlay import HTCondorOverlay, drone_identities
+from adapters.htcondor.overlay.overlay import HTCondorOverlay
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import ours, slots_view
 from adapters.htcondor.tokens import TokenSigner
@@ -102,9 +102,9 @@ def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
         config(tmp_path, drone_signing_key=None)
     with pytest.raises(ValidationError, match="`drone_token` is wanted"):
         config(tmp_path, drone_token_mode="static")
-    assert drone_identities(config(tmp_path)) == "drone-{drone}@pool.example.org"
-    assert not drone_identities(config(tmp_path, drone_user="drone"))
-    assert not drone_identities(config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}))
+    assert config(tmp_path).drone_identities == "drone-{drone}@pool.example.org"
+    assert not config(tmp_path, drone_user="drone").drone_identities
+    assert not config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}).drone_identities
 
 
 def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from adapters.htcondor.site.job_files import JobFiles
-from adapters.htcondor.site.submission import SubmitDescription
+from adapters.htcondor.site.submission import JobFiles, SubmitDescription
 from adapters.shared.commands.local import LocalRunner, own_environment
 from provisioner.model import DroneId
 

@@ -174,12 +174,7 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
         (badly(b'SECMAN:2010:Received "DENIED" from server'), None, AuthError, FaultKind.DENIED),
         (badly(b"ERROR: Failed to commit job submission"), well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: Failed to commit job submission"), badly(b"no"), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (
-            badly(b"ERROR: Failed to commit job submission"),
-            NoReplyError("cut"),
-            OutcomeUnknownError,
-            FaultKind.UNKNOWN,
-        ),
+        (badly(b"ERROR: Failed to commit job submission"), NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: Parse error in expression"), well(), RejectedError, FaultKind.CONFIG),
         (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), RejectedError, FaultKind.QUOTA),
     ],

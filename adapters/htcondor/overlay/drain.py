@@ -13,13 +13,7 @@ import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import classad2
-import htcondor2
-
-from adapters.htcondor.classads import text, value
 from adapters.htcondor.client_directory import ClientDirectory
-from adapters.htcondor.daemons import BindingsErrors, Collectors
-from adapters.htcondor.overlay.slots import OUR_SLOTS
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
@@ -27,6 +21,7 @@ from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.worker_process import WorkerProcess
 
+COLLECTOR_ADS = "adapters.htcondor.overlay.collector_ads:CollectorAds"
 DRAINS_AT_ONCE = 8
 TOOL_TIMEOUT_S = 5.0
 """Longest time for the tool where an order ad can take its place."""
@@ -197,7 +192,7 @@ class DrainOrders:
     def __init__(self, collector: str, issuer: str, directory: ClientDirectory) -> None:
         self._issuer, self._directory = issuer, directory
         self._child = WorkerProcess(
-            "adapters.htcondor.overlay.drain:OrderAds",
+            COLLECTOR_ADS,
             collector,
             # a log of its own: why something failed is read out of it
             env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "orders.log")},
@@ -275,87 +270,3 @@ class DrainOrders:
         # of a drone's last order only that it is another one counts, so a clock that was set back does no harm
         serial = time.time_ns() // 1_000_000
         return (max(serial, standing[0] + 1) if standing else serial), mode
-
-
-ORDER_LIFETIME_S = 900
-"""An order that its drone has not read by then is forgotten by the collector; the planner asks again."""
-_ORDER_READ_BACK_S = 3.0
-"""The collector may answer a query before it has taken in the ads that were sent just before."""
-
-
-class OrderAds:
-    """The worker process's calls for orders as ads in the collector. Drone ids were checked before."""
-
-    def __init__(self, collector: str) -> None:
-        self._address = collector
-        self._errors = BindingsErrors()
-        self._collector = Collectors(collector)
-
-    def readers(self, drone_ids: Collection[str]) -> Mapping[str, bool]:
-        """Return those of the drones that read order ads, each with True if it drains because of one."""
-        with self._errors.translated(f"collector {self._address}"):
-            ads = self._collector.query(
-                htcondor2.AdType.Startd,
-                constraint=f"{OUR_SLOTS} && DroneOrder isnt undefined",
-                projection=["DroneId", "DroneDraining"],
-            )
-        wanted = set(drone_ids)
-        return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
-
-    def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
-        """Advertise an order (serial number, mode) for each drone.
-
-        Return those that the collector lists under one of our ``identities``. AuthError if there is none.
-        """
-        ads = [
-            classad2.ClassAd(
-                {
-                    "MyType": "Generic",
-                    "Name": drone_id,
-                    "DroneOrderFor": drone_id,
-                    "DroneOrder": serial,
-                    "DroneOrderMode": mode,
-                    "ClassAdLifetime": ORDER_LIFETIME_S,
-                }
-            )
-            for drone_id, (serial, mode) in orders.items()
-        ]
-        whom = f"collector {self._address}"
-        with self._errors.translated(whom):
-            self._collector.advertise(ads, "UPDATE_AD_GENERIC", True)
-        limit = time.monotonic() + _ORDER_READ_BACK_S
-        while True:
-            found = self._standing(orders)
-            ours = [drone_id for drone_id in orders if found.get(drone_id) in identities]
-            if len(ours) == len(orders) or time.monotonic() > limit:
-                break
-            time.sleep(0.1)
-        if ours:
-            return ours
-        others = sorted(set(found.values()))
-        if others:
-            seen, expected = printable(", ".join(others), 120), ", ".join(identities)
-            raise AuthError(f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity")
-        raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
-
-    def withdraw(self, drone_ids: Collection[str]) -> None:
-        """Have the collector drop the orders of drones that are gone."""
-        wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
-        query = classad2.ClassAd({"MyType": "Query", "TargetType": "Generic"})
-        query["Requirements"] = classad2.ExprTree(wanted)
-        with self._errors.translated(f"collector {self._address}"):
-            self._collector.advertise([query], "INVALIDATE_ADS_GENERIC", True)
-
-    def _standing(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
-        """Return the identity under which the collector lists each of these orders."""
-        with self._errors.translated(f"collector {self._address}"):
-            ads = self._collector.query(
-                htcondor2.AdType.Generic,
-                constraint="DroneOrderFor isnt undefined",
-                projection=["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"],
-            )
-        return {
-            drone_id: text(ad, "AuthenticatedIdentity", 200)
-            for ad in ads
-            if (drone_id := text(ad, "DroneOrderFor", 63)) in orders and value(ad, "DroneOrder") == orders[drone_id][0]
-        }

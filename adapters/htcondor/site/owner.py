@@ -11,13 +11,7 @@ from fnmatch import fnmatchcase
 from adapters.htcondor.classads import IDLE, RUNNING, Ad, source, text, whole
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
-from adapters.htcondor.site.owner_queue import (
-    ELSEWHERE,
-    OwnerJobGroup,
-    OwnerJobQueue,
-    further,
-    wanted_by,
-)
+from adapters.htcondor.site.owner_queue import ELSEWHERE, OwnerJobGroup, OwnerJobQueue, further, wanted_by
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError

@@ -138,11 +138,7 @@ class HTCondorSite:
         missed = self._registry.notices(each.name for each in site.machines) if self._on_nodes else ()
         ads = await self._client.jobs(self._ours, DRONE_JOB_PROJECTION)
         found = list_drones(
-            ads,
-            self._controller,
-            site.noticed,
-            carved=carved(site.machines),
-            files_limit_s=files_limit_s(self._config),
+            ads, self._controller, site.noticed, carved=carved(site.machines), files_limit_s=files_limit_s(self._config)
         )
         listed = {whole(ad, "ClusterId") for ad in ads}
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
