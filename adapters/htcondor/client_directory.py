@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from adapters.htcondor.tokens import InvalidTokenError, read_token
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
@@ -45,6 +45,9 @@ FILESYSTEM_DOMAIN = client.invalid
 {more}
 """
 """Nothing is taken from the host: the controller may stand on a machine that belongs to another pool."""
+
+
+_PLAIN_IDENTITY = re.compile(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+")
 
 
 class Readable(Protocol):
@@ -110,7 +113,13 @@ class ClientDirectory:
 
     def identities(self, issuer: str) -> tuple[str, ...]:
         """Return the identities that our tokens of ``issuer`` name, sorted. AuthError if no token can be read."""
-        return tuple(sorted({each for token in self._wanted().values() if (each := _identity(token, issuer))}))
+        found = set()
+        for text in self._wanted().values():
+            with contextlib.suppress(InvalidTokenError):
+                token = read_token(text)
+                if token.issuer == issuer and _PLAIN_IDENTITY.fullmatch(token.subject):
+                    found.add(token.subject)
+        return tuple(sorted(found))
 
     def _wanted(self) -> Mapping[str, str]:
         tokens: dict[str, str] = {}
@@ -131,18 +140,3 @@ class ClientDirectory:
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _identity(token: str, issuer: str) -> str:
-    """Return the subject that an IDTOKEN of ``issuer`` names, `user@domain`; "" for anything else.
-
-    Its signature is for the pool to check.
-    """
-    parts = token.strip().split(".")
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        subject, by = claims["sub"], claims["iss"]
-    except (IndexError, KeyError, TypeError, ValueError):
-        return ""
-    plain = isinstance(subject, str) and re.fullmatch(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+", subject)
-    return subject if plain and by == issuer else ""

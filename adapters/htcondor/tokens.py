@@ -21,7 +21,6 @@ from pathlib import Path
 
 from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadableError
-from provisioner.model import DroneId
 
 _SCOPE = "condor:/"
 EXPIRY_WARNING_S = 7 * 86400.0
@@ -104,19 +103,15 @@ def token_warnings(
         return
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
-    missing = [each for each in needs if not token.allows(each)]
-    if missing:
-        lacks = f"`{name}`: the token of {token.subject} is not good for {', '.join(missing)}"
-        yield f"{lacks}. Make one with these `-authz`"
+    subject = f"`{name}`: the token of {token.subject}"
+    if missing := [each for each in needs if not token.allows(each)]:
+        yield f"{subject} is not good for {', '.join(missing)}. Make one with these `-authz`"
     if most and token.scopes is None:
-        yield (
-            f"`{name}`: the token of {token.subject} has no limits, and jobs may read it. Make one with `-authz "
-            f"{' -authz '.join(most)}` alone"
-        )
+        yield f"{subject} has no limits, and jobs may read it. Make one with `-authz {' -authz '.join(most)}` alone"
     elif most and token.scopes is not None and (more := sorted(token.scopes - set(most))):
-        yield f"`{name}`: the token of {token.subject} is also good for {', '.join(more)}, which no drone needs"
+        yield f"{subject} is also good for {', '.join(more)}, which no drone needs"
     if token.expires_at and now < token.expires_at < now + EXPIRY_WARNING_S:
-        yield f"`{name}`: the token of {token.subject} expires soon, at {_iso(token.expires_at)}"
+        yield f"{subject} expires soon, at {_iso(token.expires_at)}"
 
 
 def explain_token(secret: Secret, issuer: str, now: float) -> str:
@@ -147,7 +142,7 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-AUTHORIZATIONS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
+DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 """Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
 _EARLIER_S = 60.0
@@ -156,18 +151,14 @@ _EARLIER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TokenSigner:
-    """The pool's signing key ``key_id`` in ``file``, and the pool's trust domain."""
+    """A signing key of the pool."""
 
     file: Path
     key_id: str
     trust_domain: str
 
     def token(self, user: str, now: float, lifetime_s: float) -> str:
-        """Return a token of ``user@trust_domain`` for a drone that is good for ``lifetime_s`` from ``now`` on.
-
-        Raises:
-            SecretUnreadableError: the key cannot be read, or is empty.
-        """
+        """Return a drone's token that is good for ``lifetime_s``. SecretUnreadableError if the key cannot be read."""
         try:
             content = self.file.read_bytes()
         except OSError as error:
@@ -179,16 +170,12 @@ class TokenSigner:
             "iat": int(now - _EARLIER_S),
             "iss": self.trust_domain,
             "jti": secrets.token_hex(16),
-            "scope": " ".join(f"condor:/{each}" for each in AUTHORIZATIONS),
+            "scope": " ".join(f"condor:/{each}" for each in DRONE_NEEDS),
             "sub": f"{user}@{self.trust_domain}",
         }
-        signed = f"{_encoded({'alg': 'HS256', 'kid': self.key_id})}.{_encoded(claims)}"
+        header = {"alg": "HS256", "kid": self.key_id}
+        signed = f"{_encoded(header)}.{_encoded(claims)}"
         return f"{signed}.{_base64(hmac.digest(_signing_key(content, self.key_id), signed.encode(), hashlib.sha256))}"
-
-
-def user_of(pattern: str, drone_id: DroneId) -> str:
-    """Return the user name of a drone's token: ``{drone}`` in ``pattern`` is its id."""
-    return pattern.replace("{drone}", drone_id)
 
 
 def _signing_key(content: bytes, key_id: str) -> bytes:

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from adapters.htcondor.classads import Ad, expression, holds
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
-from adapters.htcondor.site.owner import OwnerClaims, job_constraint, running, submitter_claims
+from adapters.htcondor.site.owner import HTCondorOwnerView, group_jobs, job_constraint, running, submitter_claims
 from adapters.htcondor.site.owner import claims as claims_of
-from adapters.htcondor.site.owner_queue import group_jobs
 from adapters.htcondor.site.settings import HTCondorOwnerConfig, OwnerJobShape
 from provisioner.model import OwnerDemand, OwnerLoad
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
@@ -22,7 +21,7 @@ A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
 SITE = machines_of([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
 
 
-def claims(waiting: Sequence[Ad], site: tuple[PoolMachine, ...]) -> OwnerClaims:
+def claims(waiting: Sequence[Ad], site: tuple[PoolMachine, ...]) -> HTCondorOwnerView:
     return claims_of(group_jobs(waiting, now=NOW).groups, site)
 
 

@@ -15,7 +15,7 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite
 from adapters.htcondor.site import site as site_module
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
-from adapters.htcondor.site.owner_queue import OwnerJobQueue
+from adapters.htcondor.site.owner import OwnerJobQueue
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError

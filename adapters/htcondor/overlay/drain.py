@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from adapters.htcondor.client_directory import ClientDirectory
 from adapters.shared.commands.local import LocalRunner
@@ -78,9 +79,9 @@ class Drainer:
                 if drone_id not in by_ad or drone_id in self._by_tool
             }
         results: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
-        failed = {i for i in readers if i in results and not _is_done(results[i])}
-        taken_back = {i for i in failed & self._by_tool if mode is DrainMode.RESUME}
-        wanted = [i for i in names if i in by_ad | failed - taken_back]
+        failed = {i for i in readers if i in results and not _is_ok(results[i])}
+        by_tool_alone = self._by_tool if mode is DrainMode.RESUME else set()
+        wanted = [i for i in names if i in by_ad or (i in failed and i not in by_tool_alone)]
         if wanted and self._orders is not None:
             for drone_id, fault in (await self._orders.place(wanted, mode)).items():
                 results[drone_id] = _together(drone_id, results.get(drone_id), fault, keep=drone_id in by_ad)
@@ -101,53 +102,45 @@ class Drainer:
         """
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
-        if not slot_name(name, drone_id):
-            return _result(
-                drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, f"{printable(name, 60)!r} is no slot of it"
-            )
+        wrong = "" if slot_name(name, drone_id) else f"{printable(name, 60)!r} is no slot of it"
         if tool is None:
-            message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
-            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
+            wrong = wrong or f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
+        if wrong or tool is None:
+            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, wrong)
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
+        command = [tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name]
         may_fail = reads and drone_id not in self._by_tool
         deadline_s = min(TOOL_TIMEOUT_S, self._deadline_s) if may_fail else self._deadline_s
         async with self._room:
             if may_fail and time.monotonic() < self._unreachable_until:
                 return None
             try:
-                code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
+                code, said = await self._run(command, deadline_s)
                 if mode in _HARDER and _says(said, _ALREADY_DRAINING):
                     # a drain cannot be hurried: it is taken back and asked for anew
                     await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
-                    code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
-                result = _judged(drone_id, mode, code, said)
+                    code, said = await self._run(command, deadline_s)
+                done = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
+                if code == 0 or _says(said, done):
+                    if mode is DrainMode.RESUME:
+                        self._by_tool.discard(drone_id)
+                    else:
+                        self._by_tool.add(drone_id)
+                    return OrderResult(drone_id, OrderOutcome.OK)
+                kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
+                message = f"condor_drain: exit {code}: {printable(said[-600:], 600)}"
+                result = _result(drone_id, OrderOutcome.REJECTED, kind, message)
             except NoReplyError as error:
                 result = _result(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
             except UnavailableError as error:
                 result = _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
-        if result.answer is not OrderOutcome.OK and reads:
+        if reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
-        elif result.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
-            self._by_tool.discard(drone_id)
-        elif result.answer is OrderOutcome.OK:
-            self._by_tool.add(drone_id)
         return result
 
     async def _run(self, command: Sequence[str], deadline_s: float) -> tuple[int, str]:
         done = await self._runner.run(command, deadline_s=deadline_s)
         return done.code, (done.out + done.err)[-2000:].decode(errors="replace").strip()
-
-
-def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> OrderResult:
-    settled = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
-    if code == 0 or _says(said, settled):
-        return OrderResult(drone_id, OrderOutcome.OK)
-    kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
-    return _result(drone_id, OrderOutcome.REJECTED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
-
-
-def _is_done(result: OrderResult | None) -> bool:
-    return result is not None and result.answer is OrderOutcome.OK
 
 
 def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, *, keep: bool) -> OrderResult:
@@ -156,14 +149,14 @@ def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | Non
     ``keep``: the tool's answer counts too.
     """
     if fault is None:
-        return (
-            by_tool
-            if keep and by_tool is not None and not _is_done(by_tool)
-            else OrderResult(drone_id, OrderOutcome.OK)
-        )
+        return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
     if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
     return _result(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
+
+
+def _is_ok(result: OrderResult | None) -> bool:
+    return result is not None and result.answer is OrderOutcome.OK
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:
@@ -213,9 +206,7 @@ class DrainOrders:
         The answer is empty where the collector does not answer.
         """
         try:
-            found: Mapping[DroneId, bool] = await self._child.call(
-                "readers", list(drone_ids), deadline_s=ORDER_TIMEOUT_S
-            )
+            found: Mapping[DroneId, bool] = await self._call("readers", list(drone_ids))
         except AdapterError:
             return {}
         return found
@@ -225,7 +216,7 @@ class DrainOrders:
         orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
         try:
-            placed = await self._child.call("place", plain, list(self.identities()), deadline_s=ORDER_TIMEOUT_S)
+            placed = await self._call("place", plain, list(self.identities()))
         except AdapterError as error:
             fault = Fault(error.kind, f"order ad: {error}", time.time())
             return dict.fromkeys(drone_ids, fault)
@@ -257,7 +248,10 @@ class DrainOrders:
 
     async def _withdraw(self, drone_ids: Sequence[DroneId]) -> None:
         with contextlib.suppress(AdapterError):
-            await self._child.call("withdraw", list(drone_ids), deadline_s=ORDER_TIMEOUT_S)
+            await self._call("withdraw", list(drone_ids))
+
+    async def _call(self, name: str, *args: object) -> Any:
+        return await self._child.call(name, *args, deadline_s=ORDER_TIMEOUT_S)
 
     async def close(self) -> None:
         """End the child. Orders that stand are left to the drones."""

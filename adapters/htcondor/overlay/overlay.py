@@ -21,7 +21,7 @@ from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses
-from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token, user_of
+from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from provisioner import drone
@@ -62,20 +62,13 @@ class DroneToken:
     drone_id: DroneId
     lifetime_s: float
 
-    @classmethod
-    def of(cls, config: HTCondorConfig, order: StartOrder) -> Self:
-        """Return the token of a drone that is ordered."""
-        walltime_s = order.type.walltime_s
-        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
-        return cls(config, order.drone_id, order.comes_within_s + life_s + order.grace_s)
-
     def read(self) -> str:
         """Return the token. SecretUnreadableError if there is none."""
         config = self.config
         if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
             assert config.drone_signing_key is not None  # validated
             signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
-            return signer.token(user_of(config.drone_user, self.drone_id), time.time(), self.lifetime_s)
+            return signer.token(config.drone_user.replace("{drone}", self.drone_id), time.time(), self.lifetime_s)
         assert config.drone_token is not None  # validated
         return config.drone_token.read()
 
@@ -215,30 +208,33 @@ class HTCondorOverlay:
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
+        config, walltime_s = self._config, order.type.walltime_s
+        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        lifetime_s = order.comes_within_s + life_s + order.grace_s
         try:
-            token = await asyncio.to_thread(DroneToken.of(self._config, order).read)
+            token = await asyncio.to_thread(DroneToken(config, order.drone_id, lifetime_s).read)
         except SecretUnreadableError as error:
             raise AuthError(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}
         env = {
-            "DRONE_COLLECTOR": self._config.collector,
-            "DRONE_TRUST_DOMAIN": self._config.trust_domain,
+            "DRONE_COLLECTOR": config.collector,
+            "DRONE_TRUST_DOMAIN": config.trust_domain,
             "DRONE_TOKEN_FILE": "token",
             "DRONE_KEPT_VRAM_MIB": str(order.kept_vram_mib),
             "DRONE_KEPT_S": str(round(order.kept_s)),
             "DRONE_AVOIDS": order.avoids,
         }
-        if identity := self._config.drone_identities:
-            env["DRONE_IDENTITY"] = user_of(identity, order.drone_id)
+        if identity := config.drone_identities:
+            env["DRONE_IDENTITY"] = identity.replace("{drone}", order.drone_id)
         identities = self._connection.orders.identities() if self._connection is not None else ()
         if identities:
             env["DRONE_ORDERS_FROM"] = ",".join(identities)
             env["DRONE_ORDER_S"] = str(round(read_every_s(self._readers)))
             self._admitted[order.drone_id] = time.monotonic()
-        if self._config.condor_prefix:
-            env["CONDOR_PREFIX"] = self._config.condor_prefix
-        if self._config.drone_config:
-            files["extra.conf"] = self._config.drone_config.encode()
+        if config.condor_prefix:
+            env["CONDOR_PREFIX"] = config.condor_prefix
+        if config.drone_config:
+            files["extra.conf"] = config.drone_config.encode()
         return Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
 
 

@@ -9,13 +9,12 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from adapters.htcondor.expression import Expression
-from adapters.htcondor.tokens import token_failures, token_warnings
+from adapters.htcondor.classads import Expression
+from adapters.htcondor.tokens import DRONE_NEEDS, token_failures, token_warnings
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
-DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 
 
 class SlotWeight(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import classad2
 
@@ -133,25 +133,20 @@ _CLOCK_STEP_S = 60.0
 
 def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
     """Return the id of the other drone whose identity has sent an ad (as the collector says); empty if none has."""
-    before, _, after = identities.partition("{drone}")
-    sender = text(ad, "AuthenticatedIdentity", 300)
-    if not identities or not (sender.startswith(before) and sender.endswith(after)):
-        return ""
-    found = sender[len(before) : len(sender) - len(after)]
-    return found if found != drone_id and DRONE_ID.fullmatch(found) else ""
+    before, _, after = map(re.escape, identities.partition("{drone}"))
+    found = re.fullmatch(f"{before}({DRONE_ID.pattern}){after}", text(ad, "AuthenticatedIdentity", 300))
+    return found[1] if identities and found and found[1] != drone_id else ""
 
 
 def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
-    heard = moment(ad, "LastHeardFrom")
+    heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
-    jobs = _claims(ad)
-    state = _state(ad, jobs)
     # of the startd's own clock only differences are used
     idle_s = max(0.0, (moment(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
     capability = as_number(value(ad, "GPUs_Capability")) or 0
     slot = Slot(
         drone_id=drone_id,
-        state=state,
+        state=_state(ad, jobs),
         heard_at=heard_at,
         free_gpu_milli=_free_gpu_milli(ad),
         free_cpus=whole(ad, "Cpus"),
@@ -256,8 +251,8 @@ def _together(seen: list[SlotObservation]) -> Slot:
     jobs = sum(s.jobs for s in slots)
     states = {s.state for s in slots}
     state = next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), SlotState.CHECKING)
-    return Slot(
-        drone_id=first.drone_id,
+    return replace(
+        first,
         state=state,
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
@@ -267,9 +262,4 @@ def _together(seen: list[SlotObservation]) -> Slot:
         jobs=jobs,
         jobs_started=max(s.jobs_started for s in slots),
         idle_since=0.0 if jobs else max(s.idle_since for s in slots),
-        retires_at=first.retires_at,
-        name=first.name,
-        gpu_model=first.gpu_model,
-        vram_mib=first.vram_mib,
-        capability=first.capability,
     )

@@ -10,13 +10,22 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import classad2
 
 from adapters.htcondor.classads import Ad, as_number, evaluated, expression, holds, source
-from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, could_host, request, shape, start_of
+from adapters.htcondor.site.nodes import (
+    MachineSlot,
+    PoolMachine,
+    SlotResources,
+    could_host,
+    drone_job,
+    request,
+    shape,
+    start_of,
+)
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
@@ -263,37 +272,24 @@ _MAX_IDENTITY_TRIES = 200
 """Values tried for attributes of jobs that START looks at, per probe."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AuditedResource:
+class _AuditedResource(NamedTuple):
     """One resource, in the unit in which jobs ask for it."""
 
     name: str
     request: str
     unit: str
+    attribute: str
+    """Its name in a reserve and in resources of slots."""
+    per_unit: int = 1
 
-    def kept_per_gpu(self, reserve: Reserve) -> int:
-        match self.name:
-            case "cpus":
-                return reserve.cpus
-            case "memory":
-                return reserve.memory_mib
-            case _:
-                return reserve.disk_mib * 1024
-
-    def of(self, amount: SlotResources) -> int:
-        match self.name:
-            case "cpus":
-                return amount.cpus
-            case "memory":
-                return amount.memory_mib
-            case _:
-                return amount.disk_mib * 1024
+    def of(self, amount: Reserve | SlotResources) -> int:
+        return int(getattr(amount, self.attribute)) * self.per_unit
 
 
-_DIMENSIONS = (
-    _AuditedResource("cpus", "RequestCpus", "CPUs"),
-    _AuditedResource("memory", "RequestMemory", "MiB"),
-    _AuditedResource("disk", "RequestDisk", "KiB"),
+_AUDITED_RESOURCES = (
+    _AuditedResource("cpus", "RequestCpus", "CPUs", "cpus"),
+    _AuditedResource("memory", "RequestMemory", "MiB", "memory_mib"),
+    _AuditedResource("disk", "RequestDisk", "KiB", "disk_mib", 1024),
 )
 
 
@@ -334,10 +330,10 @@ def _of_place(
         )
         return
     if reserve is not None and slot.all.gpus:
-        for dimension in _DIMENSIONS:
-            if dimension.kept_per_gpu(reserve):
+        for dimension in _AUDITED_RESOURCES:
+            if dimension.of(reserve):
                 yield from _reserve_gap(machine, slot, reserve, dimension, policy.site)
-    hosted = [kind for kind in types if could_host(slot, kind, _job(kind, drone), requirements.get(kind.name, ""))]
+    hosted = [kind for kind in types if could_host(slot, kind, drone_job(kind, drone), requirements.get(kind.name, ""))]
     yield from _drone_gaps(machine, slot, hosted, drone)
     if hosted:
         yield from _preemption_gaps(machine, slot, policy, drone)
@@ -354,7 +350,7 @@ def _reserve_gap(
     machine: PoolMachine, slot: MachineSlot, reserve: Reserve, dimension: _AuditedResource, site: str
 ) -> Iterator[AuditFinding]:
     gpus = slot.all.gpus
-    there, wanted = dimension.of(slot.all), dimension.kept_per_gpu(reserve) * gpus
+    there, wanted = dimension.of(slot.all), dimension.of(reserve) * gpus
     kept = f"{gpus} free GPUs keep {{}} of {there} {dimension.unit}, wanted {wanted}"
     if wanted > there:
         yield AuditFinding(
@@ -366,12 +362,12 @@ def _reserve_gap(
         return
     for free in dict.fromkeys((gpus, 1)):
         state = _with_free(slot, free)
-        least_refused = there - dimension.kept_per_gpu(reserve) * free + 1
+        least_refused = there - dimension.of(reserve) * free + 1
         whose = _accepted(state, slot, dimension, max(least_refused, 1))
         if whose is None:
             continue
         most = _most_accepted(state, slot, dimension, least_refused, there, whose)
-        keeps, wants = max(0, there - most), dimension.kept_per_gpu(reserve) * free
+        keeps, wants = max(0, there - most), dimension.of(reserve) * free
         of_whom = f" (of jobs with {whose[0]} == {classad2.ClassAd({'x': whose[1]}).lookup('x')})" if whose else ""
         yield AuditFinding(
             machine.name,
@@ -445,7 +441,7 @@ def _identities(start: str, state: Ad) -> Iterator[tuple[str, object]]:
     names = {
         str(name).partition(".")[2] for name in state.externalRefs(parsed) if str(name).lower().startswith("target.")
     }
-    known = {name.lower() for name in _cpu_job(_DIMENSIONS[0], 1)}
+    known = {name.lower() for name in _cpu_job(_AUDITED_RESOURCES[0], 1)}
     literals = list(dict.fromkeys([*_LITERAL.findall(start), "true", '"anybody"']))
     tries = 0
     for name in sorted(n for n in names if n.lower() not in known):
@@ -459,10 +455,6 @@ def _identities(start: str, state: Ad) -> Iterator[tuple[str, object]]:
 # ------------------------------------------------------------------------------------------------- drones and owner
 
 
-def _job(kind: DroneType, drone: Mapping[str, object]) -> Ad:
-    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site, **drone})
-
-
 def _drone_gaps(
     machine: PoolMachine, slot: MachineSlot, hosted: Sequence[DroneType], drone: Mapping[str, object]
 ) -> Iterator[AuditFinding]:
@@ -471,7 +463,9 @@ def _drone_gaps(
     CPU drones are left out: they find no room where the reserve is all that there is, and shall not.
     """
     start = expression(start_of(slot))
-    refused = [kind.name for kind in hosted if kind.gpu_milli and evaluated(start, slot.ad, _job(kind, drone)) is False]
+    refused = [
+        kind.name for kind in hosted if kind.gpu_milli and evaluated(start, slot.ad, drone_job(kind, drone)) is False
+    ]
     if refused:
         yield AuditFinding(
             machine.name,

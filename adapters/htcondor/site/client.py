@@ -19,7 +19,7 @@ import htcondor2
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import Collectors
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
+from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
 from adapters.shared.commands.choice import runner_for

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import classad2
 
@@ -50,8 +51,7 @@ _MAX_DYNAMIC_SLOTS = 4096
 _RESOURCE_ATTRIBUTES = ("Cpus", "Memory", "Disk", "GPUs")
 
 
-@dataclass(frozen=True, slots=True)
-class SlotResources:
+class SlotResources(NamedTuple):
     """Resources of a slot, a machine or a job; GPUs are whole devices, as HTCondor counts them."""
 
     gpus: int = 0
@@ -59,24 +59,14 @@ class SlotResources:
     memory_mib: int = 0
     disk_mib: int = 0
 
-    def __add__(self, other: SlotResources) -> SlotResources:
-        return SlotResources(
-            self.gpus + other.gpus,
-            self.cpus + other.cpus,
-            self.memory_mib + other.memory_mib,
-            self.disk_mib + other.disk_mib,
-        )
+    def __add__(self, other: SlotResources) -> SlotResources:  # type: ignore[override]
+        return SlotResources(*(mine + more for mine, more in zip(self, other, strict=True)))
 
     def __sub__(self, other: SlotResources) -> SlotResources:
-        return self + SlotResources(-other.gpus, -other.cpus, -other.memory_mib, -other.disk_mib)
+        return SlotResources(*(mine - less for mine, less in zip(self, other, strict=True)))
 
     def holds(self, other: SlotResources) -> bool:
-        return (
-            self.gpus >= other.gpus
-            and self.cpus >= other.cpus
-            and self.memory_mib >= other.memory_mib
-            and self.disk_mib >= other.disk_mib
-        )
+        return all(there >= needed for there, needed in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +164,23 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
     if count and not {"Name", "State"} <= lists.keys():
         return None
 
-    def of(name: str, at: int) -> object:
-        return lists[name][at] if name in lists else None
-
-    def amount(name: str, at: int) -> int:
-        return math.ceil(min(max(as_number(of(name, at)) or 0.0, 0.0), LARGEST_NUMBER))
-
-    return tuple(
-        DynamicSlot(
-            name=str(of("Name", at))[:600],
-            user=str(of("RemoteUser", at) or "")[:600],
-            amount=SlotResources(
-                amount("GPUs", at), amount("Cpus", at), amount("Memory", at), amount("Disk", at) // 1024
-            ),
-            entered_at=as_number(of("EnteredCurrentState", at)) or 0.0,
-            waits_for_its_job=(str(of("State", at)).lower(), str(of("Activity", at)).lower()) == ("claimed", "idle"),
+    found = []
+    for at in range(min(count, _MAX_DYNAMIC_SLOTS)):
+        child = {name: column[at] for name, column in lists.items()}
+        gpus, cpus, memory_mib, disk_kib = (
+            math.ceil(min(max(as_number(child.get(name)) or 0.0, 0.0), LARGEST_NUMBER))
+            for name in ("GPUs", "Cpus", "Memory", "Disk")
         )
-        for at in range(min(count, _MAX_DYNAMIC_SLOTS))
-    )
+        state, activity = str(child["State"]).lower(), str(child.get("Activity")).lower()
+        slot = DynamicSlot(
+            name=str(child["Name"])[:600],
+            user=str(child.get("RemoteUser") or "")[:600],
+            amount=SlotResources(gpus, cpus, memory_mib, disk_kib // 1024),
+            entered_at=as_number(child.get("EnteredCurrentState")) or 0.0,
+            waits_for_its_job=(state, activity) == ("claimed", "idle"),
+        )
+        found.append(slot)
+    return tuple(found)
 
 
 def _amount(ad: Ad) -> SlotResources:
@@ -203,14 +192,10 @@ def _serves(ad: Ad, partitionable: bool) -> bool:
 
     START need not hold without a job, and IS_OWNER may follow it.
     """
-    state = str(value(ad, "State")).lower()
-    if (
-        value(ad, "Offline") is True
-        or value(ad, "Draining") is True
-        or str(value(ad, "Activity")).lower() == "retiring"
-    ):
+    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
         return False
-    return state == "unclaimed" if not partitionable else state not in _BUSY_STATES
+    return state not in _BUSY_STATES if partitionable else state == "unclaimed"
 
 
 def _emptied(ad: Ad) -> Ad:
@@ -267,11 +252,8 @@ def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
 
 def refused(source_text: str, my: Ad, target: Ad) -> bool:
     """Return True if an expression is definitely false for a pair of ads; undefined and error are not."""
-    return bool(source_text) and _falsehood(evaluated(expression(source_text), my, target))
-
-
-def _falsehood(found: object) -> bool:
-    return found is False or (not isinstance(found, bool) and as_number(found) == 0)
+    found = evaluated(expression(source_text), my, target) if source_text else None
+    return found is False or as_number(found) == 0
 
 
 def start_of(slot: MachineSlot) -> str:
@@ -281,9 +263,8 @@ def start_of(slot: MachineSlot) -> str:
 
 def devices_with(clause: str, job: Ad, slot: MachineSlot) -> int | None:
     """Return how many GPUs of a slot meet a clause of RequireGPUs; None if that cannot be evaluated."""
-    counted = evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad)
-    found = as_number(counted)
-    return None if found is None or not math.isfinite(found) else int(found)
+    found = as_number(evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad))
+    return None if found is None else int(found)
 
 
 NOTICE_CONSTRAINT = (
@@ -312,27 +293,25 @@ def nodes(
     ``requirements``: by type name, the site admin's requirements on a slot. ``corrections``: by machine, what is to be
     added to the free resources of its ads.
     """
-    free = {machine.name: machine.free + corrections.get(machine.name, SlotResources()) for machine in machines}
-    kinds = [(kind, _job(kind), requirements.get(kind.name, "")) for kind in types]
-    return tuple(
-        Node(
+    kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
+    found = []
+    for machine in machines:
+        fitting = (kind for kind, job, extra in kinds if any(could_host(s, kind, job, extra) for s in machine.slots))
+        total, free = machine.all, machine.free + corrections.get(machine.name, SlotResources())
+        node = Node(
             name=machine.name,
-            types=tuple(
-                kind.name
-                for kind, job, extra in kinds
-                if any(could_host(slot, kind, job, extra) for slot in machine.slots)
-            ),
-            gpu_milli=machine.all.gpus * WHOLE_GPU,
-            cpus=machine.all.cpus,
-            memory_mib=machine.all.memory_mib,
-            disk_mib=machine.all.disk_mib,
-            free_gpu_milli=max(0, free[machine.name].gpus) * WHOLE_GPU,
-            free_cpus=max(0, free[machine.name].cpus),
-            free_memory_mib=max(0, free[machine.name].memory_mib),
-            free_disk_mib=max(0, free[machine.name].disk_mib),
+            types=tuple(kind.name for kind in fitting),
+            gpu_milli=total.gpus * WHOLE_GPU,
+            cpus=total.cpus,
+            memory_mib=total.memory_mib,
+            disk_mib=total.disk_mib,
+            free_gpu_milli=max(0, free.gpus) * WHOLE_GPU,
+            free_cpus=max(0, free.cpus),
+            free_memory_mib=max(0, free.memory_mib),
+            free_disk_mib=max(0, free.disk_mib),
         )
-        for machine in machines
-    )
+        found.append(node)
+    return tuple(found)
 
 
 def shape(kind: DroneType) -> SlotResources:
@@ -343,8 +322,9 @@ def shape(kind: DroneType) -> SlotResources:
     return SlotResources(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
-def _job(kind: DroneType) -> Ad:
-    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site})
+def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
+    """Return the job ad of a drone. ``more``: its attributes beside the usual ones."""
+    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site, **more})
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
@@ -436,7 +416,11 @@ def corrections(
     """
     now = time.time() if now is None else now
     ours = list(drones)
-    running = {drone.slot: shapes[drone.type] for drone in ours if _holds(drone) and drone.type in shapes}
+    running = {
+        drone.slot: shapes[drone.type]
+        for drone in ours
+        if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes
+    }
     running |= dict(owners)
     ended = {
         drone.slot: drone.end.at
@@ -448,11 +432,10 @@ def corrections(
         by_machine.setdefault(name.rpartition("@")[2], []).append((name, amount))
     found: dict[str, SlotResources] = {}
     for machine in machines:
-        if machine.carved is None:
+        if (slots := machine.carved) is None:
             continue
-        known = {slot.name for slot in machine.carved}
-        more = SlotResources()
-        for slot in machine.carved:
+        known, more = {slot.name for slot in slots}, SlotResources()
+        for slot in slots:
             # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
             if slot.user in users and slot.name in ended and slot.entered_at <= ended[slot.name]:
                 more += slot.amount
@@ -462,7 +445,3 @@ def corrections(
         if more != SlotResources():
             found[machine.name] = more
     return found
-
-
-def _holds(drone: RemoteDrone) -> bool:
-    return drone.state is RemoteState.RUNNING and bool(drone.slot)

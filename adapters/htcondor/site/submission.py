@@ -163,7 +163,7 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
         f'(TARGET.Arch == "{kind.arch}")',
         *([demanded] if (demanded := admins_requirements(config, kind)) else []),
     ]
-    grid = admins_universe(admins) == "grid"
+    grid = admins_universe(config, kind) == "grid"
     commands = {
         "universe": "vanilla",
         **{name: value for name, value in admins.items() if name.lower() not in joined},
@@ -193,8 +193,8 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
     special = config.types.get(kind.name)
-    general = [value for name, value in admins_commands(config, kind).items() if name.lower() == "requirements"]
-    return " && ".join(f"({each})" for each in ((special and special.requirements), *general) if each)
+    general = {name.lower(): value for name, value in admins_commands(config, kind).items()}.get("requirements")
+    return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
 
 
 def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
@@ -205,8 +205,10 @@ def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str,
     return {**{name: value for name, value in config.submit.items() if name.lower() not in replaced}, **mine}
 
 
-def admins_universe(commands: Mapping[str, str]) -> str:
-    return next((value.strip().lower() for name, value in commands.items() if name.lower() == "universe"), "vanilla")
+def admins_universe(config: HTCondorSiteConfig, kind: DroneType) -> str:
+    """Return the universe of a type's drones."""
+    commands = {name.lower(): value for name, value in admins_commands(config, kind).items()}
+    return commands.get("universe", "vanilla").strip().lower()
 
 
 def _periodic_remove(config: HTCondorSiteConfig) -> str:
