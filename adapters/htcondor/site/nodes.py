@@ -84,10 +84,7 @@ class DynamicSlot:
 
 @dataclass(frozen=True, slots=True)
 class MachineSlot:
-    """One partitionable or static slot.
-
-    ``ad`` is its ad with everything given back: the slot if nobody used it.
-    """
+    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
 
     ad: Ad = field(repr=False)
     all: SlotResources
@@ -188,10 +185,7 @@ def _amount(ad: Ad) -> SlotResources:
 
 
 def _serves(ad: Ad, partitionable: bool) -> bool:
-    """Return True if the slot takes jobs at all now.
-
-    START need not hold without a job, and IS_OWNER may follow it.
-    """
+    """Return True if the slot takes jobs at all now. START need not hold without a job, and IS_OWNER may follow it."""
     state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
     if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
         return False
@@ -213,10 +207,7 @@ def _emptied(ad: Ad) -> Ad:
 
 
 def _device_names(ad: Ad) -> tuple[str, ...]:
-    """Return ``GPUs_<id>`` of each GPU of the slot.
-
-    A repeated GPU (shares) is listed as often as it is given out.
-    """
+    """Return ``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is listed as often as it is given out."""
     prefix = "gpus_"
     nested = {
         name.lower(): name
@@ -315,10 +306,7 @@ def nodes(
 
 
 def shape(kind: DroneType) -> SlotResources:
-    """Return the resources that a drone of this type asks for.
-
-    A share of a GPU is a whole one here, and refused.
-    """
+    """Return the resources that a drone of this type asks for. A share of a GPU is a whole one here, and refused."""
     return SlotResources(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
