@@ -69,6 +69,11 @@ def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
     return printable(found, limit) if isinstance(found, str) else ""
 
 
+def slot_state(ad: Ad) -> tuple[str, str]:
+    """Return state and activity of a slot, in small letters."""
+    return str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+
+
 def job_id(ad: Ad) -> str:
     """Return the id of a job, ``204.0``."""
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"

@@ -19,7 +19,6 @@ from adapters.htcondor.overlay.job_classes import (
     group_attributes,
     job_class,
     merged,
-    referenced,
     share_warnings,
 )
 from provisioner.model import JobClass
@@ -202,9 +201,9 @@ def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd
 
 
 def test_an_operators_constraint_is_grouped_by() -> None:
-    also = referenced('Owner != "test" && TARGET.x == 1 && MY.ProjectName == "p"')
-    assert "ProjectName" in group_attributes("AcctGroup", also)
-    assert len([a for a in group_attributes("owner", ["OWNER"]) if a.lower() == "owner"]) == 1
+    constraint = 'OWNER != "test" && TARGET.x == 1 && MY.ProjectName == "p"'
+    assert "ProjectName" in group_attributes("AcctGroup", constraint)
+    assert len([a for a in group_attributes("owner", constraint) if a.lower() == "owner"]) == 1
 
 
 def test_the_age_of_a_job_is_told_by_our_clock() -> None:

@@ -40,7 +40,7 @@ class Fake:
         error = self.lab.errors.get(self.name)
         if error is not None:
             raise error
-        if opts is None:
+        if opts != pool.htcondor2.QueryOpt.GroupBy:
             return self.lab.refused if "LastRejMatchTime" in constraint else []
         more = {"ConcurrencyLimits": f'"{self.lab.limits}"'} if self.lab.limits else {}
         return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)), **more)]

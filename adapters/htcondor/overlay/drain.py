@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from adapters.htcondor.client_directory import ClientDirectory
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
@@ -79,7 +79,7 @@ class Drainer:
                 if drone_id not in by_ad or drone_id in self._by_tool
             }
         results: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
-        failed = {i for i in readers if i in results and not _is_ok(results[i])}
+        failed = {i for i in readers.keys() & results.keys() if (it := results[i]) is None or it.fault is not None}
         by_tool_alone = self._by_tool if mode is DrainMode.RESUME else set()
         wanted = [i for i in names if i in by_ad or (i in failed and i not in by_tool_alone)]
         if wanted and self._orders is not None:
@@ -102,11 +102,12 @@ class Drainer:
         """
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
-        wrong = "" if slot_name(name, drone_id) else f"{printable(name, 60)!r} is no slot of it"
+        if not slot_name(name, drone_id):
+            message = f"{printable(name, 60)!r} is no slot of it"
+            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         if tool is None:
-            wrong = wrong or f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
-        if wrong or tool is None:
-            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, wrong)
+            message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
+            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
         command = [tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name]
         may_fail = reads and drone_id not in self._by_tool
@@ -153,10 +154,6 @@ def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | Non
     if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
     return _result(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
-
-
-def _is_ok(result: OrderResult | None) -> bool:
-    return result is not None and result.answer is OrderOutcome.OK
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text, whole
-from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.job_classes import bounds, request, walltime
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import CompletedJob, JobFailure

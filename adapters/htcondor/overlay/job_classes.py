@@ -56,6 +56,7 @@ GROUPED = attribute_names(
 
 PARALLEL = 11
 """Universe of jobs that a dedicated scheduler starts on several machines at once."""
+_PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
 """Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
@@ -207,7 +208,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
-        invalid=_unsupported(ad) or asks.invalid or _undefined(ad),
+        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
         running_ids=printable(", ".join(g.job_ids for g in running)),
         held_ids=printable(", ".join(g.job_ids for g in held)),
@@ -299,13 +300,6 @@ def walltime(ad: Ad) -> float:
     )
 
 
-def _unsupported(ad: Ad) -> str:
-    """Return what is wrong with the kind of job, if no drone can run such jobs."""
-    if number(ad, "JobUniverse") == PARALLEL:
-        return "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
-    return ""
-
-
 def _undefined(ad: Ad) -> str:
     """Return what is wrong with a request that evaluates to nothing: every slot refuses it."""
     for name, submitted, instead in (
@@ -348,19 +342,14 @@ def as_job(ad: Ad) -> Ad:
     return job
 
 
-def group_attributes(owner_attribute: str, also: Iterable[str]) -> list[str]:
-    """Return the attributes that a schedd is asked to group by."""
-    names = {name.lower(): name for name in (*also, owner_attribute, *GROUPED)}
-    return sorted(names.values())
+def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
+    """Return the attributes that a schedd is asked to group by.
 
-
-def referenced(constraint: str) -> list[str]:
-    """Return the job attributes that an operator's constraint looks at.
-
-    The constraint is put to the groups, so they must be grouped by these.
+    An operator's constraint is put to the groups, so they are grouped by the attributes that it looks at.
     """
-    tree = classad2.ExprTree(constraint)
-    return [str(name).rpartition(".")[2] for name in classad2.ClassAd().externalRefs(tree)]
+    references = classad2.ClassAd().externalRefs(classad2.ExprTree(constraint))
+    also = (str(name).rpartition(".")[2] for name in references)
+    return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
 
 
 ACCOUNTING_PROJECTION = (

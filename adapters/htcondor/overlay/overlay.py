@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses
-from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token
+from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from provisioner import drone

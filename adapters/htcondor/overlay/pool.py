@@ -93,9 +93,7 @@ class PoolPoller:
         ``memory``: directory for what must outlive this process, which ends with a poll that is kept waiting.
         """
         self._config, self._controller = config, controller
-        self._attributes = job_classes.group_attributes(
-            config.owner_attribute, job_classes.referenced(config.constraint)
-        )
+        self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
         self._collector = Collectors(config.collector)
         self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
         self._waits: dict[tuple[str, str], QueueWait] = {}
@@ -135,7 +133,7 @@ class PoolPoller:
             [*(each.work for each in answers.values()), *(each.work_now(slots, taken_at) for each in kept.values())]
         )
         by_class = job_classes.merged(each for answer in (*answers.values(), *kept.values()) for each in answer.groups)
-        fresh = self._fresh(queues, cycle, by_class, constraint)
+        fresh = self._fresh(queues, cycle.began_at, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
         limited = limits_of(by_class, {**answers, **kept})
         self._verdicts.keep(by_class, types)
@@ -168,6 +166,14 @@ class PoolPoller:
         with self._schedds.files.asking("schedd", queue.name), self._collector.errors.translated(whom):
             yield
 
+    def _query(
+        self, queue: ScheddQueue, constraint: str, projection: Sequence[str], limit: int = -1, *, grouped: bool = False
+    ) -> list[Ad]:
+        """Return ads of jobs, or of groups of them. An empty list is an answer."""
+        opts = htcondor2.QueryOpt.GroupBy if grouped else htcondor2.QueryOpt.Default
+        with self._asked(queue):
+            return list(queue.schedd.query(constraint, projection=list(projection), limit=limit, opts=opts))
+
     # ---------------------------------------------------------------------------------------------- collector's side
 
     def _forgers(self) -> tuple[str, ...]:
@@ -193,9 +199,9 @@ class PoolPoller:
         have a schedd listed: one that flocks here and denies reading, or a machine that is switched off, stops nothing.
         """
         known, wanted, memory_s = self._schedds, self._config.schedds, self._config.collector_memory
-        kept = known.kept(now)
+        known.kept(now)
         for name in {*wanted, *known.answered, *known.silent} - ads.keys():
-            last = known.last.get(name) or kept.get(name)
+            last = known.last.get(name)
             if name in wanted or (last is not None and last.groups and now - last.taken_at <= memory_s):
                 known.failed(name, UnavailableError("the collector does not list it"), now, unlisted=True)
             else:
@@ -303,41 +309,28 @@ class PoolPoller:
     def _at_work(self, queue: ScheddQueue, now: float, device_milli: Mapping[DroneId, int]) -> work.PoolWork:
         ahead_s = self._collector.skew_s + queue.ahead_s
         since = now + ahead_s - work.EVICTION_REPORTED_S
-        with self._asked(queue):
-            ads = queue.schedd.query(work.constraint(self._controller, since), projection=list(work.WORK_PROJECTION))
+        ads = self._query(queue, work.constraint(self._controller, since), work.WORK_PROJECTION)
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
     def _groups(self, queue: ScheddQueue, constraint: str, *also: str) -> list[JobGroup]:
         """Return the groups that count. ``also``: an attribute to group by beside the usual ones."""
-        projection = [*self._attributes, *also]
-        with self._asked(queue):
-            ads = queue.schedd.query(constraint, projection=projection, opts=htcondor2.QueryOpt.GroupBy)
-        return [
-            found
-            for ad in ads
-            if (found := job_classes.group(ad, queue.name, self._config.owner_attribute)) is not None
-        ]
+        ads = self._query(queue, constraint, [*self._attributes, *also], grouped=True)
+        found = (job_classes.group(ad, queue.name, self._config.owner_attribute) for ad in ads)
+        return [each for each in found if each is not None]
 
     def _fresh(
-        self,
-        queues: Sequence[ScheddQueue],
-        cycle: NegotiationCycle,
-        by_class: dict[str, list[JobGroup]],
-        constraint: str,
+        self, queues: Sequence[ScheddQueue], began_at: float, by_class: dict[str, list[JobGroup]], constraint: str
     ) -> dict[str, int]:
         """Return the number of idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
         fresh: dict[str, int] = {}
         for queue in queues:
-            since = int(cycle.began_at + queue.ahead_s)
+            since = int(began_at + queue.ahead_s)
             gpus_only = " && RequestGPUs isnt 0" if job_classes.GPU_JOBS in constraint else ""
-            with self._asked(queue):
-                new = f"JobStatus == {IDLE} && QDate >= {since}"
-                any_fresh = queue.schedd.query(f"{new}{gpus_only}", projection=["ClusterId"], limit=1)
-            if not any_fresh:
+            new = f"JobStatus == {IDLE} && QDate >= {since}"
+            if not self._query(queue, f"{new}{gpus_only}", ["ClusterId"], 1):
                 continue
-            new += f" && {constraint}"
-            for found in self._groups(queue, new, "QDate"):
+            for found in self._groups(queue, f"{new} && {constraint}", "QDate"):
                 if found.key in known:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
@@ -346,13 +339,9 @@ class PoolPoller:
         """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
         if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
             return {}
-        with self._asked(queue):
-            refused = queue.schedd.query(
-                f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
-                projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
-                limit=_MAX_REFUSED_JOBS,
-            )
-        return refusals(refused, now)
+        refused = f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0"
+        projection = ["JobStatus", "ServerTime", *LIMITS_PROJECTION]
+        return refusals(self._query(queue, refused, projection, _MAX_REFUSED_JOBS), now)
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
@@ -382,10 +371,7 @@ class PoolPoller:
         cluster, _, proc = job_id.partition(".")
         if not (cluster.isdigit() and proc.isdigit()):
             return None
-        with self._asked(queue):
-            ads = queue.schedd.query(
-                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(QueueWait.PROJECTION), limit=1
-            )
+        ads = self._query(queue, f"ClusterId == {cluster} && ProcId == {proc}", QueueWait.PROJECTION, 1)
         return QueueWait.of(ads[0], time.time()) if ads else None
 
 

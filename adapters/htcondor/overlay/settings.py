@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from adapters.htcondor.classads import Expression
 from adapters.htcondor.tokens import DRONE_NEEDS, token_failures, token_warnings
+from provisioner.config.models import ConfigSection
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
@@ -31,10 +32,8 @@ class DroneTokenMode(StrEnum):
     SIGNING_KEY = "signing-key"
 
 
-class HTCondorConfig(BaseModel):
+class HTCondorConfig(ConfigSection):
     """Options of ``overlay: {adapter: htcondor}``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     collector: Addresses = Field(
         description="Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each"

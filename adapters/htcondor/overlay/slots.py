@@ -8,7 +8,18 @@ from dataclasses import dataclass, field, replace
 
 import classad2
 
-from adapters.htcondor.classads import Ad, as_number, attribute_names, expression, moment, source, text, value, whole
+from adapters.htcondor.classads import (
+    Ad,
+    as_number,
+    attribute_names,
+    expression,
+    moment,
+    slot_state,
+    source,
+    text,
+    value,
+    whole,
+)
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 from provisioner.sharing import MOST_SHARES, share_milli
@@ -141,8 +152,10 @@ def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
 def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
     heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
-    # of the startd's own clock only differences are used
-    idle_s = max(0.0, (moment(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
+    # since when nothing is carved from the slot: of the startd's own clock only differences are used
+    changed = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    now = moment(ad, "MyCurrentTime") or heard
+    idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
     capability = as_number(value(ad, "GPUs_Capability")) or 0
     slot = Slot(
         drone_id=drone_id,
@@ -205,16 +218,10 @@ def _free_gpu_milli(ad: Ad) -> int:
     return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
-def _idle_from(ad: Ad, heard: float) -> float:
-    """Return since when, by the startd's clock, nothing is carved from the slot."""
-    name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
-    return moment(ad, name) or moment(ad, "EnteredCurrentState") or moment(ad, "MyCurrentTime") or heard
-
-
 def _claims(ad: Ad) -> int:
     """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
-        return int(str(value(ad, "State")).lower() in _CLAIMED)
+        return int(slot_state(ad)[0] in _CLAIMED)
     children = value(ad, "ChildState")
     claimed = 0
     if isinstance(children, list):
@@ -223,7 +230,7 @@ def _claims(ad: Ad) -> int:
 
 
 def _state(ad: Ad, jobs: int) -> SlotState:
-    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    state, activity = slot_state(ad)
     ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
     if ordered or state == "drained" or activity == "retiring":
         return SlotState.DRAINING

@@ -76,12 +76,12 @@ class _KeptResource(NamedTuple):
         return int(getattr(of, self.attribute)) * self.per_unit
 
 
-_MEMORY = f"quantize(TARGET.RequestMemory ?: {MEMORY_QUANTUM_MIB}, {{{MEMORY_QUANTUM_MIB}}})"
-_DISK = f"quantize(TARGET.RequestDisk ?: {DISK_QUANTUM_KIB}, {{{DISK_QUANTUM_KIB}}})"
+_ASKED_MEMORY = f"quantize(TARGET.RequestMemory ?: {MEMORY_QUANTUM_MIB}, {{{MEMORY_QUANTUM_MIB}}})"
+_ASKED_DISK = f"quantize(TARGET.RequestDisk ?: {DISK_QUANTUM_KIB}, {{{DISK_QUANTUM_KIB}}})"
 _KEPT_RESOURCES = (
     _KeptResource("cpus", "Cpus", "cpus", "CPUs", "CPUs", "(TARGET.RequestCpus ?: 1)"),
-    _KeptResource("memory", "Memory", "memory_mib", "MiB of memory", "MiB", _MEMORY),
-    _KeptResource("disk", "Disk", "disk_mib", "MiB of disk", "KiB", _DISK, 1024),
+    _KeptResource("memory", "Memory", "memory_mib", "MiB of memory", "MiB", _ASKED_MEMORY),
+    _KeptResource("disk", "Disk", "disk_mib", "MiB of disk", "KiB", _ASKED_DISK, 1024),
 )
 
 

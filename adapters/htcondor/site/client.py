@@ -17,11 +17,11 @@ import classad2
 import htcondor2
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.client_directory import ClientDirectory
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.local import LocalRunner, own_environment
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner

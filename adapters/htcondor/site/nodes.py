@@ -29,6 +29,7 @@ from adapters.htcondor.classads import (
     holds,
     moment,
     number,
+    slot_state,
     source,
     text,
     value,
@@ -147,9 +148,7 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
 
 def _machine_slot(ad: Ad) -> MachineSlot:
     partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
-    emptied = _emptied(ad)
-    offered = _amount(ad) if partitionable or str(value(ad, "State")).lower() == "unclaimed" else SlotResources()
-    free = offered if _serves(ad, partitionable) else SlotResources()
+    emptied, free = _emptied(ad), _amount(ad) if _serves(ad, partitionable) else SlotResources()
     return MachineSlot(emptied, _amount(emptied), free, partitionable, _carved(ad) if partitionable else None)
 
 
@@ -186,7 +185,7 @@ def _amount(ad: Ad) -> SlotResources:
 
 def _serves(ad: Ad, partitionable: bool) -> bool:
     """Return True if the slot takes jobs at all now. START need not hold without a job, and IS_OWNER may follow it."""
-    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    state, activity = slot_state(ad)
     if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
         return False
     return state not in _BUSY_STATES if partitionable else state == "unclaimed"
@@ -362,18 +361,15 @@ def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]
     """
     found = {}
     for ad in slot_ads:
-        if (name := text(ad, "Name")) and _taken_back(ad):
+        state, activity = slot_state(ad)
+        waited_for = value(ad, "PreemptingOwner") is not None or value(ad, "PreemptingRank") is not None
+        leaving = state == "preempting" or activity in ("retiring", "vacating")
+        if (leaving or (state == "claimed" and waited_for)) and (name := text(ad, "Name")):
             heard = moment(ad, "LastHeardFrom")
             since, now = moment(ad, "EnteredCurrentActivity"), moment(ad, "MyCurrentTime")
             age_s = max(0.0, now - since) if since and now else 0.0
             found[name] = heard - age_s - ahead_s
     return found
-
-
-def _taken_back(ad: Ad) -> bool:
-    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
-    waited_for = value(ad, "PreemptingOwner") is not None or value(ad, "PreemptingRank") is not None
-    return state == "preempting" or activity in ("retiring", "vacating") or (state == "claimed" and waited_for)
 
 
 _STALE_SLOT_S = 60.0

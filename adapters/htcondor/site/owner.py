@@ -356,39 +356,38 @@ class HTCondorOwnerView:
     """The slots of their running jobs, and what each holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerQueueView:
-    """The newest answer of one queue."""
-
-    queue: OwnerJobQueue
-    fresh: bool
-    slots: frozenset[tuple[str, float]]
-    """The dynamic slots of the site at that time: one that is not among them has begun since."""
-
-
 @dataclass(slots=True)
-class _QueueMemory:
+class OwnerQueueState:
     """State of one schedd; times by the monotonic clock."""
 
-    answer: OwnerQueueView | None = None
+    queue: OwnerJobQueue | None = None
+    """Its newest answer."""
+    slots: frozenset[tuple[str, float]] = frozenset()
+    """The dynamic slots of the site at that time: one that is not among them has begun since."""
     heard_at: float = 0.0
     failures: int = 0
     """Questions in a row that it did not answer."""
     error: str = ""
     ask_at: float = 0.0
-    names: frozenset[str] = field(default_factory=frozenset)
+    names: frozenset[str] = frozenset()
     """Attributes that its jobs look at."""
 
     def notice(self, schedd: str, now: float) -> str:
         """Return a line about a silent queue."""
         age_s = now - self.heard_at
-        if self.answer is None:
+        if self.queue is None:
             meanwhile = "its jobs are not seen"
         elif age_s <= REMEMBERED_S:
             meanwhile = f"what it said {age_s:.0f} s ago still counts"
         else:
             meanwhile = f"its jobs are not seen, what it said {age_s:.0f} s ago is too old"
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
+
+    def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
+        """Return the claims of its jobs."""
+        assert self.queue is not None
+        waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
+        return claims(waiting, machines, self.queue.left_out)
 
 
 class OwnerQueuePoller:
@@ -403,23 +402,27 @@ class OwnerQueuePoller:
     ) -> None:
         self._client, self._settings, self._clock = client, settings, clock
         self._constraint = job_constraint(settings) if settings else "false"
-        self._known = {schedd: _QueueMemory() for schedd in (settings.schedds if settings else ())}
+        self._known = {schedd: OwnerQueueState() for schedd in (settings.schedds if settings else ())}
 
     async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
         """Return what the owner's jobs claim and hold."""
         if self._settings is None:
             return HTCondorOwnerView()
-        answers, notices = await self.query(machines)
-        claims, remarks = await asyncio.to_thread(_claims_of, answers, machines)  # some milliseconds for each shape
+        states, notices = await self.query(machines)
+        # some milliseconds for each shape
+        found = await asyncio.to_thread(lambda: [state.claims(machines) for state in states])
+        demands = [demand for each in found for demand in each.claims]
         if self._settings.submitters:
             totals = await self._client.submitters(SUBMITTER_PROJECTION)
-            claims = (*claims, *submitter_claims(totals, self._settings, time.time()))
-        held = tuple(each for one in answers if one.fresh for each in one.queue.running)
-        runs = running(held, machines) if any(one.fresh for one in answers) else None
-        return HTCondorOwnerView(claims, runs, tuple(notices), remarks, held)
+            demands += submitter_claims(totals, self._settings, time.time())
+        fresh = [state.queue for state in states if state.queue is not None and not state.failures]
+        held = tuple(each for queue in fresh for each in queue.running)
+        remarks = tuple(line for each in found for line in each.notices)
+        runs = running(held, machines) if fresh else None
+        return HTCondorOwnerView(tuple(demands), runs, tuple(notices), remarks, held)
 
-    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueView], Sequence[str]]:
-        """Return the answer of each queue, and a notice for each that is silent.
+    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
+        """Return each queue whose answer counts, and a notice for each that is silent.
 
         Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
         """
@@ -430,14 +433,15 @@ class OwnerQueuePoller:
                 if known.ask_at <= now:
                     group.create_task(self._ask(schedd, known, wanted, slots))
         now = self._clock()
-        answers = []
-        for known in self._known.values():
-            if known.answer is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S):
-                answers.append(replace(known.answer, fresh=not known.failures))
-        return answers, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        counting = [
+            known
+            for known in self._known.values()
+            if known.queue is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S)
+        ]
+        return counting, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
 
     async def _ask(
-        self, schedd: str, known: _QueueMemory, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
+        self, schedd: str, known: OwnerQueueState, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
     ) -> None:
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
@@ -447,10 +451,10 @@ class OwnerQueuePoller:
             known.error = str(error) or f"no answer within {OWNER_QUEUE_TIMEOUT_S:g} s"
             known.ask_at = self._clock() + min(_FIRST_WAIT_S * 2 ** min(known.failures - 1, 8), _LONGEST_WAIT_S)
         else:
-            known.answer, known.heard_at = OwnerQueueView(queue, True, slots), self._clock()
+            known.queue, known.slots, known.heard_at = queue, slots, self._clock()
             known.failures, known.error, known.ask_at = 0, "", 0.0
 
-    async def _queue(self, schedd: str, known: _QueueMemory, wanted: frozenset[str]) -> OwnerJobQueue:
+    async def _queue(self, schedd: str, known: OwnerQueueState, wanted: frozenset[str]) -> OwnerJobQueue:
         """Return a queue with all that its jobs' expressions look at; it is asked again, which is rare, until then."""
         for _ in range(_MAX_QUERIES):
             names = wanted | known.names
@@ -460,16 +464,6 @@ class OwnerQueuePoller:
                 break
             known.names |= more
         return queue
-
-
-def _claims_of(
-    answers: Sequence[OwnerQueueView], machines: Sequence[PoolMachine]
-) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
-    found = []
-    for one in answers:
-        waiting = without_matched(one.queue.groups, machines, None if one.fresh else one.slots)
-        found.append(claims(waiting, machines, one.queue.left_out))
-    return tuple(c for each in found for c in each.claims), tuple(n for each in found for n in each.notices)
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
@@ -499,13 +493,9 @@ def without_matched(
     for at, n in oldest:
         if not ready:
             break
-        mine = next((s for s in ready if s.user == groups[n].user and _fits_in(s.amount, groups[n].size)), None)
+        needed = groups[n].size._replace(disk_mib=0)  # it is cut to what is there
+        mine = next((s for s in ready if s.user == groups[n].user and s.amount.holds(needed)), None)
         if mine is not None:
             ready.remove(mine)
             waiting[n].remove(at)
     return [replace(group, submitted=tuple(left)) for group, left in zip(groups, waiting, strict=True) if left]
-
-
-def _fits_in(amount: SlotResources, size: SlotResources) -> bool:
-    # disk is left aside: it is cut to what is there
-    return amount.holds(size._replace(disk_mib=0))

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from adapters.htcondor.classads import Expression, attribute_names, expression
 from adapters.shared.commands.settings import SshSettings
 from provisioner.config.messages import choices
-from provisioner.config.models import mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
@@ -19,7 +19,7 @@ _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
 """Placeholder of `provisioner import` for a value that it does not know."""
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+_RESERVED_JOB_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
 
 _RESERVED_NAMES = {
     "it follows from the drone type: change `types`": """
@@ -97,7 +97,7 @@ def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _RESERVED_VARIABLES.fullmatch(name):
+        if _RESERVED_JOB_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
     return env
 
@@ -111,20 +111,16 @@ _SCHEDD_PATTERN = r"^[A-Za-z0-9@._-]{1,255}$"
 _SUBMITTER_PATTERN = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 
 
-class OwnerJobShape(BaseModel):
+class OwnerJobShape(ConfigSection):
     """Resources that one job is taken to need where its queue may not be read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gpus: int = Field(default=1, ge=0, le=1000, description="GPUs of one job.", examples=[1])
     cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one job.", examples=[4])
     memory: Size = Field(default=2048, description="Memory of one job.", examples=["16 GiB"])
 
 
-class HTCondorOwnerConfig(BaseModel):
+class HTCondorOwnerConfig(ConfigSection):
     """Jobs that come first at the site, and their queues."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     jobs: Expression = Field(
         default="true",
@@ -158,10 +154,8 @@ class HTCondorOwnerConfig(BaseModel):
         return self
 
 
-class CondorToolsConfig(BaseModel):
+class CondorToolsConfig(ConfigSection):
     """Place and use of HTCondor's command-line tools."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(
         default="",
@@ -189,10 +183,8 @@ class CondorToolsConfig(BaseModel):
     )
 
 
-class HTCondorTypeConfig(BaseModel):
+class HTCondorTypeConfig(ConfigSection):
     """Options of submitting one drone type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     submit: Commands = Field(
         default_factory=dict, description="Submit commands for this type; they take the place of those under `submit`."
@@ -204,10 +196,8 @@ class HTCondorTypeConfig(BaseModel):
     )
 
 
-class HTCondorSiteConfig(BaseModel):
+class HTCondorSiteConfig(ConfigSection):
     """Options of the ``htcondor`` site."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     collector: Addresses = Field(
         description="Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each"

@@ -103,7 +103,10 @@ class HTCondorSite:
             notices=(*found.notices, *missed, *owner.notices, *self._type_notices(), *self._housekeeping_errors()),
             remarks=owner.remarks,
         )
-        self._keep_house(found)
+        self._polls += 1
+        # housekeeping between polls, one task at a time; the first poll (`provisioner check`) starts none
+        if self._polls > 1 and (self._housekeeping is None or self._housekeeping.done()):
+            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
         return view
 
     async def _machines(self) -> tuple[tuple[nodes.PoolMachine, ...], Mapping[str, float]]:
@@ -126,12 +129,6 @@ class HTCondorSite:
                 yield f"{why}: it is never started here"
 
     # -------------------------------------------------------------------------------------------------- housekeeping
-
-    def _keep_house(self, found: listing.DroneJobsView) -> None:
-        """Start housekeeping between polls, one task at a time. The first poll (``provisioner check``) starts none."""
-        self._polls += 1
-        if self._polls > 1 and (self._housekeeping is None or self._housekeeping.done()):
-            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
 
     def _housekeeping_errors(self) -> Iterable[str]:
         task = self._housekeeping
