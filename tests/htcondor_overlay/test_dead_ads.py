@@ -11,8 +11,8 @@ import htcondor2
 import pytest
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.overlay import collector_ads
-from adapters.htcondor.overlay.collector_ads import CollectorAds, silent
+from adapters.htcondor.overlay import drain
+from adapters.htcondor.overlay.drain import CollectorAds, silent
 from provisioner.interfaces import AuthError
 
 
@@ -80,8 +80,8 @@ class Collector:
 
 
 def removing(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> CollectorAds:
-    monkeypatch.setattr(collector_ads, "Collectors", lambda _: collector)
-    monkeypatch.setattr(collector_ads, "INVALIDATE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(drain, "Collectors", lambda _: collector)
+    monkeypatch.setattr(drain, "INVALIDATE_TIMEOUT_S", 0.1)
     return CollectorAds("pool:9618")
 
 
