@@ -4,7 +4,7 @@ A library that keeps the interpreter lock while it waits on the network (the HTC
 loop even from a thread. Here it lives in a child, started with ``python -m provisioner.worker_process`` at the first
 call:
 
-    pool = Child("adapters.condor.pool:open_pool", "pool.example.org:9618")
+    pool = WorkerProcess("adapters.condor.pool:open_pool", "pool.example.org:9618")
     view = await pool.call("poll", deadline_s=20.0)
 
 ``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments and
@@ -34,7 +34,7 @@ from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import FaultKind
 
 LAST_WORDS = 2000
-"""Characters of the child's standard error that are told when it crashes."""
+"""Characters of the child's standard error that are reported when it crashes."""
 DYING_S = 5.0
 """A child that has closed its answers has this long to end by itself, so that its exit code is its own."""
 LOG_LIMIT = 1 << 20
@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 _Raised = tuple[str, str, str]
-"""What a call raised in the child: class name of a :class:`AdapterError` ("" for anything else), message, fault kind.
+"""Error of a call in the child: class name of a :class:`AdapterError` ("" for anything else), message, fault kind.
 An answer is ``(None, result)`` or ``(raised, None)``: built-in types only: in the child this module is __main__."""
 
 
@@ -104,7 +104,7 @@ class WorkerProcess:
             answered = True
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end(DYING_S)
-            raise UnavailableError(f"{name}: the child process ended ({_told(code)}): {self._last_words()}") from None
+            raise UnavailableError(f"{name}: the child process ended ({_ending(code)}): {self._last_words()}") from None
         except OSError as error:
             raise UnavailableError(f"{name}: the child process cannot be started: {error.strerror or error}") from None
         finally:
@@ -186,7 +186,7 @@ def _packed(value: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _told(code: int | None) -> str:
+def _ending(code: int | None) -> str:
     if code is None:
         return "no exit code"
     if code < 0:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions: countMatches is an error without it
+from pydantic import AfterValidator
 
 from adapters.shared.printing import LONGEST, printable
 
@@ -68,6 +69,11 @@ def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
     return printable(found, limit) if isinstance(found, str) else ""
 
 
+def slot_state(ad: Ad) -> tuple[str, str]:
+    """Return state and activity of a slot, in small letters."""
+    return str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+
+
 def job_id(ad: Ad) -> str:
     """Return the id of a job, ``204.0``."""
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
@@ -77,6 +83,12 @@ def clock_ahead_s(ad: Ad, now: float) -> float:
     """Return how far the clock of a job's schedd is ahead of ours, by the time in its answer; 0.0 if they agree."""
     theirs = moment(ad, "ServerTime")
     return theirs - now if theirs and abs(theirs - now) > SAME_CLOCK_S else 0.0
+
+
+def our_moment(ad: Ad, name: str, now: float) -> float:
+    """Return a time in a job's ad by our clock; 0.0 where the ad has none."""
+    theirs = moment(ad, name)
+    return theirs - clock_ahead_s(ad, now) if theirs else 0.0
 
 
 def source(ad: Ad, name: str) -> str:
@@ -98,6 +110,16 @@ def expression(source_text: str) -> classad2.ExprTree | None:
         return None
 
 
+def _checked_expression(source_text: str) -> str:
+    if expression(source_text) is None:
+        raise ValueError(f'`{source_text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`')
+    return source_text
+
+
+Expression = Annotated[str, AfterValidator(_checked_expression)]
+"""An expression as an option of the configuration."""
+
+
 def holds(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
     """Return True if an expression is true for a pair of ads; undefined and error are not."""
     return evaluated(parsed, my, target) is True
@@ -105,16 +127,14 @@ def holds(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
 
 def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
     """Return the value of an expression of ``my`` against ``target``; None where it is undefined or an error."""
-    if parsed is None:
-        return None
     try:
-        found: object = parsed.eval(my, target)
+        found: object = None if parsed is None else parsed.eval(my, target)
     except (ValueError, TypeError, RuntimeError, classad2.ClassAdException):
         return None
     return None if isinstance(found, classad2.Value) else found
 
 
-_LONGEST_SPLIT = 20_000
+_MAX_SPLIT_LENGTH = 20_000
 _CLAUSE_TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL
 )
@@ -122,7 +142,7 @@ _CLAUSE_TOKEN = re.compile(
 
 def clauses(source_text: str) -> Iterator[str]:
     """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
-    if len(source_text) > _LONGEST_SPLIT:
+    if len(source_text) > _MAX_SPLIT_LENGTH:
         yield source_text
         return
     parts: list[str] = [""]
@@ -143,7 +163,7 @@ def clauses(source_text: str) -> Iterator[str]:
         return
     for part in parts:
         bare = _unwrapped(part)
-        if len(parts) == 1 and bare == source_text.strip():
+        if bare == source_text.strip():
             yield bare
         else:
             yield from clauses(bare)
@@ -164,11 +184,11 @@ def _unwrapped(part: str) -> str:
 
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
-_LASTS_S = 900.0
+_REFUSAL_COUNTS_S = 900.0
 """A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
 
 
-Refusal = tuple[float, bool]
+Refusal: TypeAlias = tuple[float, bool]
 """Time of the newest refusal by the schedd's clock, and True if a limit was its reason."""
 
 
@@ -177,7 +197,7 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
     newest: dict[str, Refusal] = {}
     for ad in job_ads:
         limits, refused_at = text(ad, "ConcurrencyLimits", 80), moment(ad, "LastRejMatchTime")
-        lately = refused_at > (moment(ad, "ServerTime") or now) - _LASTS_S
+        lately = refused_at > (moment(ad, "ServerTime") or now) - _REFUSAL_COUNTS_S
         if limits and lately and whole(ad, "JobStatus") == IDLE:
             for_limit = text(ad, "LastRejMatchReason").lower().startswith("concurrency limit")
             newest[limits] = max(newest.get(limits, (0.0, False)), (refused_at, for_limit))

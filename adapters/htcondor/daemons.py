@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import classad2
 import htcondor2
 
-from adapters.htcondor.classads import SAME_CLOCK_S
+from adapters.htcondor.classads import SAME_CLOCK_S, number, text
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuthError, UnavailableError
 
@@ -21,10 +23,13 @@ class Collectors:
 
     Queries go to one collector until it fails, then to the next, and updates to all of them. The bindings take a list
     as well, but ask another collector each time: one that has just started and knows few startds could not be
-    distinguished from one that has known all of them for long.
+    distinguished from one that has known all of them for long. Raises AuthError or UnavailableError if all fail.
     """
 
     def __init__(self, addresses: str) -> None:
+        self.addresses, self.errors = addresses, BindingsErrors()
+        self.skew_s = 0
+        """Seconds that their clock is ahead of ours, as of the last :meth:`read_clock`."""
         self._each = [(address, htcondor2.Collector(address)) for address in addresses.split(",")]
         # a process that was ended because a host is silent must not begin with that host again and again
         random.shuffle(self._each)
@@ -34,27 +39,48 @@ class Collectors:
         """Return the collector that answered last."""
         return self._each[0][0]
 
-    def query(self, *args: Any, **more: Any) -> list[Any]:
-        """Return the ads as ``htcondor2.Collector.query`` does. Raises what the last collector raised, if all fail."""
-        for left in reversed(range(len(self._each))):
-            try:
-                return list(self._each[0][1].query(*args, **more))
-            except (htcondor2.HTCondorException, OSError):
-                self._each.append(self._each.pop(0))
-                if not left:
-                    raise
+    def query(
+        self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()
+    ) -> list[classad2.ClassAd]:
+        """Return the ads; an empty projection is all attributes."""
+        with self.errors.translated(f"collector {self.addresses}"):
+            for left in reversed(range(len(self._each))):
+                try:
+                    return list(self._each[0][1].query(kind, constraint=constraint, projection=list(projection)))
+                except (htcondor2.HTCondorException, OSError):
+                    self._each.append(self._each.pop(0))
+                    if not left:
+                        raise
         raise AssertionError("a pool has a collector")
 
-    def advertise(self, ads: Sequence[Mapping[str, Any]], command: str, use_tcp: bool) -> None:
-        """Advertise to all collectors. Raises what the last one raised, if none takes the ads."""
+    def schedds(self) -> dict[str, classad2.ClassAd]:
+        """Return the ads of the listed schedds by name."""
+        ads = self.query(htcondor2.AdType.Schedd)
+        return {text(ad, "Name", 600): ad for ad in ads if number(ad, "LastHeardFrom") is not None}
+
+    def read_clock(self) -> None:
+        """Find out how far their clock is ahead of ours, by the ads of their schedds; there must be some."""
+        self.skew_s = clock_skew(
+            lambda constraint: bool(self.query(htcondor2.AdType.Schedd, constraint, ["Name"])), time.time, self.skew_s
+        )
+
+    def advertise(self, ads: Sequence[Mapping[str, Any]], command: str) -> None:
+        """Advertise to all collectors, over TCP. It fails if none takes the ads."""
         taken = False
-        for left, (_, collector) in zip(reversed(range(len(self._each))), self._each, strict=True):
-            try:
-                collector.advertise(list(ads), command, use_tcp)
-                taken = True
-            except (htcondor2.HTCondorException, OSError):
-                if not left and not taken:
-                    raise
+        with self.errors.translated(f"collector {self.addresses}"):
+            for left, (_, collector) in zip(reversed(range(len(self._each))), self._each, strict=True):
+                try:
+                    collector.advertise(list(ads), command, True)
+                    taken = True
+                except (htcondor2.HTCondorException, OSError):
+                    if not left and not taken:
+                        raise
+
+    def invalidate(self, target: str, command: str, requirements: str) -> None:
+        """Have all collectors drop the ads of type ``target`` that meet an expression."""
+        query = classad2.ClassAd({"MyType": "Query", "TargetType": target})
+        query["Requirements"] = classad2.ExprTree(requirements)
+        self.advertise([query], command)
 
 
 _LOG_DENIALS = ("authenticat", "denied", "not authorized", "no token")

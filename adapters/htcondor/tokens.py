@@ -1,4 +1,4 @@
-"""IDTOKENS of HTCondor: their content, and tokens for drones that are signed with the pool's signing key.
+"""IDTOKENS of HTCondor: their content, signed ones for drones, and the private directory of our own client with its.
 
 A token is a JSON Web Token (HS256), as HTCondor's ``condor_token_create`` makes it. The signature of one that we read
 is for the pool to check. HTCondor derives the key of the signature from the content of the key file
@@ -9,19 +9,27 @@ bytes of it.
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
 import hashlib
 import hmac
 import json
+import os
+import re
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadableError
-from provisioner.model import DroneId
+from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.model import FaultKind
 
 _SCOPE = "condor:/"
 EXPIRY_WARNING_S = 7 * 86400.0
@@ -104,19 +112,15 @@ def token_warnings(
         return
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
-    missing = [each for each in needs if not token.allows(each)]
-    if missing:
-        lacks = f"`{name}`: the token of {token.subject} is not good for {', '.join(missing)}"
-        yield f"{lacks}. Make one with these `-authz`"
+    subject = f"`{name}`: the token of {token.subject}"
+    if missing := [each for each in needs if not token.allows(each)]:
+        yield f"{subject} is not good for {', '.join(missing)}. Make one with these `-authz`"
     if most and token.scopes is None:
-        yield (
-            f"`{name}`: the token of {token.subject} has no limits, and jobs may read it. Make one with `-authz "
-            f"{' -authz '.join(most)}` alone"
-        )
+        yield f"{subject} has no limits, and jobs may read it. Make one with `-authz {' -authz '.join(most)}` alone"
     elif most and token.scopes is not None and (more := sorted(token.scopes - set(most))):
-        yield f"`{name}`: the token of {token.subject} is also good for {', '.join(more)}, which no drone needs"
+        yield f"{subject} is also good for {', '.join(more)}, which no drone needs"
     if token.expires_at and now < token.expires_at < now + EXPIRY_WARNING_S:
-        yield f"`{name}`: the token of {token.subject} expires soon, at {_iso(token.expires_at)}"
+        yield f"{subject} expires soon, at {_iso(token.expires_at)}"
 
 
 def explain_token(secret: Secret, issuer: str, now: float) -> str:
@@ -147,7 +151,7 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-AUTHORIZATIONS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
+DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 """Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
 _EARLIER_S = 60.0
@@ -156,18 +160,14 @@ _EARLIER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TokenSigner:
-    """The pool's signing key ``key_id`` in ``file``, and the pool's trust domain."""
+    """A signing key of the pool."""
 
     file: Path
     key_id: str
     trust_domain: str
 
     def token(self, user: str, now: float, lifetime_s: float) -> str:
-        """Return a token of ``user@trust_domain`` for a drone that is good for ``lifetime_s`` from ``now`` on.
-
-        Raises:
-            SecretUnreadableError: the key cannot be read, or is empty.
-        """
+        """Return a drone's token that is good for ``lifetime_s``. SecretUnreadableError if the key cannot be read."""
         try:
             content = self.file.read_bytes()
         except OSError as error:
@@ -179,16 +179,12 @@ class TokenSigner:
             "iat": int(now - _EARLIER_S),
             "iss": self.trust_domain,
             "jti": secrets.token_hex(16),
-            "scope": " ".join(f"condor:/{each}" for each in AUTHORIZATIONS),
+            "scope": " ".join(f"condor:/{each}" for each in DRONE_NEEDS),
             "sub": f"{user}@{self.trust_domain}",
         }
-        signed = f"{_encoded({'alg': 'HS256', 'kid': self.key_id})}.{_encoded(claims)}"
+        header = {"alg": "HS256", "kid": self.key_id}
+        signed = f"{_encoded(header)}.{_encoded(claims)}"
         return f"{signed}.{_base64(hmac.digest(_signing_key(content, self.key_id), signed.encode(), hashlib.sha256))}"
-
-
-def user_of(pattern: str, drone_id: DroneId) -> str:
-    """Return the user name of a drone's token: ``{drone}`` in ``pattern`` is its id."""
-    return pattern.replace("{drone}", drone_id)
 
 
 def _signing_key(content: bytes, key_id: str) -> bytes:
@@ -205,3 +201,130 @@ def _encoded(claims: Mapping[str, object]) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+# -------------------------------------------------------------------------------------------------- the client's tokens
+
+CLIENT_CONFIG = """\
+RELEASE_DIR = /nonexistent
+LOCAL_DIR = {home}
+LOG = {home}
+# the bindings say why they failed here and nowhere else
+TOOL_LOG = {home}/tool.log
+MAX_TOOL_LOG = 1 Mb
+COLLECTOR_HOST = {collector}
+LOCAL_CONFIG_FILE =
+LOCAL_CONFIG_DIR =
+REQUIRE_LOCAL_CONFIG_FILE = False
+SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
+SEC_DEFAULT_AUTHENTICATION = REQUIRED
+SEC_DEFAULT_ENCRYPTION = REQUIRED
+SEC_DEFAULT_INTEGRITY = REQUIRED
+SEC_TOKEN_DIRECTORY = {tokens}
+SEC_TOKEN_SYSTEM_DIRECTORY = {tokens}
+# a client that can read the pool's signing key would use that, and be the pool
+SEC_PASSWORD_DIRECTORY = {home}/none
+SEC_TOKEN_POOL_SIGNING_KEY_FILE = {home}/none
+# a startd behind CCB calls the tool back; without daemons of ours no shared port daemon could take that call
+USE_SHARED_PORT = False
+UID_DOMAIN = client.invalid
+FILESYSTEM_DOMAIN = client.invalid
+{more}
+"""
+"""Nothing is taken from the host: the controller may stand on a machine that belongs to another pool."""
+
+
+_PLAIN_IDENTITY = re.compile(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+")
+
+
+class Readable(Protocol):
+    """A token that is read when it is needed. Raises SecretUnreadableError."""
+
+    def read(self) -> str: ...
+
+
+class ClientDirectory:
+    """A directory of mode 0700 that is gone at :meth:`close`.
+
+    Tokens are copied: HTCondor ignores a token file of another user.
+    """
+
+    def __init__(
+        self, whose: str, collector: str, token: Readable | None, token_directory: Path | None, more: str = ""
+    ) -> None:
+        """``whose``: the pool, for messages. ``more``: lines to add to the configuration."""
+        self._whose, self._token, self._token_directory = whose, token, token_directory
+        self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
+        self._tokens = self.path / "tokens"
+        self._text = CLIENT_CONFIG.format(home=self.path, tokens=self._tokens, collector=collector, more=more)
+        if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
+            self._text += "CONDOR_IDS = 0.0\n"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a client: ours, without anything that HTCondor would listen to but this directory."""
+        kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("CONDOR", "_CONDOR"))}
+        return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
+
+    def refresh(self) -> None:
+        """Copy the tokens as they are now, so that they can be rotated.
+
+        AuthError if none can be read, UnavailableError if the directory cannot be written.
+        """
+        wanted = self._wanted()
+        try:
+            self._write(wanted)
+        except OSError as error:
+            raise UnavailableError(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
+
+    def _write(self, wanted: Mapping[str, str]) -> None:
+        # Hosts tidy up what is old in their directory for temporary files: it may have gone, or be somebody else's now.
+        if not self.path.exists():
+            self.path.mkdir(mode=0o700)
+        if self.path.lstat().st_uid != os.geteuid():
+            raise PermissionError(errno.EACCES, "it belongs to somebody else")
+        self._tokens.mkdir(mode=0o700, exist_ok=True)
+        config = self.path / "condor_config"
+        if not config.exists():
+            config.write_text(self._text)
+        for name, token in wanted.items():
+            file = self._tokens / name
+            if not file.exists() or file.read_text() != token:
+                fresh = self._tokens / f".{name}.new"
+                fresh.touch(mode=0o600)
+                fresh.write_text(token)
+                fresh.replace(file)
+        for file in self._tokens.iterdir():
+            if file.name not in wanted:
+                file.unlink()
+
+    def identities(self, issuer: str) -> tuple[str, ...]:
+        """Return the identities that our tokens of ``issuer`` name, sorted. AuthError if no token can be read."""
+        found = set()
+        for text in self._wanted().values():
+            with contextlib.suppress(InvalidTokenError):
+                token = read_token(text)
+                if token.issuer == issuer and _PLAIN_IDENTITY.fullmatch(token.subject):
+                    found.add(token.subject)
+        return tuple(sorted(found))
+
+    def _wanted(self) -> Mapping[str, str]:
+        tokens: dict[str, str] = {}
+        try:
+            if self._token is not None:
+                tokens["token"] = self._token.read() + "\n"
+            if self._token_directory is not None:
+                for file in sorted(self._token_directory.iterdir()):
+                    if file.is_file() and not file.name.startswith("."):
+                        tokens[f"d-{file.name}"] = file.read_text()
+        except SecretUnreadableError as error:
+            raise AuthError(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise AuthError(f"tokens of {self._whose} in {self._token_directory}: {error}") from None
+        if not tokens:
+            raise AuthError(f"no token in {self._token_directory}")
+        return tokens
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What runs on a worker node: POSIX shell, no dependency of ours. Handed out as bytes, because sites ship it."""
+"""Scripts that run on a worker node: POSIX shell, no dependency of ours. Handed out as bytes, because sites ship it."""
 
 from __future__ import annotations
 

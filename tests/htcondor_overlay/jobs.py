@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import classad2
+from hypothesis import strategies as st
 
 REQUIREMENTS = (
     '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'
@@ -31,7 +34,25 @@ def job(**attributes: str) -> classad2.ClassAd:
     both = {**BASE, **attributes}
     if "RequireGPUs" in attributes and "Requirements" not in attributes:
         both["Requirements"] = REQUIREMENTS
+    return ad_of(both)
+
+
+def ad_of(*attributes: Mapping[str, str]) -> classad2.ClassAd:
+    """An ad with attributes from their expressions; later ones replace earlier ones."""
     ad = classad2.ClassAd()
-    for name, text in both.items():
-        ad[name] = classad2.ExprTree(text)
+    for each in attributes:
+        for name, text in each.items():
+            ad[name] = classad2.ExprTree(text)
     return ad
+
+
+def parses(text: str) -> bool:
+    try:
+        classad2.ExprTree(text)
+    except classad2.ClassAdException:
+        return False
+    return True
+
+
+QUOTED = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30).map(classad2.quote)
+"""Any text as an expression."""

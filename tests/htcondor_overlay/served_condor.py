@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-from typing import Any
 
 import htcondor2
 
@@ -27,7 +26,3 @@ class Weighed(PoolPoller):
 
     def peak_kib(self) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def weighed(*args: Any) -> Weighed:
-    return Weighed(*args)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import classad2
@@ -13,8 +11,8 @@ import htcondor2
 import pytest
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.overlay import dead_ads
-from adapters.htcondor.overlay.dead_ads import DeadAdRemover, silent
+from adapters.htcondor.overlay import drain
+from adapters.htcondor.overlay.drain import CollectorAds, silent
 from provisioner.interfaces import AuthError
 
 
@@ -61,19 +59,18 @@ class Collector:
 
     def __init__(self, slots: Sequence[Ad], masters: Sequence[Ad], *, keeps: bool = False) -> None:
         self.ads = {htcondor2.AdType.Startd: list(slots), htcondor2.AdType.Master: list(masters)}
-        self.keeps = keeps
+        self.keeps, self.addresses = keeps, "pool:9618"
         self.told: list[str] = []
 
-    def advertise(self, ads: Sequence[Mapping[str, Any]], command: str, use_tcp: bool) -> None:
+    def invalidate(self, target: str, command: str, requirements: str) -> None:
         kind, of = {
             "INVALIDATE_STARTD_ADS": (htcondor2.AdType.Startd, "Machine"),
             "INVALIDATE_MASTER_ADS": (htcondor2.AdType.Master, "DaemonMaster"),
         }[command]
-        (query,) = ads
-        assert (query["MyType"], query["TargetType"]) == ("Query", of)
+        assert target == of
         self.told.append(command)
         if not self.keeps:
-            self.ads[kind] = [each for each in self.ads[kind] if not holds(str(query["Requirements"]), each)]
+            self.ads[kind] = [each for each in self.ads[kind] if not holds(requirements, each)]
 
     def query(self, kind: Any, constraint: str, projection: Sequence[str]) -> list[Ad]:
         return [each for each in self.ads[kind] if holds(constraint, each)]
@@ -82,11 +79,10 @@ class Collector:
         return [str(each["Name"]) for ads in self.ads.values() for each in ads]
 
 
-def removing(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> DeadAdRemover:
-    monkeypatch.setattr(dead_ads, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
-    monkeypatch.setattr(dead_ads, "Collectors", lambda _: collector)
-    monkeypatch.setattr(dead_ads, "INVALIDATE_TIMEOUT_S", 0.1)
-    return DeadAdRemover("pool:9618")
+def removing(monkeypatch: pytest.MonkeyPatch, collector: Collector) -> CollectorAds:
+    monkeypatch.setattr(drain, "Collectors", lambda _: collector)
+    monkeypatch.setattr(drain, "INVALIDATE_TIMEOUT_S", 0.1)
+    return CollectorAds("pool:9618")
 
 
 def test_slots_and_masters_of_the_dead_go_and_all_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:

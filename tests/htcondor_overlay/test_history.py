@@ -8,6 +8,7 @@ import pytest
 
 from adapters.htcondor.overlay.history import completion, constraint, stop
 from provisioner.model import CompletedJob, DroneId
+from tests.htcondor_overlay.jobs import ad_of
 
 DONE = {
     "ClusterId": "204",
@@ -36,10 +37,7 @@ DONE = {
 
 
 def ad(**attributes: str) -> classad2.ClassAd:
-    made = classad2.ClassAd()
-    for name, text in {**DONE, **attributes}.items():
-        made[name] = classad2.ExprTree(text)
-    return made
+    return ad_of(DONE, attributes)
 
 
 def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.overlay import HTCondorOverlay, explained, no_condor, probe
+from adapters.htcondor.overlay.overlay import explained, no_condor, probe
 from adapters.htcondor.tokens import IdToken, InvalidTokenError, describe_token, read_token
 from provisioner.config import check, load, warnings
-from provisioner.config.units import Secret
 from provisioner.interfaces import AuthError
+from tests.htcondor_overlay.test_overlay_parts import options
 
 
 def token(**claims: object) -> str:
@@ -129,11 +129,8 @@ def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
 )
 def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
     """HTCondor says the same of garbage, of another pool's token and of an expired one."""
-    file = tmp_path / "token"
-    file.write_text(text)
-    config = HTCondorOverlay.Config(
-        collector="pool.test:9618", trust_domain="pool.test", token=Secret(file=file), drone_token=Secret(file=file)
-    )
+    config = options(tmp_path, trust_domain="pool.test")
+    (tmp_path / "token").write_text(text)
     denied = AuthError("collector pool.test:9618: Failed to authenticate with any method")
     assert words in str(explained(denied, config))
     assert str(explained(AuthError("schedd x denied us READ"), config)) == "schedd x denied us READ"
@@ -141,15 +138,10 @@ def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path
 
 async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> None:
     """`check --live` said "overlay yes", and drains were refused later."""
+    drain_tool = str(tmp_path / "condor_drain")
+    config = options(tmp_path, collector="127.0.0.1:1", trust_domain="pool.test", drain_tool=drain_tool)
     file = tmp_path / "token"
     file.write_text(token(**CONTROLLER))
-    config = HTCondorOverlay.Config(
-        collector="127.0.0.1:1",
-        trust_domain="pool.test",
-        token=Secret(file=file),
-        drone_token=Secret(file=file),
-        drain_tool=str(tmp_path / "condor_drain"),
-    )
     (gap,) = await probe(config, dict(os.environ))
     assert gap.dimension == "drain" and "set `drain_tool`" in gap.message
     for name in ("condor_drain", "condor_ping"):
@@ -168,17 +160,15 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
 
 def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
-    file = Secret(file=tmp_path / "token")
-    known = {"collector": "127.0.0.1:1", "trust_domain": "pool.test", "token": file, "drone_token": file}
     monkeypatch.setattr("adapters.htcondor.overlay.overlay._MORE_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    (gap,) = no_condor(HTCondorOverlay.Config(**known))
+    (gap,) = no_condor(options(tmp_path))
     assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
-    (gap,) = no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path)))
+    (gap,) = no_condor(options(tmp_path, condor_prefix=str(tmp_path)))
     assert f"no condor_master below {tmp_path}" in gap.message
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/condor_master").touch()
-    assert no_condor(HTCondorOverlay.Config(**known, condor_prefix=str(tmp_path))) == []
+    assert no_condor(options(tmp_path, condor_prefix=str(tmp_path))) == []
 
 
 def test_a_token_in_words() -> None:

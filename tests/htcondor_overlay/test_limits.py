@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import classad2
@@ -13,7 +13,7 @@ import pytest
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import pool
 from adapters.htcondor.overlay.job_classes import NO_WAITS, group, job_class, merged
-from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddRegistry
+from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, slack
 from adapters.htcondor.overlay.work import PoolWork
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import job
@@ -23,12 +23,15 @@ class Judge(pool.PoolPoller):
     """The pool without its connections."""
 
     def __init__(self) -> None:
-        self._errors = SimpleNamespace(translated=lambda _: nullcontext())  # type: ignore[assignment]
-        self._schedds = ScheddRegistry(900.0)
+        pass
+
+    @contextmanager
+    def _asked(self, queue: ScheddQueue) -> Iterator[None]:
+        yield
 
     def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
-        queue = pool.ScheddQueue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
+        queue = ScheddQueue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
         by_class = merged(groups)
         answer = ScheddAnswer(0.0, tuple(groups), PoolWork(), slack, self._refusals(queue, groups, time.time()))
         found = pool.limits_of(by_class, {"s1": answer})
@@ -81,6 +84,6 @@ def test_a_schedd_at_its_max_jobs_running_brings_no_drones(slack: int | None, li
 
 
 def test_what_a_schedd_may_still_run_is_read_from_its_ad() -> None:
-    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 7})) == 3
-    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 70})) == 0
-    assert pool.slack(classad2.ClassAd({"MaxJobsRunning": 10})) is None
+    assert slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 7})) == 3
+    assert slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 70})) == 0
+    assert slack(classad2.ClassAd({"MaxJobsRunning": 10})) is None

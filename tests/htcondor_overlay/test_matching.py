@@ -85,110 +85,81 @@ FITS = [
 ]
 
 REFUSED = [
-    (job(), QUARTERS, UnmetRequirement("gpus", "1", "shares of 0.25, one to a job")),
-    (job(GpuMilli="251"), QUARTERS, UnmetRequirement("gpus", "0.251", "shares of 0.25, one to a job")),
-    (job(GpuMilli="143"), SLICES, UnmetRequirement("gpus", "0.143", "shares of 0.142, one to a job")),
-    (
-        job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"),
-        QUARTERS,
-        UnmetRequirement("vram", "10241 MiB", "10240 MiB"),
-    ),
-    (
-        job(GpuMilli="333", RequestCpus="13"),
-        KEEPS,
-        UnmetRequirement(
-            "start",
-            "(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 * (MY.GPUs - TARGET.RequestGPUs)",
-            "false for this job",
-        ),
-    ),
-    (job(RequestGPUs="2"), A100, UnmetRequirement("gpus", "2", "1")),
-    (job(RequestGPUs="1000000000"), A100, UnmetRequirement("gpus", "1000000000", "1")),
-    (
-        job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"),
-        PAIR,
-        UnmetRequirement("vram", "35000 MiB", "16384 MiB"),
-    ),
-    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, UnmetRequirement("vram", "35000 MiB", "unknown")),
-    (job(RequireGPUs="Capability >= 9.5"), A100, UnmetRequirement("capability", "9.5", "8.0")),
-    (
-        job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"),
-        PAIR,
-        UnmetRequirement("vram", "30000 MiB", "16384 MiB"),
-    ),
+    (job(), QUARTERS, "gpus", "1", "shares of 0.25, one to a job"),
+    (job(GpuMilli="251"), QUARTERS, "gpus", "0.251", "shares of 0.25, one to a job"),
+    (job(GpuMilli="143"), SLICES, "gpus", "0.143", "shares of 0.142, one to a job"),
+    (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
+    (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
+    (job(RequestGPUs="1000000000"), A100, "gpus", "1000000000", "1"),
+    (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
+    (job(RequireGPUs="Capability >= 9.5"), A100, "capability", "9.5", "8.0"),
+    (job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"), PAIR, "vram", "30000 MiB", "16384 MiB"),
     (
         job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"),
         PAIR,
-        UnmetRequirement("driver", "CUDA 12.4", "CUDA 11.8"),
+        "driver",
+        "CUDA 12.4",
+        "CUDA 11.8",
     ),
-    (
-        job(RequireGPUs='regexp("H100", DeviceName)'),
-        A100,
-        UnmetRequirement("gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
-    ),
-    (job(RequestCpus="9"), A100, UnmetRequirement("cpus", "9", "8")),
-    (job(RequestMemory="20481"), A100, UnmetRequirement("memory", "20481 MiB", "20480 MiB")),
-    (job(RequestDisk="52428801"), A100, UnmetRequirement("disk", "52428801 KiB", "52428800 KiB")),
-    (job(), ARM, UnmetRequirement("arch", 'TARGET.Arch == "X86_64"', "aarch64")),
-    (job(AllowedJobDuration="86400"), A100, UnmetRequirement("walltime", "86400 s", "86340 s")),
-    (job(MaxWallTimeMins="2880"), A100, UnmetRequirement("walltime", "172800 s", "86340 s")),
+    (job(RequireGPUs='regexp("H100", DeviceName)'), A100, "gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
+    (job(RequestCpus="9"), A100, "cpus", "9", "8"),
+    (job(RequestMemory="20481"), A100, "memory", "20481 MiB", "20480 MiB"),
+    (job(RequestDisk="52428801"), A100, "disk", "52428801 KiB", "52428800 KiB"),
+    (job(), ARM, "arch", 'TARGET.Arch == "X86_64"', "aarch64"),
+    (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
+    (job(MaxWallTimeMins="2880"), A100, "walltime", "172800 s", "86340 s"),
     (
         job(Requirements=REQUIREMENTS.replace("MY.RequireGPUs", "true") + " && TARGET.HasCVMFS"),
         A100,
-        UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=unknown"),
+        "requirements",
+        "TARGET.HasCVMFS",
+        "HasCVMFS=unknown",
     ),
     (
         job(Requirements=f'({REQUIREMENTS.replace("MY.RequireGPUs", "true")}) && (TARGET.SiteName == "horeka")'),
         A100,
-        UnmetRequirement("requirements", 'TARGET.SiteName == "horeka"', "SiteName=topas"),
+        "requirements",
+        'TARGET.SiteName == "horeka"',
+        "SiteName=topas",
     ),
     (
         job(Requirements="TARGET.FileSystemDomain == MY.FileSystemDomain"),
         A100,
-        UnmetRequirement(
-            "requirements", "TARGET.FileSystemDomain == MY.FileSystemDomain", "FileSystemDomain=drone.invalid"
-        ),
+        "requirements",
+        "TARGET.FileSystemDomain == MY.FileSystemDomain",
+        "FileSystemDomain=drone.invalid",
     ),
-    # blocking: what a job may not take from the drone's other GPUs
-    (
-        job(RequestCpus="9"),
-        QUAD,
-        UnmetRequirement(
-            "start", "MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 * (MY.GPUs - TARGET.RequestGPUs)", "false for this job"
-        ),
-    ),
-    (
-        job(RequestMemory="20481"),
-        QUAD,
-        UnmetRequirement(
-            "start",
-            "MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 * (MY.GPUs - TARGET.RequestGPUs)",
-            "false for this job",
-        ),
-    ),
-    (
-        job(RequestGPUs="2", RequestDisk="104857601"),
-        QUAD,
-        UnmetRequirement(
-            "start",
-            "MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 * (MY.GPUs - TARGET.RequestGPUs)",
-            "false for this job",
-        ),
-    ),
-    (job(RequestGPUs="0"), A100, UnmetRequirement("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
-    (job(), CPU, UnmetRequirement("gpus", "1", "0")),
-    (job(RequestGPUs="0.5"), A100, UnmetRequirement("start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job")),
-    (
-        job(),
-        replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}),
-        UnmetRequirement("start", 'TARGET.Owner == "bob"', "false for this job"),
-    ),
+    (job(), CPU, "gpus", "1", "0"),
     # the GPU is told first, whatever else is wrong
     (
         job(RequireGPUs="Capability >= 9.5", RequestCpus="64", RequestMemory="999999", Requirements="false"),
         A100,
-        UnmetRequirement("capability", "9.5", "8.0"),
+        "capability",
+        "9.5",
+        "8.0",
     ),
+]
+FALSE_START = [  # of blocking: a job may not take what belongs to the drone's other GPUs
+    (
+        job(GpuMilli="333", RequestCpus="13"),
+        KEEPS,
+        "(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 * (MY.GPUs - TARGET.RequestGPUs)",
+    ),
+    (job(RequestCpus="9"), QUAD, "MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 * (MY.GPUs - TARGET.RequestGPUs)"),
+    (
+        job(RequestMemory="20481"),
+        QUAD,
+        "MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 * (MY.GPUs - TARGET.RequestGPUs)",
+    ),
+    (
+        job(RequestGPUs="2", RequestDisk="104857601"),
+        QUAD,
+        "MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 * (MY.GPUs - TARGET.RequestGPUs)",
+    ),
+    (job(RequestGPUs="0"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
+    (job(RequestGPUs="0.5"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
+    (job(), replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}), 'TARGET.Owner == "bob"'),
 ]
 
 
@@ -197,8 +168,19 @@ def test_it_fits(ad: classad2.ClassAd, kind: DroneType) -> None:
     assert matching.unmet_requirement(as_job(ad), matching.template(kind)) is None
 
 
-@pytest.mark.parametrize(("ad", "kind", "expected"), REFUSED)
-def test_the_first_failing_dimension_is_told(ad: classad2.ClassAd, kind: DroneType, expected: UnmetRequirement) -> None:
+@pytest.mark.parametrize(("ad", "kind", *UnmetRequirement.__dataclass_fields__), REFUSED)
+def test_the_first_failing_dimension_is_told(
+    ad: classad2.ClassAd, kind: DroneType, dimension: str, requested: str, available: str
+) -> None:
+    expected = UnmetRequirement(dimension, requested, available)
+    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
+
+
+@pytest.mark.parametrize(("ad", "kind", "clause"), FALSE_START)
+def test_a_clause_of_start_that_is_false_for_the_job_is_reported(
+    ad: classad2.ClassAd, kind: DroneType, clause: str
+) -> None:
+    expected = UnmetRequirement("start", clause, "false for this job")
     assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
 
 

@@ -10,6 +10,7 @@ from adapters.htcondor.overlay import work
 from adapters.htcondor.overlay.slots import slots_view
 from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end
 from provisioner.model import DroneId, JobFailure
+from tests.htcondor_overlay.jobs import ad_of
 from tests.htcondor_overlay.test_slots import ad as slot_ad
 
 HELD = {
@@ -30,10 +31,7 @@ ANNS = JobFailure(A_1, "7.3", 1100.0, "ann", "held with code 6, error 13")
 
 
 def ad(**attributes: str) -> classad2.ClassAd:
-    made = classad2.ClassAd()
-    for name, text in {**HELD, **attributes}.items():
-        made[name] = classad2.ExprTree(text)
-    return made
+    return ad_of(HELD, attributes)
 
 
 def told(**attributes: str) -> tuple[JobFailure, ...]:

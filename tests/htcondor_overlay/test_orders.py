@@ -6,14 +6,15 @@ import base64
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from adapters.htcondor.overlay.drain import Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.overlay import HTCondorOverlay, client_directory
-from provisioner.model import DrainMode, DroneId, DroneType, Fault, FaultKind, OrderOutcome, StartOrder
-from tests.htcondor_overlay.test_overlay_parts import GOOD, ONE, TWO, a_tool, args, options
+from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome
+from tests.htcondor_overlay.test_overlay_parts import GOOD, ONE, ORDER, TWO, a_tool, args, options
 
 DENIED = Fault(FaultKind.DENIED, "order ad: not allowed", 0.0)
 BOTH: Mapping[DroneId, str | None] = {**GOOD, TWO: "slot1@kit-2@node8.example.org"}
@@ -98,12 +99,11 @@ def token_of(**claims: str) -> str:
 
 
 async def test_a_drone_is_told_whose_orders_to_obey(tmp_path: Path) -> None:
-    order = StartOrder(ONE, DroneType("lab", "a100", 1000, 1, 1, 1), 60.0, 10.0)
     settings = options(tmp_path)
     async with HTCondorOverlay(settings, "kit") as overlay:
-        assert "DRONE_ORDERS_FROM" not in (await overlay.bootstrap(order)).env, "the token names nobody"
+        assert "DRONE_ORDERS_FROM" not in (await overlay.bootstrap(ORDER)).env, "the token names nobody"
         (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
-        env = (await overlay.bootstrap(order)).env
+        env = (await overlay.bootstrap(ORDER)).env
     assert (env["DRONE_ORDERS_FROM"], env["DRONE_ORDER_S"]) == ("boss@pool.example.org", "10")
 
 
@@ -129,10 +129,9 @@ def test_many_drones_ask_less_often() -> None:
 
 async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
     """Only those in the pool counted: a thousand drones started one after the other all asked every 10 s."""
-    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
 
     async def asks_every(serial: int) -> str:
-        order = StartOrder(DroneId(f"kit-{serial}"), kind, 60.0, 10.0)
+        order = replace(ORDER, drone_id=DroneId(f"kit-{serial}"))
         return (await overlay.bootstrap(order)).env["DRONE_ORDER_S"]
 
     async with HTCondorOverlay(options(tmp_path), "kit") as overlay:

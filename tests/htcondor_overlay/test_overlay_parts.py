@@ -18,6 +18,8 @@ from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, DroneType, FaultKind, OrderOutcome, StartOrder
 
 ONE, TWO = DroneId("kit-1"), DroneId("kit-2")
+KIND = DroneType("lab", "a100", 1000, 1, 1, 1)
+ORDER = StartOrder(ONE, KIND, 60.0, 10.0)
 GOOD = {ONE: "slot1@kit-1@node7.example.org"}
 
 
@@ -138,12 +140,15 @@ def args(tmp_path: Path) -> list[str]:
     return (tmp_path / "args").read_text().splitlines()
 
 
+DRAINS = ["[-exit-on-completion]", "[-debug]", "[-reason]", "[why? $(id); `id`]"]
+
+
 @pytest.mark.parametrize(
     ("mode", "flags"),
     [
-        (DrainMode.PEACEFUL, ["[-graceful]", "[-exit-on-completion]", "[-debug]", "[-reason]", "[why? $(id); `id`]"]),
-        (DrainMode.GRACEFUL, ["[-quick]", "[-exit-on-completion]", "[-debug]", "[-reason]", "[why? $(id); `id`]"]),
-        (DrainMode.FAST, ["[-fast]", "[-exit-on-completion]", "[-debug]", "[-reason]", "[why? $(id); `id`]"]),
+        (DrainMode.PEACEFUL, ["[-graceful]", *DRAINS]),
+        (DrainMode.GRACEFUL, ["[-quick]", *DRAINS]),
+        (DrainMode.FAST, ["[-fast]", *DRAINS]),
         (DrainMode.RESUME, ["[-cancel]", "[-debug]"]),
     ],
 )
@@ -202,12 +207,11 @@ async def test_many_are_drained_a_few_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_admission_and_what_needs_a_connection(tmp_path: Path) -> None:
-    order = StartOrder(ONE, DroneType("lab", "a100", 1000, 1, 1, 1), 60.0, 10.0)
     overlay = HTCondorOverlay(options(tmp_path, condor_prefix="/opt/condor", drone_config="A = 1"), "kit")
     with pytest.raises(UnavailableError):
         await overlay.poll([])
     async with overlay:
-        bootstrap = await overlay.bootstrap(order)
+        bootstrap = await overlay.bootstrap(ORDER)
         assert bootstrap.files == {"token": b"secret-of-the-drones\n", "extra.conf": b"A = 1"}
         assert (
             bootstrap.env.items()
@@ -223,4 +227,4 @@ async def test_admission_and_what_needs_a_connection(tmp_path: Path) -> None:
         assert receipt.answer is OrderOutcome.REJECTED and receipt.fault and "no poll" in receipt.fault.message
     (tmp_path / "drone").unlink()
     with pytest.raises(AuthError, match="token for drones"):
-        await overlay.bootstrap(order)
+        await overlay.bootstrap(ORDER)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from adapters.htcondor.overlay.slots import DRONE_ID, SlotsView, slots_view
 from provisioner.model import JobClass, Sharing, Slot, SlotState
 from provisioner.planner.matching import count_jobs_in_slot
+from tests.htcondor_overlay.jobs import QUOTED, ad_of, parses
 from tests.planner.scenes import A100
 
 REAL = {
@@ -46,10 +47,7 @@ REAL = {
 
 
 def ad(**attributes: str) -> classad2.ClassAd:
-    made = classad2.ClassAd()
-    for name, text in {**REAL, **attributes}.items():
-        made[name] = classad2.ExprTree(text)
-    return made
+    return ad_of(REAL, attributes)
 
 
 def seen(*ads: classad2.ClassAd) -> SlotsView:
@@ -203,20 +201,12 @@ VALUES = st.one_of(
         ["undefined", "error", 'real("NaN")', "1e400", "-1", "{}", "[a=1]", "true", "1/0", "time()", "Cpus"]
     ),
     st.integers().map(str),
-    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20).map(classad2.quote),
+    QUOTED,
     st.lists(st.sampled_from(['"Claimed"', "1", "undefined"]), max_size=4).map(lambda each: "{" + ",".join(each) + "}"),
 )
 
 
-def _parses(text: str) -> bool:
-    try:
-        classad2.ExprTree(text)
-    except classad2.ClassAdException:
-        return False
-    return True
-
-
-@given(st.dictionaries(st.sampled_from(sorted(REAL)), VALUES.filter(_parses)))
+@given(st.dictionaries(st.sampled_from(sorted(REAL)), VALUES.filter(parses)))
 def test_no_slot_ad_is_too_strange(attributes: dict[str, str]) -> None:
     for slot in seen(ad(**attributes)).slots:
         assert DRONE_ID.fullmatch(slot.drone_id) and slot.drone_id.startswith("kit-")

@@ -14,13 +14,17 @@ from typing import Any
 import classad2
 import pytest
 
+from adapters.htcondor import daemons
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import pool, schedds
+from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import JobRun, PoolWork
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DroneId, Eviction, OverlayView, Slot, SlotState
 from tests.htcondor_overlay.jobs import job
 from tests.htcondor_overlay.live import A100
+
+SECRET = {"env": "T"}
 
 
 class Fake:
@@ -36,7 +40,7 @@ class Fake:
         error = self.lab.errors.get(self.name)
         if error is not None:
             raise error
-        if opts is None:
+        if opts != pool.htcondor2.QueryOpt.GroupBy:
             return self.lab.refused if "LastRejMatchTime" in constraint else []
         more = {"ConcurrencyLimits": f'"{self.lab.limits}"'} if self.lab.limits else {}
         return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)), **more)]
@@ -45,20 +49,11 @@ class Fake:
 class Lab(pool.PoolPoller):
     """A pool whose daemons are dictionaries: schedds by name, what they raise, and the collector's own ad."""
 
-    def __init__(
-        self, *names: str, schedds: tuple[str, ...] = (), memory: Path | None = None, memory_s: float = 900.0
-    ) -> None:
-        super().__init__(
-            "c:9618",
-            "kit",
-            schedds,
-            "true",
-            "AcctGroup",
-            300.0,
-            memory_s,
-            memory=str(memory) if memory else "",
-            answer_s=3.0,
+    def __init__(self, *names: str, memory: Path, schedds: tuple[str, ...] = ()) -> None:
+        config = HTCondorConfig.model_validate(
+            {"collector": "c:9618", "trust_domain": "t", "schedds": schedds} | {"token": SECRET, "drone_token": SECRET}
         )
+        super().__init__(config, "kit", str(memory))
         self.names = list(names)
         self.errors: dict[str, BaseException] = {}
         self.hangs: set[str] = set()
@@ -68,9 +63,9 @@ class Lab(pool.PoolPoller):
         self.more: dict[str, dict[str, int]] = {}
         """More that schedds say in the collector."""
         self.started: float | None = 1000.0
-        self._collector: Any = SimpleNamespace(query=self._ads, address="pool:9618")
+        self._collector.query = self._ads  # type: ignore[method-assign]
 
-    def _ads(self, kind: Any, constraint: str = "", **_: Any) -> list[Ad]:
+    def _ads(self, kind: Any, constraint: str = "", projection: object = ()) -> list[Ad]:
         if kind == pool.htcondor2.AdType.Collector:
             return [] if self.started is None else [classad2.ClassAd({"MonitorSelfTime": self.started})]
         if kind != pool.htcondor2.AdType.Schedd or "time()" in constraint:
@@ -82,19 +77,19 @@ class Lab(pool.PoolPoller):
         return Fake(self, str(ad["Name"]))
 
     def seen(self) -> OverlayView:
-        return self.poll([A100])
+        return self.poll([A100]).view
 
     def waiting(self) -> int:
         return sum(each.waiting + each.fresh for each in self.seen().classes)
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lab]:
-    monkeypatch.setattr(pool, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
+def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Lab]:
+    monkeypatch.setattr(daemons, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
     monkeypatch.setattr(pool.htcondor2, "Collector", lambda _: None)
 
     def made(*names: str, **more: Any) -> Lab:
-        lab = Lab(*names, **more)
+        lab = Lab(*names, **{"memory": tmp_path / "schedds", **more})
         monkeypatch.setattr(pool.htcondor2, "Schedd", lab.schedd)
         return lab
 
@@ -116,7 +111,7 @@ def test_a_schedd_that_denies_reading_is_left_out_with_a_notice_that_names_it(la
     assert "`schedds`" in notice
     assert lab.waiting() == 2
     assert view.unheard == (), "its jobs never counted, so nothing is missing"
-    assert lab.poll_with_users([A100])[2] == ("stranger",), "nobody waits for its history"
+    assert lab.poll([A100]).silent == ("stranger",), "nobody waits for its history"
     lab.names.remove("stranger")
     assert lab.seen().notices == (), "once it has gone it is forgotten"
 
@@ -221,8 +216,8 @@ def test_a_schedd_that_is_back_counts_again(make: Callable[..., Lab]) -> None:
     assert lab.waiting() == 6 and lab.seen().unheard == (), "at once: it was not asked while it was not listed"
 
 
-def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely() -> None:
-    known = schedds.ScheddRegistry(900.0)
+def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely(tmp_path: Path) -> None:
+    known = schedds.ScheddRegistry(900.0, tmp_path)
     good, slow = (schedds.ScheddQueue(name, None, 0.0) for name in "ab")
     asked = []
     for _ in range(80):
@@ -254,7 +249,7 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     first = make("a", "b", memory=tmp_path)
     first.jobs = {"a": 2, "b": 5}
     assert first.waiting() == 7
-    first._schedds.files.note_asked("schedd", "b")  # and was ended
+    first._schedds.files.note_asked("schedd b")  # and was ended
     assert schedds.asked(tmp_path) == ("schedd", "b")
     second = make("a", "b", memory=tmp_path)
     second.jobs = {"a": 2}

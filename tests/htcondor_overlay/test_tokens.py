@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,23 @@ import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.overlay.overlay import HTCondorOverlay, drone_identities
+from adapters.htcondor.overlay.overlay import HTCondorOverlay
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import ours, slots_view
 from adapters.htcondor.tokens import TokenSigner
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
-from provisioner.model import DroneId, DroneType, StartOrder
+from provisioner.model import DroneId, StartOrder
+from tests.htcondor_overlay.test_overlay_parts import KIND
 from tests.htcondor_overlay.test_slots import ad
 
 ONE = DroneId("kit-a1b2-1")
 
 
 def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
+    """Of a controller that signs the drones' tokens; both its files are there."""
+    (tmp_path / "token").write_text("of the controller\n")
+    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
     return HTCondorConfig.model_validate(
         {
             "collector": "pool.example.org:9618",
@@ -52,9 +57,7 @@ def claims(token: str) -> dict[str, Any]:
 async def test_a_token_outlasts_the_queue_of_the_drones_site(
     tmp_path: Path, walltime_s: float, wanted_s: float
 ) -> None:
-    (tmp_path / "token").write_text("of the controller\n")
-    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=walltime_s)
+    kind = replace(KIND, walltime_s=walltime_s)
     order = StartOrder(ONE, kind, 60.0, 10.0, comes_within_s=200_000.0)
     async with HTCondorOverlay(config(tmp_path), "kit") as overlay:
         began = time.time()
@@ -64,9 +67,7 @@ async def test_a_token_outlasts_the_queue_of_the_drones_site(
 
 
 async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("of the controller\n")
-    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    kind = DroneType("lab", "a100", 1000, 1, 1, 1, walltime_s=3600.0)
+    kind = replace(KIND, walltime_s=3600.0)
     async with HTCondorOverlay(config(tmp_path, drone_token_margin="1h"), "kit") as overlay:
         admissions = [await overlay.bootstrap(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0)) for n in (1, 2)]
         (tmp_path / "POOL").unlink()
@@ -82,11 +83,8 @@ async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltim
 
 
 async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("of the controller\n")
-    (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    kind = DroneType("lab", "a100", 1000, 1, 1, 1)
     async with HTCondorOverlay(config(tmp_path, drone_user="drone"), "kit") as overlay:
-        bootstrap = await overlay.bootstrap(StartOrder(ONE, kind, 60.0, 10.0))
+        bootstrap = await overlay.bootstrap(StartOrder(ONE, KIND, 60.0, 10.0))
     assert claims(bootstrap.files["token"].decode())["sub"] == "drone@pool.example.org"
     assert "DRONE_IDENTITY" not in bootstrap.env
 
@@ -102,9 +100,9 @@ def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
         config(tmp_path, drone_signing_key=None)
     with pytest.raises(ValidationError, match="`drone_token` is wanted"):
         config(tmp_path, drone_token_mode="static")
-    assert drone_identities(config(tmp_path)) == "drone-{drone}@pool.example.org"
-    assert not drone_identities(config(tmp_path, drone_user="drone"))
-    assert not drone_identities(config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}))
+    assert config(tmp_path).drone_identities == "drone-{drone}@pool.example.org"
+    assert not config(tmp_path, drone_user="drone").drone_identities
+    assert not config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}).drone_identities
 
 
 def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import classad2
 import pytest
@@ -13,23 +13,26 @@ import pytest
 from adapters.htcondor.classads import Ad, number
 from adapters.htcondor.overlay import matching, pool
 from adapters.htcondor.overlay.job_classes import NO_WAITS, JobGroup, QueueWait, group, job_class, representative
-from adapters.htcondor.overlay.schedds import ScheddRegistry
+from adapters.htcondor.overlay.pool import Verdicts
 from provisioner.model import DroneType, JobClass, UnmetRequirement
 from tests.htcondor_overlay.jobs import job
 from tests.htcondor_overlay.test_matching import A100
 
 
-class Judge(pool.PoolPoller):
+def judged(verdicts: Verdicts, one: JobGroup, types: list[DroneType], until: float) -> JobClass:
+    verdicts.keep({one.key: [one]}, types)
+    return verdicts.judged(job_class(one.key, [one], 0, NO_WAITS), [one], types, until)
+
+
+class Waits(pool.PoolPoller):
     """The pool without its connections."""
 
     def __init__(self) -> None:
-        self._verdicts, self._templates, self._received, self._types = {}, {}, {}, {}
-        self._waits, self._passing = {}, {}
-        self._drone_config = ""
+        self._waits = {}
 
-    def judged(self, one: JobGroup, types: list[DroneType], until: float) -> JobClass:
-        self._forget({one.key: [one]}, types)
-        return self._judged(job_class(one.key, [one], 0, NO_WAITS), [one], types, until)
+    @contextmanager
+    def _asked(self, queue: pool.ScheddQueue) -> Iterator[None]:
+        yield
 
 
 def a_group() -> JobGroup:
@@ -39,7 +42,7 @@ def a_group() -> JobGroup:
 
 
 def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, one = Judge(), a_group()
+    judge, one = Verdicts(""), a_group()
     made: list[UnmetRequirement | None] = []
     real = matching.unmet_requirement
 
@@ -50,18 +53,18 @@ def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pyt
     monkeypatch.setattr(matching, "unmet_requirement", counted)
     later = time.monotonic() + 60
     refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=unknown")}
-    assert judge.judged(one, [A100], later).refuses == refused
-    assert judge.judged(one, [A100], later).refuses == refused and len(made) == 1
-    assert judge.judged(one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {} and len(made) == 2
+    assert judged(judge, one, [A100], later).refuses == refused
+    assert judged(judge, one, [A100], later).refuses == refused and len(made) == 1
+    assert judged(judge, one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {} and len(made) == 2
 
 
 def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
-    judge, one = Judge(), a_group()
+    judge, one = Verdicts(""), a_group()
     kind = replace(A100, ad={"HasCVMFS": "true"})
-    (refusal,) = judge.judged(one, [kind], time.monotonic() - 1).refuses.values()
+    (refusal,) = judged(judge, one, [kind], time.monotonic() - 1).refuses.values()
     assert refusal.requested == "judged in one of the next polls"
-    assert judge.judged(one, [kind], time.monotonic() + 60).refuses == {}
-    assert judge.judged(one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
+    assert judged(judge, one, [kind], time.monotonic() + 60).refuses == {}
+    assert judged(judge, one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
 
 
 RELAXED = '(TARGET.GPUs_DeviceName == "NVIDIA H100") || (time() - QDate > 3600)'
@@ -72,14 +75,14 @@ def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(wish: str, monkeyp
     submitted = time.time() - 3590
     one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", "AcctGroup")
     assert one is not None
-    judge, later = Judge(), time.monotonic() + 600
-    assert set(judge.judged(one, [A100], later).refuses) == {A100.key}
+    judge, later = Verdicts(""), time.monotonic() + 600
+    assert set(judged(judge, one, [A100], later).refuses) == {A100.key}
     relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", "AcctGroup")
     assert relaxed is not None and relaxed.shape == one.shape
     monkeypatch.setattr(pool, "_REJUDGED_S", -1.0)
-    assert judge.judged(relaxed, [A100], time.monotonic() - 1).refuses, "no time is left: the old verdict holds"
-    assert judge.judged(relaxed, [A100], later).refuses == {}
-    judge._forget({}, [A100])
+    assert judged(judge, relaxed, [A100], time.monotonic() - 1).refuses, "no time is left: the old verdict holds"
+    assert judged(judge, relaxed, [A100], later).refuses == {}
+    judge.keep({}, [A100])
     assert judge._passing == {}
 
 
@@ -90,7 +93,7 @@ def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -
 
 
 def test_types_that_the_plain_numbers_rule_out_are_not_judged() -> None:
-    assert Judge().judged(a_group(), [replace(A100, cpus=0)], time.monotonic() - 1).refuses == {}
+    assert judged(Verdicts(""), a_group(), [replace(A100, cpus=0)], time.monotonic() - 1).refuses == {}
 
 
 class Schedd:
@@ -106,9 +109,7 @@ class Schedd:
 
 
 def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
-    judge, schedd = Judge(), Schedd()
-    judge._errors = SimpleNamespace(translated=lambda _: nullcontext())  # type: ignore[assignment]
-    judge._schedds = ScheddRegistry(900.0)
+    judge, schedd = Waits(), Schedd()
     queue = pool.ScheddQueue("s1", schedd, 0.0)  # type: ignore[arg-type]
     now = time.time()
 
@@ -116,7 +117,6 @@ def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up() -> None:
         ads = [job(Cluster=str(n), JobIds=f'"{n}.0 {1000 * number + n}.0"') for n in range(1, 151)]
         groups = [group(ad, "s1", "AcctGroup") for ad in ads]
         by_class = {str(n): [each] for n, each in enumerate(groups, 1) if each is not None}
-        judge._forget(by_class, [])
         return judge._waits_of(by_class, [queue], now)
 
     assert sum(waits.oldest_at < now for waits in poll(1).values()) == 100

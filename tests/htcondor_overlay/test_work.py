@@ -7,6 +7,7 @@ import pytest
 
 from adapters.htcondor.overlay import work
 from provisioner.model import DroneId, Eviction, Slot, SlotState
+from tests.htcondor_overlay.jobs import ad_of
 
 RUNS = {
     "ClusterId": "7",
@@ -42,22 +43,15 @@ AGAIN = {
 A_1, A_2 = DroneId("kit-a-1"), DroneId("kit-a-2")
 
 
-def ad(attributes: dict[str, str]) -> classad2.ClassAd:
-    made = classad2.ClassAd()
-    for name, text in attributes.items():
-        made[name] = classad2.ExprTree(text)
-    return made
-
-
 def run(**attributes: str) -> classad2.ClassAd:
     """A job that runs again in one of our drones after it was evicted from another."""
-    return ad({**AGAIN, **attributes})
+    return ad_of({**AGAIN, **attributes})
 
 
 def seen(*jobs: dict[str, str], now: float = 1200.0, **device_milli: int) -> work.PoolWork:
     """What jobs tell; ``a_1=250``: drone A_1 gives out quarters."""
     known = {{"a_1": A_1, "a_2": A_2}[name]: milli for name, milli in device_milli.items()}
-    return work.work([ad(each) for each in jobs], "kit", now, lambda theirs: theirs, known)
+    return work.work([ad_of(each) for each in jobs], "kit", now, lambda theirs: theirs, known)
 
 
 def since(**attributes: str) -> float:
@@ -141,7 +135,7 @@ def test_a_checkpoint_saves_what_was_done_before_it() -> None:
 
 
 def test_the_schedds_clock_is_not_ours() -> None:
-    found = work.work([ad(RUNS), ad(LEFT)], "kit", 1200.0, lambda theirs: theirs - 50, {})
+    found = work.work([ad_of(RUNS), ad_of(LEFT)], "kit", 1200.0, lambda theirs: theirs - 50, {})
     assert [each.since for each in found.runs] == [960]
     assert [(each.at, each.lost_s) for each in found.evictions] == [(1050, 90)]
 
@@ -233,7 +227,7 @@ def test_what_is_no_eviction(why: str, attributes: dict[str, str]) -> None:
 
 def test_the_schedd_is_asked_for_few_jobs() -> None:
     tree = classad2.ExprTree(work.constraint("kit", 1090.5))
-    assert tree.eval(ad(RUNS)) is True and tree.eval(ad(LEFT)) is True and tree.eval(ad(AGAIN)) is True
+    assert tree.eval(ad_of(RUNS)) is True and tree.eval(ad_of(LEFT)) is True and tree.eval(ad_of(AGAIN)) is True
     for other in (
         {**LEFT, "LastVacateTime": "1089"},
         {**LEFT, "JobStatus": "5"},
@@ -241,4 +235,4 @@ def test_the_schedd_is_asked_for_few_jobs() -> None:
         {**RUNS, "RemoteHost": '"slot1_1@desy-1@n"'},
         {"JobStatus": "1"},
     ):
-        assert tree.eval(ad(other)) is not True
+        assert tree.eval(ad_of(other)) is not True

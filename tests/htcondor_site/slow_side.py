@@ -7,7 +7,7 @@ import time
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.nodes import SlotResources
-from adapters.htcondor.site.owner_queue import OwnerJobQueue
+from adapters.htcondor.site.owner import OwnerJobQueue
 
 
 class SlowSide:

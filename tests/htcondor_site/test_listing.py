@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import classad2
 import pytest
 
-from adapters.htcondor.site.listing import leaves_until, list_drones, our_jobs
+from adapters.htcondor.site.listing import DroneJobsView, leaves_until, list_drones, our_jobs
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 from provisioner.planner.breakers import BACKOFF_POLICIES
 from tests.htcondor_site.orders import CONTROLLER
@@ -45,8 +47,12 @@ def ad(serial: int = 1, **values: object) -> classad2.ClassAd:
     return classad2.ClassAd({name: value for name, value in ours.items() if value is not None})
 
 
+def listed(*ads: classad2.ClassAd, **more: Any) -> DroneJobsView:
+    return list_drones(ads, CONTROLLER, now=NOW, **more)
+
+
 def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDrone:
-    found = list_drones([ad(**values)], CONTROLLER, noticed, NOW)  # type: ignore[arg-type]
+    found = listed(ad(**values), noticed=noticed)
     assert not found.notices
     return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
 
@@ -227,23 +233,21 @@ def test_the_schedds_times_are_told_by_our_clock() -> None:
 
 def test_of_two_jobs_of_one_drone_the_living_counts() -> None:
     aborted = ad(1, ClusterId=6, JobStatus=3, LastJobStatus=5, RemoveReason="provisioner: its files never came")
-    found = list_drones([ad(1, **RUNS), aborted], CONTROLLER, None, NOW)
+    found = listed(ad(1, **RUNS), aborted)
     assert [each.remote_id for each in found.drones.values()] == ["7.1"]
     assert not found.notices
-    twice = list_drones([ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)], CONTROLLER, None, NOW)
+    twice = listed(ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1))
     assert [each.remote_id for each in twice.drones.values()] == ["7.1"]
     assert "twice" in twice.notices[0]
 
 
 def test_files_are_in_use_while_a_job_has_not_ended() -> None:
     ads = [ad(1, **RUNS), ad(2, JobStatus=1, DroneInputs="d2"), ad(3, JobStatus=4, ExitCode=0, DroneInputs="d3")]
-    assert list_drones(ads, CONTROLLER, None, NOW).inputs == {"d1", "d2"}
+    assert listed(*ads).inputs == {"d1", "d2"}
 
 
 def test_a_stranger_with_our_tag_is_told_and_left_alone() -> None:
-    found = list_drones(
-        [ad(1, DroneId="other-ab12-1", JobStatus=2), ad(2, DroneId=None, JobStatus=2)], CONTROLLER, None, NOW
-    )
+    found = listed(ad(1, DroneId="other-ab12-1", JobStatus=2), ad(2, DroneId=None, JobStatus=2))
     assert found.drones == {}
     assert len(found.notices) == 2
 
@@ -259,7 +263,7 @@ def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
     """By the schedd's clock: what another controller is just sending is let alone."""
     spooling = {"JobStatus": 5, "HoldReasonCode": 16, "ServerTime": NOW + 500}
     ads = [ad(1, **spooling, EnteredCurrentStatus=NOW + 440), ad(2, **spooling, EnteredCurrentStatus=NOW + 439)]
-    found = list_drones(ads, CONTROLLER, None, NOW, files_limit_s=60.0)
+    found = listed(*ads, files_limit_s=60.0)
     waits, ended = (found.drones[DroneId(f"{CONTROLLER}-ab12-{n}")] for n in (1, 2))
     assert (waits.state, waits.end) == (RemoteState.PENDING, None)
     assert ended.end is not None
@@ -268,4 +272,4 @@ def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
 
 
 def test_whose_jobs_ours_are_is_known_from_their_ads() -> None:
-    assert list_drones([ad(1, User="grid@site.test"), ad(2)], CONTROLLER, None, NOW).users == {"grid@site.test"}
+    assert listed(ad(1, User="grid@site.test"), ad(2)).users == {"grid@site.test"}

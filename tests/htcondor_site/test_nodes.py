@@ -70,9 +70,7 @@ def test_what_an_empty_node_could_host_does_not_depend_on_who_is_there_now() -> 
 
 
 @pytest.mark.parametrize(
-    ("gpu", "wanted"),
-    [(A100, ("a100",)), (V100S, ("v100s",)), (V100, ("v100",))],
-    ids=["A100", "V100S", "V100"],
+    ("gpu", "wanted"), [(A100, ("a100",)), (V100S, ("v100s",)), (V100, ("v100",))], ids=["A100", "V100S", "V100"]
 )
 def test_models_that_differ_by_a_letter_are_told_apart(gpu: tuple[str, int, float], wanted: tuple[str, ...]) -> None:
     assert types_of(pslot(gpu=gpu), A100_TYPE, V100S_TYPE, V100_TYPE) == wanted

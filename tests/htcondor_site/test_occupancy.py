@@ -7,16 +7,8 @@ import pytest
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.listing import list_drones
-from adapters.htcondor.site.nodes import (
-    PoolMachine,
-    SlotResources,
-    carved,
-    corrections,
-    machines_of,
-    nodes,
-)
-from adapters.htcondor.site.owner import dynamic_slots, without_matched
-from adapters.htcondor.site.owner_queue import group_jobs
+from adapters.htcondor.site.nodes import PoolMachine, SlotResources, carved, corrections, machines_of, nodes
+from adapters.htcondor.site.owner import dynamic_slots, group_jobs, without_matched
 from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from tests.htcondor_site.slot_ads import NOW, pslot
 

@@ -11,14 +11,8 @@ from pydantic import ValidationError
 
 from adapters.htcondor.classads import Ad, expression, holds
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
-from adapters.htcondor.site.owner import (
-    OwnerClaims,
-    job_constraint,
-    running,
-    submitter_claims,
-)
+from adapters.htcondor.site.owner import HTCondorOwnerView, group_jobs, job_constraint, running, submitter_claims
 from adapters.htcondor.site.owner import claims as claims_of
-from adapters.htcondor.site.owner_queue import group_jobs
 from adapters.htcondor.site.settings import HTCondorOwnerConfig, OwnerJobShape
 from provisioner.model import OwnerDemand, OwnerLoad
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
@@ -27,7 +21,7 @@ A, V = "topas-a100-1.etp.test", "topas-v100s-1.etp.test"
 SITE = machines_of([pslot(A, gpu=A100, free=(0, 128, 900000)), pslot(V, gpu=V100S)], 0)
 
 
-def claims(waiting: Sequence[Ad], site: tuple[PoolMachine, ...]) -> OwnerClaims:
+def claims(waiting: Sequence[Ad], site: tuple[PoolMachine, ...]) -> HTCondorOwnerView:
     return claims_of(group_jobs(waiting, now=NOW).groups, site)
 
 
@@ -103,8 +97,7 @@ def test_what_cannot_be_judged_from_here_is_a_claim() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "universe", "wanted"),
-    [(1, 5, 1), (2, 5, 0), (3, 5, 0), (5, 5, 0), (1, 7, 0), (1, 9, 0), (1, 12, 0)],
+    ("status", "universe", "wanted"), [(1, 5, 1), (2, 5, 0), (3, 5, 0), (5, 5, 0), (1, 7, 0), (1, 9, 0), (1, 12, 0)]
 )
 def test_only_idle_jobs_for_machines_are_claims(status: int, universe: int, wanted: int) -> None:
     assert len(claims([job(1, status=status, universe=universe)], SITE).claims) == wanted

@@ -13,8 +13,14 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import owner
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
-from adapters.htcondor.site.owner import HTCondorOwnerConfig, OwnerQueuePoller, claims
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
+from adapters.htcondor.site.owner import (
+    OWNER_JOB_PROJECTION,
+    HTCondorOwnerConfig,
+    OwnerJobQueue,
+    OwnerQueuePoller,
+    claims,
+    group_jobs,
+)
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OwnerDemand
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
@@ -150,7 +156,7 @@ def test_a_long_queue_comes_as_a_few_groups() -> None:
 
 
 def test_shapes_without_end_are_cut_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.htcondor.site.owner_queue.MOST_GROUPS", 5)
+    monkeypatch.setattr("adapters.htcondor.site.owner.MOST_GROUPS", 5)
     queue = group_jobs([job(n, memory_mib=1000 + n, at=NOW - n) for n in range(8)], now=NOW)
     assert [group.ids for group in queue.groups] == [(f"{n}.0",) for n in (7, 6, 5, 4, 3)]
     assert claims(queue.groups, SITE, queue.left_out).notices == (

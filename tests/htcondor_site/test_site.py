@@ -15,7 +15,8 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite
 from adapters.htcondor.site import site as site_module
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
-from adapters.htcondor.site.owner_queue import OwnerJobQueue
+from adapters.htcondor.site.owner import OwnerJobQueue
+from adapters.htcondor.site.site import NodeRegistry
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError
@@ -182,3 +183,45 @@ async def test_a_share_of_a_gpu_is_refused_and_told(cluster: FakeCluster) -> Non
     assert refused.answer is OrderOutcome.REJECTED and refused.fault is not None
     assert (refused.fault.kind, cluster.done) == (FaultKind.CONFIG, [])
     assert "half has a share of a GPU (0.5)" in notice
+
+
+# -------------------------------------------------------------------------------------------------------- nodes missed
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def registry(clock: Clock) -> NodeRegistry:
+    return NodeRegistry("c.test:9618", 900.0, clock)
+
+
+def test_nodes_that_were_there_a_while_ago_do_not_all_vanish(registry: NodeRegistry, clock: Clock) -> None:
+    assert registry.notices(["a", "b"]) == ()
+    clock.now += 900
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="lists no slots"):
+            registry.notices([])
+    clock.now += 1
+    assert registry.notices([]) == ("collector c.test:9618 lists no slots: nothing can start here",)
+
+
+def test_a_site_that_never_listed_any_is_told_of(registry: NodeRegistry) -> None:
+    assert len(registry.notices([])) == 1
+
+
+def test_when_more_than_half_are_missed_a_person_is_told(registry: NodeRegistry, clock: Clock) -> None:
+    assert registry.notices("abcd") == ()
+    assert registry.notices("ab") == ()
+    assert registry.notices("a") == ("collector c.test:9618 lists 1 nodes (just started?); 3 are missed",)
+    clock.now += 901
+    assert registry.notices("a") == (), "those are gone for good"

@@ -31,37 +31,15 @@ def test_what_is_harmless_passes() -> None:
     assert config(submit=commands, types={"a100": {"submit": {"rank": "1"}}}).submit == commands
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "queue",
-        "request_gpus",
-        "Request_CPUs",
-        "+RequestMemory",
-        "My.DroneId",
-        "+ProvisionerController",
-        "executable",
-        "periodic_remove",
-        "+PeriodicRemove",
-        "leave_in_queue",
-        "job_lease_duration",
-        "environment",
-        "max_retries",
-        "transfer_input_files",
-        "output",
-        "log",
-        "initialdir",
-        "on_exit_hold",
-        "job_max_vacate_time",
-        "inputs",
-        "drone_id",
-        "if",
-        "include",
-        "+NumJobStarts",
-        "allowed_execute_duration",
-        "max_job_retirement_time",
-    ],
+OURS = (
+    "queue request_gpus Request_CPUs +RequestMemory My.DroneId +ProvisionerController executable "
+    "periodic_remove +PeriodicRemove leave_in_queue job_lease_duration environment max_retries "
+    "transfer_input_files output log initialdir on_exit_hold job_max_vacate_time inputs drone_id if "
+    "include +NumJobStarts allowed_execute_duration max_job_retirement_time"
 )
+
+
+@pytest.mark.parametrize("name", OURS.split())
 def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
     for options in ({"submit": {name: "1"}}, {"types": {"a100": {"submit": {name: "1"}}}}):
         message = refused(**options)

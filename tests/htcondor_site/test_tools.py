@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def badly(err: bytes, code: int = 1) -> Finished:
     return Finished(code, b"", err)
 
 
+UNCOMMITTED = badly(b"ERROR: Failed to commit job submission")
+
+
 @pytest.fixture
 def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
     there = Login(tmp_path)
@@ -101,34 +105,11 @@ async def test_what_is_asked_goes_as_arguments(login: Login, tmp_path: Path) -> 
     async with CondorToolsClient(config(tmp_path, tools={**options, "path": ""}), "site") as cluster:
         await cluster.jobs(odd, ["JobStatus", "ClusterId"])
         await cluster.slots(odd, ["Cpus"])
+    asked = "env CONDOR_CONFIG=/etc/other condor_q -pool c.test:9618 -name s@c.test -allusers -long -attributes"
+    listed = "env CONDOR_CONFIG=/etc/other condor_status -pool c.test:9618 -long -attributes"
     assert [argv for argv, _ in login.asked] == [
-        [
-            "env",
-            "CONDOR_CONFIG=/etc/other",
-            "condor_q",
-            "-pool",
-            "c.test:9618",
-            "-name",
-            "s@c.test",
-            "-allusers",
-            "-long",
-            "-attributes",
-            "ClusterId,ProcId,JobStatus",
-            "-constraint",
-            odd,
-        ],
-        [
-            "env",
-            "CONDOR_CONFIG=/etc/other",
-            "condor_status",
-            "-pool",
-            "c.test:9618",
-            "-long",
-            "-attributes",
-            "Name,Cpus",
-            "-constraint",
-            odd,
-        ],
+        [*asked.split(), "ClusterId,ProcId,JobStatus", "-constraint", odd],
+        [*listed.split(), "Name,Cpus", "-constraint", odd],
     ]
 
 
@@ -172,14 +153,9 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
         (well(b""), None, OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: Failed to connect to queue manager s"), None, UnavailableError, FaultKind.DOWN),
         (badly(b'SECMAN:2010:Received "DENIED" from server'), None, AuthError, FaultKind.DENIED),
-        (badly(b"ERROR: Failed to commit job submission"), well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to commit job submission"), badly(b"no"), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (
-            badly(b"ERROR: Failed to commit job submission"),
-            NoReplyError("cut"),
-            OutcomeUnknownError,
-            FaultKind.UNKNOWN,
-        ),
+        (UNCOMMITTED, well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (UNCOMMITTED, badly(b"no"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (UNCOMMITTED, NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: Parse error in expression"), well(), RejectedError, FaultKind.CONFIG),
         (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), RejectedError, FaultKind.QUOTA),
     ],
@@ -257,8 +233,6 @@ async def test_what_drones_left_is_fetched_once_and_a_failure_is_told(login: Log
 
 
 async def test_old_files_that_nobody_needs_are_removed(login: Login, tmp_path: Path) -> None:
-    import os
-
     for name in ("inputs/used", "inputs/old", "inputs/young", "outputs/c-listed", "outputs/c-old"):
         directory = tmp_path / "w/site" / name
         directory.mkdir(parents=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from adapters.htcondor.site.bindings_worker import BindingsWorker
+from adapters.htcondor.site.client import BindingsWorker
 
 
 class ForgetfulSide(BindingsWorker):

@@ -192,14 +192,14 @@ async def test_five_thousand_jobs_are_a_handful_of_groups(new_pool: Callable[[st
     pool = new_pool("")
     directory = client_directory(config(pool))
     directory.refresh()
-    settings = (pool.collector, "kit", (), "true", "AcctGroup", 300.0, 900.0)
-    child = WorkerProcess("tests.htcondor_overlay.served_condor:weighed", *settings, env=directory.env)
+    settings = (config(pool), "kit", str(directory.path / "schedds"))
+    child = WorkerProcess("tests.htcondor_overlay.served_condor:Weighed", *settings, env=directory.env)
     try:
         pool.submit(gpu_job(n=1))
         await child.call("poll", (A100,), deadline_s=30.0)
         few_kib = await child.call("peak_kib", deadline_s=5.0)
         pool.submit(gpu_job(n=5000))
-        view = await child.call("poll", (A100,), deadline_s=30.0)
+        view = (await child.call("poll", (A100,), deadline_s=30.0)).view
         many_kib = await child.call("peak_kib", deadline_s=5.0)
     finally:
         await child.close()

@@ -27,8 +27,14 @@ from adapters.htcondor.site.nodes import (
     nodes,
     notices,
 )
-from adapters.htcondor.site.owner import HTCondorOwnerConfig
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, further, group_jobs, wanted_by
+from adapters.htcondor.site.owner import (
+    OWNER_JOB_PROJECTION,
+    HTCondorOwnerConfig,
+    OwnerJobQueue,
+    further,
+    group_jobs,
+    wanted_by,
+)
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
 from tests.labs.htcondor import Condor, Pool, lab_directory, until
 

@@ -1,7 +1,8 @@
 """Drains: by HTCondor's own tool where it reaches the drone, else by an order ad that the drone reads.
 
 Only the tools may use the secret in a startd's ad, the Python bindings cannot. An order ad in the collector reaches a
-drone that no connection from the controller can reach.
+drone that no connection from the controller can reach. The worker process with the bindings, which block, also has the
+collector drop the ads of dead drones.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import classad2
 import htcondor2
 
 from adapters.htcondor.classads import text, value
-from adapters.htcondor.client_directory import ClientDirectory
-from adapters.htcondor.daemons import BindingsErrors, Collectors
+from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.slots import OUR_SLOTS
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
@@ -27,6 +29,7 @@ from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.worker_process import WorkerProcess
 
+COLLECTOR_ADS = "adapters.htcondor.overlay.drain:CollectorAds"
 DRAINS_AT_ONCE = 8
 TOOL_TIMEOUT_S = 5.0
 """Longest time for the tool where an order ad can take its place."""
@@ -83,9 +86,9 @@ class Drainer:
                 if drone_id not in by_ad or drone_id in self._by_tool
             }
         results: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
-        failed = {i for i in readers if i in results and not _is_done(results[i])}
-        taken_back = {i for i in failed & self._by_tool if mode is DrainMode.RESUME}
-        wanted = [i for i in names if i in by_ad | failed - taken_back]
+        failed = {i for i in readers.keys() & results.keys() if (it := results[i]) is None or it.fault is not None}
+        by_tool_alone = self._by_tool if mode is DrainMode.RESUME else set()
+        wanted = [i for i in names if i in by_ad or (i in failed and i not in by_tool_alone)]
         if wanted and self._orders is not None:
             for drone_id, fault in (await self._orders.place(wanted, mode)).items():
                 results[drone_id] = _together(drone_id, results.get(drone_id), fault, keep=drone_id in by_ad)
@@ -107,52 +110,45 @@ class Drainer:
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
         if not slot_name(name, drone_id):
-            return _result(
-                drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, f"{printable(name, 60)!r} is no slot of it"
-            )
+            message = f"{printable(name, 60)!r} is no slot of it"
+            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         if tool is None:
             message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
             return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
         because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
+        command = [tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name]
         may_fail = reads and drone_id not in self._by_tool
         deadline_s = min(TOOL_TIMEOUT_S, self._deadline_s) if may_fail else self._deadline_s
         async with self._room:
             if may_fail and time.monotonic() < self._unreachable_until:
                 return None
             try:
-                code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
+                code, said = await self._run(command, deadline_s)
                 if mode in _HARDER and _says(said, _ALREADY_DRAINING):
                     # a drain cannot be hurried: it is taken back and asked for anew
                     await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
-                    code, said = await self._run([tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name], deadline_s)
-                result = _judged(drone_id, mode, code, said)
+                    code, said = await self._run(command, deadline_s)
+                done = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
+                if code == 0 or _says(said, done):
+                    if mode is DrainMode.RESUME:
+                        self._by_tool.discard(drone_id)
+                    else:
+                        self._by_tool.add(drone_id)
+                    return OrderResult(drone_id, OrderOutcome.OK)
+                kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
+                message = f"condor_drain: exit {code}: {printable(said[-600:], 600)}"
+                result = _result(drone_id, OrderOutcome.REJECTED, kind, message)
             except NoReplyError as error:
                 result = _result(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
             except UnavailableError as error:
                 result = _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
-        if result.answer is not OrderOutcome.OK and reads:
+        if reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
-        elif result.answer is OrderOutcome.OK and mode is DrainMode.RESUME:
-            self._by_tool.discard(drone_id)
-        elif result.answer is OrderOutcome.OK:
-            self._by_tool.add(drone_id)
         return result
 
     async def _run(self, command: Sequence[str], deadline_s: float) -> tuple[int, str]:
         done = await self._runner.run(command, deadline_s=deadline_s)
         return done.code, (done.out + done.err)[-2000:].decode(errors="replace").strip()
-
-
-def _judged(drone_id: DroneId, mode: DrainMode, code: int, said: str) -> OrderResult:
-    settled = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
-    if code == 0 or _says(said, settled):
-        return OrderResult(drone_id, OrderOutcome.OK)
-    kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
-    return _result(drone_id, OrderOutcome.REJECTED, kind, f"condor_drain: exit {code}: {printable(said[-600:], 600)}")
-
-
-def _is_done(result: OrderResult | None) -> bool:
-    return result is not None and result.answer is OrderOutcome.OK
 
 
 def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, *, keep: bool) -> OrderResult:
@@ -161,11 +157,7 @@ def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | Non
     ``keep``: the tool's answer counts too.
     """
     if fault is None:
-        return (
-            by_tool
-            if keep and by_tool is not None and not _is_done(by_tool)
-            else OrderResult(drone_id, OrderOutcome.OK)
-        )
+        return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
     if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
     return _result(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
@@ -197,7 +189,7 @@ class DrainOrders:
     def __init__(self, collector: str, issuer: str, directory: ClientDirectory) -> None:
         self._issuer, self._directory = issuer, directory
         self._child = WorkerProcess(
-            "adapters.htcondor.overlay.drain:OrderAds",
+            COLLECTOR_ADS,
             collector,
             # a log of its own: why something failed is read out of it
             env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "orders.log")},
@@ -218,9 +210,7 @@ class DrainOrders:
         The answer is empty where the collector does not answer.
         """
         try:
-            found: Mapping[DroneId, bool] = await self._child.call(
-                "readers", list(drone_ids), deadline_s=ORDER_TIMEOUT_S
-            )
+            found: Mapping[DroneId, bool] = await self._call("readers", list(drone_ids))
         except AdapterError:
             return {}
         return found
@@ -230,7 +220,7 @@ class DrainOrders:
         orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
         try:
-            placed = await self._child.call("place", plain, list(self.identities()), deadline_s=ORDER_TIMEOUT_S)
+            placed = await self._call("place", plain, list(self.identities()))
         except AdapterError as error:
             fault = Fault(error.kind, f"order ad: {error}", time.time())
             return dict.fromkeys(drone_ids, fault)
@@ -262,7 +252,10 @@ class DrainOrders:
 
     async def _withdraw(self, drone_ids: Sequence[DroneId]) -> None:
         with contextlib.suppress(AdapterError):
-            await self._child.call("withdraw", list(drone_ids), deadline_s=ORDER_TIMEOUT_S)
+            await self._call("withdraw", list(drone_ids))
+
+    async def _call(self, name: str, *args: object) -> Any:
+        return await self._child.call(name, *args, deadline_s=ORDER_TIMEOUT_S)
 
     async def close(self) -> None:
         """End the child. Orders that stand are left to the drones."""
@@ -277,28 +270,33 @@ class DrainOrders:
         return (max(serial, standing[0] + 1) if standing else serial), mode
 
 
+# --------------------------------------------------------------------------------------------- in the worker process
+
 ORDER_LIFETIME_S = 900
 """An order that its drone has not read by then is forgotten by the collector; the planner asks again."""
 _ORDER_READ_BACK_S = 3.0
 """The collector may answer a query before it has taken in the ads that were sent just before."""
+INVALIDATE_TIMEOUT_S = 5.0
+"""Longest wait until the collector no longer lists the ads of dead drones."""
+_ROUNDING_S = 1.0
+"""The collector keeps whole seconds."""
+_ADVICE = "allow the identity of the drones' tokens ADVERTISE_STARTD and ADVERTISE_MASTER at the collector"
 
 
-class OrderAds:
-    """The worker process's calls for orders as ads in the collector. Drone ids were checked before."""
+class CollectorAds:
+    """The worker's calls for ads that the controller places in the collectors or has them drop.
+
+    Drone ids were checked before. A drone that ends in order withdraws its own ads. Those of one that was killed stay
+    for CLASSAD_LIFETIME, and the negotiator matches jobs to its slot for as long.
+    """
 
     def __init__(self, collector: str) -> None:
-        self._address = collector
-        self._errors = BindingsErrors()
         self._collector = Collectors(collector)
 
     def readers(self, drone_ids: Collection[str]) -> Mapping[str, bool]:
         """Return those of the drones that read order ads, each with True if it drains because of one."""
-        with self._errors.translated(f"collector {self._address}"):
-            ads = self._collector.query(
-                htcondor2.AdType.Startd,
-                constraint=f"{OUR_SLOTS} && DroneOrder isnt undefined",
-                projection=["DroneId", "DroneDraining"],
-            )
+        constraint = f"{OUR_SLOTS} && DroneOrder isnt undefined"
+        ads = self._collector.query(htcondor2.AdType.Startd, constraint, ["DroneId", "DroneDraining"])
         wanted = set(drone_ids)
         return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
 
@@ -320,42 +318,68 @@ class OrderAds:
             )
             for drone_id, (serial, mode) in orders.items()
         ]
-        whom = f"collector {self._address}"
-        with self._errors.translated(whom):
-            self._collector.advertise(ads, "UPDATE_AD_GENERIC", True)
+        self._collector.advertise(ads, "UPDATE_AD_GENERIC")
         limit = time.monotonic() + _ORDER_READ_BACK_S
         while True:
-            found = self._standing(orders)
+            found = self._senders(orders)
             ours = [drone_id for drone_id in orders if found.get(drone_id) in identities]
             if len(ours) == len(orders) or time.monotonic() > limit:
                 break
             time.sleep(0.1)
         if ours:
             return ours
-        others = sorted(set(found.values()))
-        if others:
+        whom = f"collector {self._collector.addresses}"
+        if others := sorted(set(found.values())):
             seen, expected = printable(", ".join(others), 120), ", ".join(identities)
             raise AuthError(f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity")
         raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
 
-    def withdraw(self, drone_ids: Collection[str]) -> None:
-        """Have the collector drop the orders of drones that are gone."""
-        wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
-        query = classad2.ClassAd({"MyType": "Query", "TargetType": "Generic"})
-        query["Requirements"] = classad2.ExprTree(wanted)
-        with self._errors.translated(f"collector {self._address}"):
-            self._collector.advertise([query], "INVALIDATE_ADS_GENERIC", True)
-
-    def _standing(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
+    def _senders(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
         """Return the identity under which the collector lists each of these orders."""
-        with self._errors.translated(f"collector {self._address}"):
-            ads = self._collector.query(
-                htcondor2.AdType.Generic,
-                constraint="DroneOrderFor isnt undefined",
-                projection=["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"],
-            )
+        projection = ["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"]
         return {
             drone_id: text(ad, "AuthenticatedIdentity", 200)
-            for ad in ads
+            for ad in self._collector.query(htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection)
             if (drone_id := text(ad, "DroneOrderFor", 63)) in orders and value(ad, "DroneOrder") == orders[drone_id][0]
         }
+
+    def withdraw(self, drone_ids: Collection[str]) -> None:
+        """Have the collectors drop the orders of drones that are gone."""
+        wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
+        self._collector.invalidate("Generic", "INVALIDATE_ADS_GENERIC", wanted)
+
+    def remove(self, ended_at: Mapping[str, float]) -> None:
+        """Have the collectors drop the slot and master ads of drones that ended at these times (this host's clock).
+
+        An ad that was sent after that time stays: its drone lives. AuthError if the collector keeps a slot.
+        """
+        try:
+            self._collector.invalidate("Machine", "INVALIDATE_STARTD_ADS", _silent_since(ended_at))
+            self._collector.invalidate("DaemonMaster", "INVALIDATE_MASTER_ADS", _silent_since(ended_at))
+        except AuthError as error:
+            raise AuthError(f"{_ADVICE}: {error}", error.kind) from None
+        limit = time.monotonic() + INVALIDATE_TIMEOUT_S
+        while left := self._listed(_silent_since(ended_at)):
+            if time.monotonic() > limit:
+                raise AuthError(f"{_ADVICE}: collector {self._collector.addresses} still lists {left}")
+            time.sleep(0.2)
+
+    def _listed(self, constraint: str) -> str:
+        """Return the name of one of the ads that should be gone; empty if there is none."""
+        for kind in (htcondor2.AdType.Startd, htcondor2.AdType.Master):
+            for ad in self._collector.query(kind, constraint, ["Name"]):
+                return text(ad, "Name", 200) or "an ad without a name"
+        return ""
+
+
+def _silent_since(ended_at: Mapping[str, float]) -> str:
+    now = time.time()
+    return " || ".join(silent(drone_id, now - at) for drone_id, at in ended_at.items())
+
+
+def silent(drone_id: str, for_s: float) -> str:
+    """Return the constraint for the ads of a drone that has not advertised itself for this long.
+
+    The collector evaluates it by its own clock.
+    """
+    return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _ROUNDING_S))})"

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-import htcondor2
-
-from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, number, text, whole
-from adapters.htcondor.client_directory import ClientDirectory
-from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
+from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text, whole
+from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.job_classes import bounds, request, walltime
-from adapters.htcondor.overlay.schedds import ScheddQueue, ahead
+from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import CompletedJob, JobFailure
@@ -70,14 +68,9 @@ class _ScheddHistory:
 class HistoryReader:
     """Reader of the histories, in the worker process. Each question is about the time since the one before."""
 
-    def __init__(
-        self, collector: str, controller: str, schedds: Sequence[str], constraint: str, owner_attribute: str
-    ) -> None:
-        self._address, self._controller, self._schedds = collector, controller, tuple(schedds)
-        self._constraint, self._owner_attribute = constraint, owner_attribute
-        self._errors = BindingsErrors()
-        self._collector = Collectors(collector)
-        self._skew_s = 0
+    def __init__(self, config: HTCondorConfig, controller: str) -> None:
+        self._config, self._controller = config, controller
+        self._collector = Collectors(config.collector)
         self._known: dict[str, _ScheddHistory] = {}
 
     def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
@@ -86,7 +79,8 @@ class HistoryReader:
         A schedd that does not answer is reported, and the others' jobs count. ``silent``: schedds that are not asked.
         """
         now, notices, answered = time.time(), list[str](), False
-        for queue in self._queues():
+        self._collector.read_clock()
+        for queue in queues_of(self._collector.schedds(), self._config.schedds):
             if printable(queue.name, 80) in silent:
                 continue
             known = self._known.setdefault(queue.name, _ScheddHistory())
@@ -107,27 +101,14 @@ class HistoryReader:
         failures = tuple(each for known in self._known.values() for each in known.failed.values())
         return HistoryView(tuple(found) if answered else None, tuple(notices), failures if answered else ())
 
-    def _queues(self) -> list[ScheddQueue]:
-        with self._errors.translated(f"collector {self._address}"):
-            self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
-            ads = {text(ad, "Name", 600): ad for ad in self._collector.query(htcondor2.AdType.Schedd)}
-        return [
-            ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad))
-            for name, ad in sorted(ads.items())
-            if number(ad, "LastHeardFrom") is not None and (not self._schedds or name in self._schedds)
-        ]
-
-    def _collector_says(self, constraint: str) -> bool:
-        return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
-
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the jobs completed since the last question. Return True if there were more than the limit."""
-        ahead_s = self._skew_s + queue.ahead_s
+        config, ahead_s = self._config, self._collector.skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
-        wanted = constraint(self._constraint, long_ago, gpus_only)
-        projection = sorted({*HISTORY_PROJECTION, self._owner_attribute})
-        with self._errors.translated(f"schedd {printable(queue.name, 80)}"):
+        wanted = constraint(config.constraint, long_ago, gpus_only)
+        projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
             left = queue.schedd.history(
                 wanted, projection, HISTORY_LIMIT, stop(known.newest, max(known.read_at, long_ago))
             )
@@ -135,20 +116,14 @@ class HistoryReader:
         if left:
             known.newest = job_id(left[0])
         known.read_at = there_now
-        for done, cause in self._completions((*left, *stays), queue.name, lambda theirs: theirs - ahead_s):
+        for ad in (*left, *stays):
+            done = completion(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
+            if done is None:
+                continue
             known.jobs.setdefault(done.job_id, done)
-            if cause and done.drone_id is not None:
+            if done.drone_id is not None and (cause := cause_of_end(ad, done.run_s)):
                 known.failed[done.job_id] = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
         return max(len(left), len(stays)) >= HISTORY_LIMIT
-
-    def _completions(
-        self, ads: Iterable[Ad], schedd: str, to_our_clock: Callable[[float], float]
-    ) -> Iterable[tuple[CompletedJob, str]]:
-        """Yield the completions, each with its failure, if any."""
-        for ad in ads:
-            done = completion(ad, schedd, self._controller, self._owner_attribute, to_our_clock)
-            if done is not None:
-                yield done, cause_of_end(ad, done.run_s)
 
 
 def constraint(operators: str, since: float, gpus_only: bool) -> str:
@@ -182,8 +157,8 @@ def completion(
         cpus=asks.cpus,
         memory_mib=asks.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
-        vram_mib=math.ceil(least.get("globalmemorymb", 0)),
-        capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
+        vram_mib=least.vram_mib,
+        capability=least.capability,
         owner=text(ad, "Owner", 80),
         group=text(ad, owner_attribute, 80),
         walltime_s=walltime(ad),
@@ -203,11 +178,8 @@ class HistoryPoller:
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
         self._child = WorkerProcess(
             "adapters.htcondor.overlay.history:HistoryReader",
-            config.collector,
+            config,
             controller,
-            config.schedds,
-            config.constraint,
-            config.owner_attribute,
             # a log of its own: why something failed is read out of it
             env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")},
         )

@@ -56,6 +56,7 @@ GROUPED = attribute_names(
 
 PARALLEL = 11
 """Universe of jobs that a dedicated scheduler starts on several machines at once."""
+_PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
 """Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
@@ -186,6 +187,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
     """Return a class without the verdicts on its requirements."""
     ad = representative(groups)
     idle = [g for g in groups if g.status == IDLE]
+    running, held = [g for g in groups if g.status in IN_SLOT], [g for g in groups if g.status == HELD]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
     asks, least = request(ad), bounds(ad)
@@ -195,21 +197,21 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         cpus=asks.cpus,
         memory_mib=asks.memory_mib,
         disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
-        vram_mib=math.ceil(least.get("globalmemorymb", 0)),
-        capability=math.ceil(round(least.get("capability", 0) * 10, 6)),
-        driver=math.ceil(least.get("maxsupportedversion", 0)),
+        vram_mib=least.vram_mib,
+        capability=least.capability,
+        driver=least.driver,
         waiting=waiting - fresh,
         fresh=fresh,
-        running=sum(g.count for g in groups if g.status in IN_SLOT),
-        held=sum(g.count for g in groups if g.status == HELD),
+        running=sum(g.count for g in running),
+        held=sum(g.count for g in held),
         oldest_at=waits.oldest_at if idle else 0.0,
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
-        invalid=_universe(ad) or asks.invalid or _undefined(ad),
+        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else asks.invalid or _undefined(ad),
         job_ids=printable(", ".join(g.job_ids for g in idle)),
-        running_ids=printable(", ".join(g.job_ids for g in groups if g.status in IN_SLOT)),
-        held_ids=printable(", ".join(g.job_ids for g in groups if g.status == HELD)),
+        running_ids=printable(", ".join(g.job_ids for g in running)),
+        held_ids=printable(", ".join(g.job_ids for g in held)),
         group=groups[0].accounting,
         duty_milli=thousandths(ad, "GpuDuty") or 0,
         width_milli=thousandths(ad, "GpuWidth") or 0,
@@ -298,13 +300,6 @@ def walltime(ad: Ad) -> float:
     )
 
 
-def _universe(ad: Ad) -> str:
-    """Return what is wrong with the kind of job, if no drone can run such jobs."""
-    if number(ad, "JobUniverse") == PARALLEL:
-        return "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
-    return ""
-
-
 def _undefined(ad: Ad) -> str:
     """Return what is wrong with a request that evaluates to nothing: every slot refuses it."""
     for name, submitted, instead in (
@@ -318,16 +313,24 @@ def _undefined(ad: Ad) -> str:
     return ""
 
 
-def bounds(ad: Ad) -> dict[str, float]:
-    """Return the least values that RequireGPUs and Requirements ask of a GPU, by attribute in small letters."""
-    least: dict[str, float] = {}
+class GpuBounds(NamedTuple):
+    """Least values that a job asks of each GPU: MiB, tenths, CUDA version as in MaxSupportedVersion."""
+
+    vram_mib: int
+    capability: int
+    driver: int
+
+
+def bounds(ad: Ad) -> GpuBounds:
+    """Return the least values that RequireGPUs and Requirements ask of a GPU."""
+    least = {"globalmemorymb": 0.0, "capability": 0.0, "maxsupportedversion": 0.0}
     for name in ("RequireGPUs", "Requirements"):
         for clause in clauses(source(ad, name)):
             found = bound(clause, ad) if " >= " in clause else None
-            if found and 0 <= found[1] <= LARGEST_NUMBER:
-                attribute = found[0].lower()
-                least[attribute] = max(least.get(attribute, 0), found[1])
-    return least
+            if found and found[0].lower() in least and found[1] <= LARGEST_NUMBER:
+                least[found[0].lower()] = max(least[found[0].lower()], found[1])
+    vram_mib, capability, driver = least.values()
+    return GpuBounds(math.ceil(vram_mib), math.ceil(round(capability * 10, 6)), math.ceil(driver))
 
 
 def as_job(ad: Ad) -> Ad:
@@ -339,19 +342,14 @@ def as_job(ad: Ad) -> Ad:
     return job
 
 
-def group_attributes(owner_attribute: str, also: Iterable[str]) -> list[str]:
-    """Return the attributes that a schedd is asked to group by."""
-    names = {name.lower(): name for name in (*also, owner_attribute, *GROUPED)}
-    return sorted(names.values())
+def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
+    """Return the attributes that a schedd is asked to group by.
 
-
-def referenced(constraint: str) -> list[str]:
-    """Return the job attributes that an operator's constraint looks at.
-
-    The constraint is put to the groups, so they must be grouped by these.
+    An operator's constraint is put to the groups, so they are grouped by the attributes that it looks at.
     """
-    tree = classad2.ExprTree(constraint)
-    return [str(name).rpartition(".")[2] for name in classad2.ClassAd().externalRefs(tree)]
+    references = classad2.ClassAd().externalRefs(classad2.ExprTree(constraint))
+    also = (str(name).rpartition(".")[2] for name in references)
+    return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
 
 
 ACCOUNTING_PROJECTION = (
@@ -363,78 +361,61 @@ ACCOUNTING_PROJECTION = (
     "WeightedResourcesUsed",
     "Priority",
 )
-_NONE = "<none>"
+_ROOT_GROUP = "<none>"
 """HTCondor's name for the root of all groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AccountingGroup:
-    """A group as the negotiator reports it, in slot weights."""
-
-    name: str
-    quota: float | None
-    used: float
-    surplus: bool
-    priority: float
 
 
 def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: SlotWeight) -> tuple[Group, ...]:
     """Return all groups but the root; empty where there are no others."""
-    known = {each.name.casefold(): each for ad in ads if (each := _accounting_group(ad, weight)) is not None}
-    if not known:
-        return ()
+    known = {text(ad, "Name", 80).casefold(): ad for ad in ads if _is_group(ad)}
+    weights = _weights(classes) if known and weight is SlotWeight.CPUS else {}
     used: dict[str, float] = {}
-    for name, each in known.items():
+    for name, ad in known.items():
         for above in _chain(name):
-            used[above] = used.get(above, 0.0) + each.used
-    weights = _weights(classes) if weight is SlotWeight.CPUS else {}
+            used[above] = used.get(above, 0.0) + _amount(ad, "WeightedResourcesUsed")
+
+    def gpu_milli(name: str, amount: float) -> int:
+        # rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it
+        return int(round(amount * WHOLE_GPU / weights.get(name, 1.0), 3))
+
     return tuple(
         Group(
-            name=each.name,
-            quota_milli=None if each.quota is None else _gpu_milli(each.quota, weights.get(name, 1.0)),
-            used_milli=_gpu_milli(used[name], weights.get(name, 1.0)),
-            surplus=each.surplus,
-            priority=each.priority,
+            name=text(ad, "Name", 80),
+            quota_milli=None if _is_dynamic(ad, weight) else gpu_milli(name, _amount(ad, "ConfigQuota")),
+            used_milli=gpu_milli(name, used[name]),
+            surplus=_takes_surplus(ad),
+            priority=_amount(ad, "Priority"),
         )
-        for name, each in sorted(known.items())
+        for name, ad in sorted(known.items())
     )
 
 
 def quota_warnings(ads: Iterable[Ad], weight: SlotWeight) -> list[str]:
     """Return a line for each quota that cannot mean what it says in a pool of drones."""
     return [
-        f"accounting group {name}: its dynamic quota is a share of what there happens to be, and it takes no surplus:"
-        " drones started for it will stay idle in part; write GROUP_QUOTA or GROUP_ACCEPT_SURPLUS for it"
+        f"accounting group {text(ad, 'Name', 80)}: its dynamic quota is a share of what there happens to be, and it"
+        " takes no surplus: drones started for it will stay idle in part; write GROUP_QUOTA or GROUP_ACCEPT_SURPLUS for"
+        " it"
         for ad in ads
-        if (name := text(ad, "Name", 80)) and _is_group(ad) and _dynamic(ad, weight) and not _takes_surplus(ad)
+        if _is_group(ad) and _is_dynamic(ad, weight) and not _takes_surplus(ad)
     ]
 
 
-def _accounting_group(ad: Ad, weight: SlotWeight) -> _AccountingGroup | None:
-    name = text(ad, "Name", 80)
-    if not name or not _is_group(ad):
-        return None
-    quota = max(0.0, number(ad, "ConfigQuota") or 0.0)
-    return _AccountingGroup(
-        name=name,
-        quota=None if _dynamic(ad, weight) else quota,
-        used=max(0.0, number(ad, "WeightedResourcesUsed") or 0.0),
-        surplus=_takes_surplus(ad),
-        priority=max(0.0, number(ad, "Priority") or 0.0),
-    )
+def _amount(ad: Ad, name: str) -> float:
+    return max(0.0, number(ad, name) or 0.0)
 
 
 def _is_group(ad: Ad) -> bool:
-    return value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) != _NONE
+    return value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in ("", _ROOT_GROUP)
 
 
-def _dynamic(ad: Ad, weight: SlotWeight) -> bool:
+def _is_dynamic(ad: Ad, weight: SlotWeight) -> bool:
     """Return True if a quota is a share of the pool.
 
     The ad does not distinguish a share of the pool from an amount: what is below one is a share, and so is one, unless
     it is of GPUs.
     """
-    written = number(ad, "ConfigQuota") or 0.0
+    written = _amount(ad, "ConfigQuota")
     return 0.0 < written < 1.0 or (written == 1.0 and weight is SlotWeight.CPUS)
 
 
@@ -452,14 +433,6 @@ def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
             cpus[name] = cpus.get(name, 0) + count * job.cpus
             milli[name] = milli.get(name, 0) + count * job.gpu_milli
     return {name: total * WHOLE_GPU / milli[name] for name, total in cpus.items() if total and milli[name]}
-
-
-def _gpu_milli(weight: float, each_gpu: float) -> int:
-    """Return a weight in GPUs.
-
-    It is rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it.
-    """
-    return int(round(weight * WHOLE_GPU / each_gpu, 3))
 
 
 def _chain(name: str) -> Iterable[str]:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from adapters.htcondor.client_directory import ClientDirectory
-from adapters.htcondor.overlay.drain import Drainer, DrainOrders, read_every_s
+from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
-from adapters.htcondor.overlay.schedds import SCHEDD_ANSWER_TIMEOUT_S, asked
+from adapters.htcondor.overlay.pool import PolledPool
+from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses
-from adapters.htcondor.tokens import InvalidTokenError, TokenSigner, explain_token, read_token, user_of
+from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from provisioner import drone
@@ -53,12 +53,6 @@ def client_directory(config: HTCondorConfig) -> ClientDirectory:
     return ClientDirectory("the overlay", config.collector, config.token, config.token_directory, config.client_config)
 
 
-def drone_identities(config: HTCondorConfig) -> str:
-    """Return the identity of each drone, with ``{drone}`` for its id; empty if a drone's identity does not have it."""
-    own = config.drone_token_mode is DroneTokenMode.SIGNING_KEY and "{drone}" in config.drone_user
-    return f"{config.drone_user}@{config.trust_domain}" if own else ""
-
-
 @dataclass(frozen=True, slots=True)
 class DroneToken:
     """A token of a drone: the one of all drones, or one that is signed when it is read."""
@@ -67,22 +61,34 @@ class DroneToken:
     drone_id: DroneId
     lifetime_s: float
 
-    @classmethod
-    def of(cls, config: HTCondorConfig, order: StartOrder) -> Self:
-        """Return the token of a drone that is ordered."""
-        walltime_s = order.type.walltime_s
-        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
-        return cls(config, order.drone_id, order.comes_within_s + life_s + order.grace_s)
-
     def read(self) -> str:
         """Return the token. SecretUnreadableError if there is none."""
         config = self.config
         if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
             assert config.drone_signing_key is not None  # validated
             signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
-            return signer.token(user_of(config.drone_user, self.drone_id), time.time(), self.lifetime_s)
+            return signer.token(config.drone_user.replace("{drone}", self.drone_id), time.time(), self.lifetime_s)
         assert config.drone_token is not None  # validated
         return config.drone_token.read()
+
+
+class _Connection:
+    """Processes and files of an entered overlay."""
+
+    def __init__(self, config: HTCondorConfig, controller: str) -> None:
+        self.directory = client_directory(config)
+        self.memory = self.directory.path / "schedds"
+        self.pool = WorkerProcess(
+            "adapters.htcondor.overlay.pool:PoolPoller", config, controller, str(self.memory), env=self.directory.env
+        )
+        self.history = HistoryPoller(config, controller, self.directory)
+        self.orders = DrainOrders(config.collector, config.trust_domain, self.directory)
+        self.drainer = Drainer(config.drain_tool, self.directory.env, config.drain_deadline, self.orders)
+
+    async def close(self) -> None:
+        for each in (self.pool, self.history, self.orders):
+            await each.close()
+        self.directory.close()
 
 
 class HTCondorOverlay:
@@ -92,11 +98,7 @@ class HTCondorOverlay:
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
         self._config, self._controller = config, controller
-        self._directory: ClientDirectory | None = None
-        self._pool: WorkerProcess | None = None
-        self._completions: HistoryPoller | None = None
-        self._orders: DrainOrders | None = None
-        self._drainer: Drainer | None = None
+        self._connection: _Connection | None = None
         self._view: OverlayView | None = None
         self._silent: tuple[str, ...] = ()
         """Schedds that did not answer at the newest poll, those that never have as well."""
@@ -107,39 +109,20 @@ class HTCondorOverlay:
         """Drones that ask for orders, or will: as of the newest poll, so that drones of one tick may be alike."""
 
     async def __aenter__(self) -> Self:
-        config = self._config
-        self._directory = client_directory(config)
-        self._pool = WorkerProcess(
-            "adapters.htcondor.overlay.pool:PoolPoller",
-            config.collector,
-            self._controller,
-            config.schedds,
-            config.constraint,
-            config.owner_attribute,
-            config.negotiation_period,
-            config.collector_memory,
-            config.slot_weight,
-            config.drone_config,
-            drone_identities(config),
-            str(self._directory.path / "schedds"),
-            min(SCHEDD_ANSWER_TIMEOUT_S, config.deadline / 2),
-            env=self._directory.env,
-        )
-        self._completions = HistoryPoller(config, self._controller, self._directory)
-        self._orders = DrainOrders(config.collector, config.trust_domain, self._directory)
-        self._drainer = Drainer(config.drain_tool, self._directory.env, config.drain_deadline, self._orders)
+        self._connection = _Connection(self._config, self._controller)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._pool is not None:
-            await self._pool.close()
-        if self._completions is not None:
-            await self._completions.close()
-        if self._orders is not None:
-            await self._orders.close()
-        if self._directory is not None:
-            self._directory.close()
-        self._pool = self._completions = self._directory = self._drainer = self._orders = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def _connected(self) -> _Connection:
+        """Return the connection, with the tokens in the client's directory as they are now."""
+        if self._connection is None:
+            raise UnavailableError("the overlay is not connected")
+        self._connection.directory.refresh()
+        return self._connection
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         """Poll the pool.
@@ -147,35 +130,30 @@ class HTCondorOverlay:
         UnavailableError if the collector or all schedds did not answer in time, or AuthError. A schedd that does not
         answer beside others is left out: see ``unheard`` of the view.
         """
-        if self._pool is None or self._completions is None or self._directory is None:
-            raise UnavailableError("the overlay is not connected")
-        self._directory.refresh()
+        connection, deadline_s = self._connected(), self._config.deadline
         gpus_only = all(kind.gpu_milli for kind in types)
-        polled: OverlayView | AdapterError
+        answer: PolledPool | AdapterError
         async with asyncio.TaskGroup() as group:
-            pending = group.create_task(self._completions.newest(gpus_only, self._silent))
+            pending = group.create_task(connection.history.newest(gpus_only, self._silent))
             try:
-                kinds, deadline_s = tuple(types), self._config.deadline
-                answer = await self._pool.call("poll_with_users", kinds, deadline_s=deadline_s)
-                polled, users, self._silent = answer
-                self._witnesses.note(users, time.time())
+                answer = await connection.pool.call("poll", tuple(types), deadline_s=deadline_s)
             except AdapterError as error:
-                whom = " ".join(asked(self._directory.path / "schedds"))
-                polled = UnavailableError(f"{whom}: no answer within {deadline_s:g} s") if whom.strip() else error
-        if isinstance(polled, AuthError):
-            raise await asyncio.to_thread(explained, polled, self._config)
-        if isinstance(polled, AdapterError):
-            raise polled
-        history = pending.result()
-        there = {slot.drone_id for slot in polled.slots}
-        if self._drainer is not None:
-            await self._drainer.forget(there)
+                whom = " ".join(asked(connection.memory))
+                answer = UnavailableError(f"{whom}: no answer within {deadline_s:g} s") if whom.strip() else error
+        if isinstance(answer, AuthError):
+            raise await asyncio.to_thread(explained, answer, self._config)
+        if isinstance(answer, AdapterError):
+            raise answer
+        view, users, self._silent = answer
+        self._witnesses.note(users, time.time())
+        history, there = pending.result(), {slot.drone_id for slot in view.slots}
+        await connection.drainer.forget(there)
         self._count_readers(there)
         self._view = replace(
-            polled,
+            view,
             completions=history.completions,
-            notices=(*polled.notices, *history.notices),
-            mishaps=self._witnesses.believed((*polled.mishaps, *history.failures), time.time()),
+            notices=(*view.notices, *history.notices),
+            mishaps=self._witnesses.believed((*view.mishaps, *history.failures), time.time()),
         )
         return self._view
 
@@ -190,25 +168,21 @@ class HTCondorOverlay:
 
     async def probe(self, *, here: bool) -> Sequence[AuditFinding]:
         """Return what would keep drains from working, and drones from starting ``here``."""
-        if self._directory is None or self._orders is None:
-            raise UnavailableError("the overlay is not connected")
-        self._directory.refresh()
+        connection = self._connected()
         missing = list(no_condor(self._config)) if here else []
-        refused = await self._orders.rehearse(DroneId(f"{self._controller}-check"))
+        refused = await connection.orders.rehearse(DroneId(f"{self._controller}-check"))
         if refused is None:
             return missing  # order ads reach every drone, whatever the tool can do
-        return [*(await probe(self._config, self._directory.env) or [no_orders(refused)]), *missing]
+        return [*(await probe(self._config, connection.directory.env) or [no_orders(refused)]), *missing]
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
-        if self._drainer is None or self._directory is None:
-            raise UnavailableError("the overlay is not connected")
+        connection = self._connected()
         if self._view is None:
             fault = Fault(FaultKind.DOWN, "no poll of the pool yet: its slot is unknown", 0.0)
             return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in drone_ids]
-        self._directory.refresh()
         names = {slot.drone_id: slot.name for slot in self._view.slots}
-        return await self._drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
+        return await connection.drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
 
     async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
         """Have the collector drop the ads of drones that ended at these times.
@@ -219,9 +193,7 @@ class HTCondorOverlay:
             return []
         token = DroneToken(self._config, next(iter(ended_at)), _REMOVAL_TOKEN_S)
         directory = ClientDirectory("the drones", self._config.collector, token, None, self._config.client_config)
-        child = WorkerProcess(
-            "adapters.htcondor.overlay.dead_ads:DeadAdRemover", self._config.collector, env=directory.env
-        )
+        child = WorkerProcess(COLLECTOR_ADS, self._config.collector, env=directory.env)
         try:
             await asyncio.to_thread(directory.refresh)
             await child.call("remove", dict(ended_at), deadline_s=_REMOVAL_S)
@@ -235,30 +207,33 @@ class HTCondorOverlay:
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
+        config, walltime_s = self._config, order.type.walltime_s
+        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        lifetime_s = order.comes_within_s + life_s + order.grace_s
         try:
-            token = await asyncio.to_thread(DroneToken.of(self._config, order).read)
+            token = await asyncio.to_thread(DroneToken(config, order.drone_id, lifetime_s).read)
         except SecretUnreadableError as error:
             raise AuthError(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}
         env = {
-            "DRONE_COLLECTOR": self._config.collector,
-            "DRONE_TRUST_DOMAIN": self._config.trust_domain,
+            "DRONE_COLLECTOR": config.collector,
+            "DRONE_TRUST_DOMAIN": config.trust_domain,
             "DRONE_TOKEN_FILE": "token",
             "DRONE_KEPT_VRAM_MIB": str(order.kept_vram_mib),
             "DRONE_KEPT_S": str(round(order.kept_s)),
             "DRONE_AVOIDS": order.avoids,
         }
-        if identity := drone_identities(self._config):
-            env["DRONE_IDENTITY"] = user_of(identity, order.drone_id)
-        identities = self._orders.identities() if self._orders is not None else ()
+        if identity := config.drone_identities:
+            env["DRONE_IDENTITY"] = identity.replace("{drone}", order.drone_id)
+        identities = self._connection.orders.identities() if self._connection is not None else ()
         if identities:
             env["DRONE_ORDERS_FROM"] = ",".join(identities)
             env["DRONE_ORDER_S"] = str(round(read_every_s(self._readers)))
             self._admitted[order.drone_id] = time.monotonic()
-        if self._config.condor_prefix:
-            env["CONDOR_PREFIX"] = self._config.condor_prefix
-        if self._config.drone_config:
-            files["extra.conf"] = self._config.drone_config.encode()
+        if config.condor_prefix:
+            env["CONDOR_PREFIX"] = config.condor_prefix
+        if config.drone_config:
+            files["extra.conf"] = config.drone_config.encode()
         return Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
 
 
@@ -299,34 +274,26 @@ def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
 
 def no_orders(refused: Fault) -> AuditFinding:
     """Return what it means that the collector does not take our order ads, where the drain tool may be used."""
-    message = "drones that cannot reach this host would not drain: the collector does not take our order ads. Add the "
-    repair = "token's identity to `COLLECTOR.ALLOW_DAEMON`, `condor_reconfig`; a limited token needs `-authz DAEMON`"
-    return AuditFinding("", "drain", f"{message}{repair} ({refused.message})")
+    message = (
+        "drones that cannot reach this host would not drain: the collector does not take our order ads. Add the token's"
+        " identity to `COLLECTOR.ALLOW_DAEMON`, `condor_reconfig`; a limited token needs `-authz DAEMON`"
+    )
+    return AuditFinding("", "drain", f"{message} ({refused.message})")
 
 
 def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
     """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
-    prefix = Path(config.condor_prefix)
     if config.condor_prefix:
-        if any((prefix / below / "condor_master").exists() for below in ("usr/sbin", "sbin")):
-            return []
-        return [
-            AuditFinding(
-                "",
-                "htcondor",
-                f"no condor_master below {prefix}: drones on this host could not start. Correct `condor_prefix`",
-            )
-        ]
-    if shutil.which("condor_master", path=f"{os.environ.get('PATH', '')}:{_MORE_PATH}"):
-        return []
-    return [
-        AuditFinding(
-            "",
-            "htcondor",
-            "condor_master is neither on PATH nor in /usr/sbin: drones on this host could not "
-            "start. Install HTCondor, or set `condor_prefix` to the directory above its `usr/sbin`",
+        prefix = Path(config.condor_prefix)
+        found = any((prefix / below / "condor_master").exists() for below in ("usr/sbin", "sbin"))
+        message = f"no condor_master below {prefix}: drones on this host could not start. Correct `condor_prefix`"
+    else:
+        found = shutil.which("condor_master", path=f"{os.environ.get('PATH', '')}:{_MORE_PATH}") is not None
+        message = (
+            "condor_master is neither on PATH nor in /usr/sbin: drones on this host could not start. Install HTCondor,"
+            " or set `condor_prefix` to the directory above its `usr/sbin`"
         )
-    ]
+    return [] if found else [AuditFinding("", "htcondor", message)]
 
 
 async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import classad2
 import htcondor2
@@ -25,37 +26,18 @@ from adapters.htcondor.classads import (
     text,
     used_up,
 )
-from adapters.htcondor.daemons import BindingsErrors, Collectors, clock_skew
-from adapters.htcondor.overlay import matching, work
-from adapters.htcondor.overlay.job_classes import (
-    ACCOUNTING_PROJECTION,
-    GPU_JOBS,
-    JOBS,
-    NO_WAITS,
-    JobGroup,
-    QueueWait,
-    accounting_groups,
-    as_job,
-    group,
-    group_attributes,
-    job_class,
-    merged,
-    passes,
-    quota_warnings,
-    referenced,
-    representative,
-    share_warnings,
-)
+from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.overlay import job_classes, matching, work
+from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
 from adapters.htcondor.overlay.schedds import (
     SCHEDD_ANSWER_TIMEOUT_S,
     ScheddAnswer,
     ScheddQueue,
     ScheddRegistry,
     ahead,
-    noted,
-    slack,
+    queues_of,
 )
-from adapters.htcondor.overlay.settings import SlotWeight
+from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import SLOT_PROJECTION, SlotsView, forged, ours, slots_view
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
@@ -92,50 +74,31 @@ class NegotiationCycle:
     """Ads of users and groups at its end."""
 
 
+class PolledPool(NamedTuple):
+    """Answer of one poll."""
+
+    view: OverlayView
+    users: Mapping[DroneId, frozenset[str]]
+    """Owners of the claims that the slots of a drone showed."""
+    silent: tuple[str, ...]
+    """Schedds that did not answer, those that never have as well."""
+
+
 class PoolPoller:
     """Server of ``poll``. It remembers what seldom changes: verdicts, received slots, jobs' waits."""
 
-    def __init__(
-        self,
-        collector: str,
-        controller: str,
-        schedds: Sequence[str],
-        constraint: str,
-        owner_attribute: str,
-        negotiation_period_s: float,
-        collector_memory_s: float,
-        slot_weight: SlotWeight = SlotWeight.CPUS,
-        drone_config: str = "",
-        drone_identities: str = "",
-        memory: str = "",
-        answer_s: float = SCHEDD_ANSWER_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, config: HTCondorConfig, controller: str, memory: str) -> None:
         """Connect to the pool.
 
         ``memory``: directory for what must outlive this process, which ends with a poll that is kept waiting.
-        ``answer_s``: longest wait for a schedd's answer to a trivial question.
         """
-        self._drone_identities = drone_identities
-        self._address, self._controller, self._wanted_schedds = collector, controller, tuple(schedds)
-        self._owner_attribute = owner_attribute
-        self._slot_weight = slot_weight
-        self._drone_config = drone_config
-        self._constraint = constraint
-        self._attributes = group_attributes(owner_attribute, referenced(constraint))
-        self._negotiation_period_s, self._collector_memory_s = negotiation_period_s, collector_memory_s
-        self._errors = BindingsErrors()
-        self._collector = Collectors(collector)
-        self._skew_s = 0
-        self._schedds = ScheddRegistry(collector_memory_s, Path(memory) if memory else None)
-        self._answer_s = answer_s
+        self._config, self._controller = config, controller
+        self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
+        self._collector = Collectors(config.collector)
+        self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
         self._waits: dict[tuple[str, str], QueueWait] = {}
         """By schedd and job id."""
-        self._verdicts: dict[tuple[str, TypeKey], UnmetRequirement | None] = {}
-        self._passing: dict[tuple[str, TypeKey], float] = {}
-        """Verdicts that depend on the time, and when they were made (monotonic)."""
-        self._types: dict[TypeKey, DroneType] = {}
-        self._templates: dict[TypeKey, Ad] = {}
-        self._received: dict[TypeKey, tuple[float, matching.ReceivedSlot]] = {}
+        self._verdicts = Verdicts(config.drone_config)
         self._devices: dict[DroneId, tuple[float, int]] = {}
         self._collector_started: dict[str, float] = {}
         """By address, of each collector that we have asked."""
@@ -144,110 +107,90 @@ class PoolPoller:
         self._forged: tuple[str, ...] = ()
         """Notice of slots that were sent with stolen tokens."""
         self._forgers_at = -math.inf
-        self._users: Mapping[DroneId, frozenset[str]] = {}
-        """Owners of the claims that the slots showed at the last poll."""
 
     # ------------------------------------------------------------------------------------------------- the one call
 
-    def poll_with_users(
-        self, types: Sequence[DroneType]
-    ) -> tuple[OverlayView, Mapping[DroneId, frozenset[str]], tuple[str, ...]]:
-        """Poll, and return as well the owners of the claims in the slots, and the silent schedds."""
-        return self.poll(types), self._users, tuple(printable(name, 80) for name in self._schedds.silent)
-
-    def poll(self, types: Sequence[DroneType]) -> OverlayView:
+    def poll(self, types: Sequence[DroneType]) -> PolledPool:
         """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
-        taken_at = time.time()
-        with self._asked("collector", self._address):
-            self._skew_s = clock_skew(self._collector_says, time.time, self._skew_s)
-            slots_of_drones = ours(self._drone_identities)
-            ads = self._collector.query(
-                htcondor2.AdType.Startd, constraint=slots_of_drones, projection=list(SLOT_PROJECTION)
-            )
-            seen = slots_view(ads, self._controller, self._to_our_clock, self._drone_identities)
-            self._users = seen.users
-            listed = self._listed()
+        config, taken_at = self._config, time.time()
+        with self._schedds.files.asking("collector", config.collector):
+            self._collector.read_clock()
+            ads = self._collector.query(htcondor2.AdType.Startd, ours(config.drone_identities), SLOT_PROJECTION)
+            seen = slots_view(ads, self._controller, self._to_our_clock, config.drone_identities)
+            listed = self._collector.schedds()
             cycle = self._cycle()
             notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
-            notices += quota_warnings(cycle.accounting, self._slot_weight)
+            notices += job_classes.quota_warnings(cycle.accounting, config.slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
         device_milli = self._devices_of(seen, taken_at)
         # jobs that want no GPU are demand only where something could be started for them
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
-        constraint = f"({JOBS if cpu_jobs_count else GPU_JOBS}) && ({self._constraint})"
+        constraint = f"({job_classes.JOBS if cpu_jobs_count else job_classes.GPU_JOBS}) && ({config.constraint})"
         queues = self._answering(self._queues(listed, taken_at), taken_at, constraint, device_milli)
         kept = self._schedds.kept(taken_at)
         answers = {queue.name: self._schedds.last[queue.name] for queue in queues}
-        groups = [each for answer in (*answers.values(), *kept.values()) for each in answer.groups]
         at_work = work.together(
             [*(each.work for each in answers.values()), *(each.work_now(slots, taken_at) for each in kept.values())]
         )
-        by_class = merged(groups)
-        fresh = self._fresh(queues, cycle, by_class, constraint)
+        by_class = job_classes.merged(each for answer in (*answers.values(), *kept.values()) for each in answer.groups)
+        fresh = self._fresh(queues, cycle.began_at, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
         limited = limits_of(by_class, {**answers, **kept})
-        self._forget(by_class, types)
+        self._verdicts.keep(by_class, types)
         until = time.monotonic() + _JUDGING_S
-        classes = [
-            self._judged(job_class(each, parts, fresh.get(each, 0), waits.get(each, NO_WAITS)), parts, types, until)
-            for each, parts in sorted(by_class.items())
-        ]
-        classes = [behind(each, *limited[each.id]) if each.id in limited else each for each in classes]
-        silent = self._schedds.notices(self._wanted_schedds, taken_at)
-        return OverlayView(
+        classes = []
+        for class_id, groups in sorted(by_class.items()):
+            jobs = job_classes.job_class(
+                class_id, groups, fresh.get(class_id, 0), waits.get(class_id, job_classes.NO_WAITS)
+            )
+            jobs = self._verdicts.judged(jobs, groups, types, until)
+            classes.append(behind(jobs, *limited[class_id]) if class_id in limited else jobs)
+        view = OverlayView(
             taken_at=taken_at,
             classes=tuple(classes),
             slots=at_work.on(slots),
             negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
-            notices=(*silent, *notices, *restarted),
+            notices=(*self._schedds.notices(config.schedds, taken_at), *notices, *restarted),
             remarks=(*seen.remarks, *_doubts(by_class)),
             evictions=at_work.evictions,
-            groups=accounting_groups(cycle.accounting, classes, self._slot_weight),
+            groups=job_classes.accounting_groups(cycle.accounting, classes, config.slot_weight),
             mishaps=at_work.failures,
-            unheard=self._schedds.unheard(self._wanted_schedds),
+            unheard=self._schedds.unheard(config.schedds),
         )
+        return PolledPool(view, seen.users, tuple(printable(name, 80) for name in self._schedds.silent))
 
     @contextmanager
-    def _asked(self, whom: str, name: str) -> Iterator[None]:
-        """Note who is asked, and raise what the bindings raise as an error that names them."""
-        shown = f"{whom} {printable(name, 80)}"
-        with noted(self._schedds, whom, name), self._errors.translated(shown):
+    def _asked(self, queue: ScheddQueue) -> Iterator[None]:
+        """Note which schedd is asked, and raise what the bindings raise as an error that names it."""
+        whom = f"schedd {printable(queue.name, 80)}"
+        with self._schedds.files.asking("schedd", queue.name), self._collector.errors.translated(whom):
             yield
+
+    def _query(
+        self, queue: ScheddQueue, constraint: str, projection: Sequence[str], limit: int = -1, *, grouped: bool = False
+    ) -> list[Ad]:
+        """Return ads of jobs, or of groups of them. An empty list is an answer."""
+        opts = htcondor2.QueryOpt.GroupBy if grouped else htcondor2.QueryOpt.Default
+        with self._asked(queue):
+            return list(queue.schedd.query(constraint, projection=list(projection), limit=limit, opts=opts))
 
     # ---------------------------------------------------------------------------------------------- collector's side
 
-    def _collector_says(self, constraint: str) -> bool:
-        """Return True if an expression is true at the collector (by the ads of its schedds; there must be some)."""
-        return bool(self._collector.query(htcondor2.AdType.Schedd, constraint=constraint, projection=["Name"]))
-
     def _forgers(self) -> tuple[str, ...]:
         """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
-        if self._drone_identities and time.monotonic() - self._forgers_at > _FORGERS_INTERVAL_S:
+        identities = self._config.drone_identities
+        if identities and time.monotonic() - self._forgers_at > _FORGERS_INTERVAL_S:
             self._forgers_at = time.monotonic()
-            ads = self._collector.query(
-                htcondor2.AdType.Startd,
-                constraint=f"DroneId isnt undefined && {forged(self._drone_identities)}",
-                projection=["AuthenticatedIdentity"],
-            )
+            constraint = f"DroneId isnt undefined && {forged(identities)}"
+            ads = self._collector.query(htcondor2.AdType.Startd, constraint, ["AuthenticatedIdentity"])
             senders = sorted({text(ad, "AuthenticatedIdentity", 300) for ad in ads})
             shown = ", ".join(senders[:3]) + (" and others" if len(senders) > 3 else "")
-            self._forged = (
-                (f"{len(ads)} slots ignored: {shown} sent them in the name of other drones, with stolen tokens",)
-                if ads
-                else ()
-            )
+            notice = f"{len(ads)} slots ignored: {shown} sent them in the name of other drones, with stolen tokens"
+            self._forged = (notice,) if ads else ()
         return self._forged
 
     def _to_our_clock(self, theirs: float) -> float:
-        return theirs - self._skew_s
-
-    def _listed(self) -> dict[str, Ad]:
-        """Return the ads of the schedds that the collector lists, by name."""
-        return {
-            text(ad, "Name", 600): ad
-            for ad in self._collector.query(htcondor2.AdType.Schedd)
-            if number(ad, "LastHeardFrom") is not None
-        }
+        return theirs - self._collector.skew_s
 
     def _queues(self, ads: Mapping[str, Ad], now: float) -> list[ScheddQueue]:
         """Return the schedds whose jobs count and that answer a trivial question.
@@ -255,30 +198,25 @@ class PoolPoller:
         UnavailableError if there is none. The others are left out, and their last answers kept for a while. Anybody can
         have a schedd listed: one that flocks here and denies reading, or a machine that is switched off, stops nothing.
         """
-        known, wanted = self._schedds, self._wanted_schedds
-        kept = known.kept(now)
+        known, wanted, memory_s = self._schedds, self._config.schedds, self._config.collector_memory
+        known.kept(now)
         for name in {*wanted, *known.answered, *known.silent} - ads.keys():
-            last = known.last.get(name) or kept.get(name)
-            if name in wanted or (last is not None and last.groups and now - last.taken_at <= self._collector_memory_s):
+            last = known.last.get(name)
+            if name in wanted or (last is not None and last.groups and now - last.taken_at <= memory_s):
                 known.failed(name, UnavailableError("the collector does not list it"), now, unlisted=True)
             else:
                 known.forget(name)  # it had no jobs that count, or has been gone for long
         for name in known.silent.keys() - {*wanted} if wanted else ():
             known.forget(name)
-        queues = [
-            ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
-            for name, ad in sorted(ads.items())
-            if not wanted or name in wanted
-        ]
+        queues = queues_of(ads, wanted)
         if not queues:
             which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
             lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MAX_WARNINGS))
-            raise UnavailableError(
-                f"collector {self._address} does not list {which}{f'; it lists {lists}' if lists else ''}"
-            )
+            more = f"; it lists {lists}" if lists else ""
+            raise UnavailableError(f"collector {self._config.collector} does not list {which}{more}")
         if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next poll
             due = known.due(queues, now)
-            known.try_out(due, lambda queue: self._asked("schedd", queue.name), self._answer_s)
+            known.try_out(due, self._asked, min(SCHEDD_ANSWER_TIMEOUT_S, self._config.deadline / 2))
             queues = [queue for queue in due if queue.name not in known.silent]
         return queues
 
@@ -289,8 +227,8 @@ class PoolPoller:
         for queue in queues:
             try:
                 at_work = self._at_work(queue, now, device_milli)
-                groups = tuple(self._groups(queue, constraint))
-                found = ScheddAnswer(now, groups, at_work, queue.slack, self._refusals(queue, groups, now))
+                groups = self._groups(queue, constraint)
+                found = ScheddAnswer(now, tuple(groups), at_work, queue.slack, self._refusals(queue, groups, now))
             except AdapterError as error:
                 self._schedds.failed(queue.name, error, now)
             else:
@@ -307,16 +245,14 @@ class PoolPoller:
         Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
         cycle, in a pool without slots too.
         """
-        negotiators = self._collector.query(
-            htcondor2.AdType.Negotiator,
-            projection=["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"],
-        )
-        accounting = self._collector.query(htcondor2.AdType.Accounting, projection=list(ACCOUNTING_PROJECTION))
+        projection = ["LastNegotiationCycleEnd0", "LastNegotiationCycleDuration0", "LastHeardFrom", "MyCurrentTime"]
+        negotiators = self._collector.query(htcondor2.AdType.Negotiator, projection=projection)
+        accounting = self._collector.query(htcondor2.AdType.Accounting, projection=job_classes.ACCOUNTING_PROJECTION)
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
         ends = [moment(ad, "LastHeardFrom") for ad in accounting]
         reported = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and reported:
-            ends = [time.time() + self._skew_s - self._negotiation_period_s]
+            ends = [time.time() + self._collector.skew_s - self._config.negotiation_period]
         ended_at = max([*ends, *reported], default=0.0)
         return NegotiationCycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, accounting)
 
@@ -326,8 +262,8 @@ class PoolPoller:
         A collector that has just started knows only the startds that have called since. The others keep the slot, and
         the age, that they had, for as long as a startd may take to call.
         """
-        attributes = ["MonitorSelfTime", "MonitorSelfAge"]
-        ads = self._collector.query(htcondor2.AdType.Collector, constraint=_ITS_OWN, projection=attributes)
+        memory_s = self._config.collector_memory
+        ads = self._collector.query(htcondor2.AdType.Collector, _ITS_OWN, ["MonitorSelfTime", "MonitorSelfAge"])
         starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
         started = max(starts, default=0.0)
         if not started:
@@ -338,13 +274,13 @@ class PoolPoller:
         if before is not None:
             restarted = abs(started - before) > _SAME_START_S
         else:  # the first that is asked, or another one of the pool, which may just have come back
-            restarted = bool(self._collector_started) and self._to_our_clock(started) > now - self._collector_memory_s
+            restarted = bool(self._collector_started) and self._to_our_clock(started) > now - memory_s
         if restarted:
             self._restarted_at = now
         self._collector_started[self._collector.address] = started
         listed = {slot.drone_id for slot in slots}
         kept: tuple[Slot, ...] = ()
-        if now - self._restarted_at < self._collector_memory_s:
+        if now - self._restarted_at < memory_s:
             kept = tuple(slot for slot in self._last_slots if slot.drone_id not in listed)
         self._last_slots = slots + kept
         notices = [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
@@ -352,18 +288,11 @@ class PoolPoller:
 
     def _learn(self, seen: SlotsView, types: Sequence[DroneType], now: float) -> list[str]:
         """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template."""
-        wanted = {kind.key: kind for kind in types}
-        for _, key, name in seen.types:
-            if key not in wanted or now - self._received.get(key, (0.0, None))[0] < _RELEARN_S:
-                continue
-            found = self._collector.query(htcondor2.AdType.Startd, constraint=f"Name == {classad2.quote(name)}")
-            if found:
-                got = matching.received(found[0])
-                if key not in self._received or self._received[key][1] != got:
-                    self._forget_type(key)
-                got = replace(got, notices=matching.differences(wanted[key], got))
-                self._received[key] = (now, got)
-        return [line for key in wanted if key in self._received for line in self._received[key][1].notices]
+        known = self._verdicts
+        for kind, name in known.to_learn(seen.types, types, now):
+            if found := self._collector.query(htcondor2.AdType.Startd, f"Name == {classad2.quote(name)}"):
+                known.learn(kind, found[0], now)
+        return known.differences(types)
 
     def _devices_of(self, seen: SlotsView, now: float) -> Mapping[DroneId, int]:
         """Return what a GPU that a drone gives to a job is of a real one.
@@ -371,58 +300,38 @@ class PoolPoller:
         Drones that have left are included while evictions of their jobs are reported.
         """
         self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
-        self._devices = {
-            each: known for each, known in self._devices.items() if now - known[0] <= work.EVICTION_REPORTED_S
-        }
+        oldest = now - work.EVICTION_REPORTED_S
+        self._devices = {each: known for each, known in self._devices.items() if known[0] >= oldest}
         return {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
 
     # ------------------------------------------------------------------------------------------------ schedds' side
 
     def _at_work(self, queue: ScheddQueue, now: float, device_milli: Mapping[DroneId, int]) -> work.PoolWork:
-        ahead_s = self._skew_s + queue.ahead_s
+        ahead_s = self._collector.skew_s + queue.ahead_s
         since = now + ahead_s - work.EVICTION_REPORTED_S
-        with self._asked("schedd", queue.name):
-            ads = queue.schedd.query(work.constraint(self._controller, since), projection=list(work.WORK_PROJECTION))
+        ads = self._query(queue, work.constraint(self._controller, since), work.WORK_PROJECTION)
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
-    def _groups(self, queue: ScheddQueue, constraint: str) -> Iterator[JobGroup]:
-        for ad in self._grouped(queue, constraint, self._attributes):
-            found = group(ad, queue.name, self._owner_attribute)
-            if found is not None:
-                yield found
-
-    def _grouped(self, queue: ScheddQueue, constraint: str, attributes: Sequence[str]) -> list[Ad]:
-        with self._asked("schedd", queue.name):
-            found: list[Ad] = queue.schedd.query(
-                constraint, projection=list(attributes), opts=htcondor2.QueryOpt.GroupBy
-            )
-            return found
+    def _groups(self, queue: ScheddQueue, constraint: str, *also: str) -> list[JobGroup]:
+        """Return the groups that count. ``also``: an attribute to group by beside the usual ones."""
+        ads = self._query(queue, constraint, [*self._attributes, *also], grouped=True)
+        found = (job_classes.group(ad, queue.name, self._config.owner_attribute) for ad in ads)
+        return [each for each in found if each is not None]
 
     def _fresh(
-        self,
-        queues: Sequence[ScheddQueue],
-        cycle: NegotiationCycle,
-        by_class: dict[str, list[JobGroup]],
-        constraint: str,
+        self, queues: Sequence[ScheddQueue], began_at: float, by_class: dict[str, list[JobGroup]], constraint: str
     ) -> dict[str, int]:
         """Return the number of idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
         fresh: dict[str, int] = {}
         for queue in queues:
-            since = int(cycle.began_at + queue.ahead_s)
-            gpus_only = " && RequestGPUs isnt 0" if GPU_JOBS in constraint else ""
-            with self._asked("schedd", queue.name):
-                any_fresh = queue.schedd.query(
-                    f"JobStatus == {IDLE} && QDate >= {since}{gpus_only}",
-                    projection=["ClusterId"],
-                    limit=1,
-                )
-            if not any_fresh:
+            since = int(began_at + queue.ahead_s)
+            gpus_only = " && RequestGPUs isnt 0" if job_classes.GPU_JOBS in constraint else ""
+            new = f"JobStatus == {IDLE} && QDate >= {since}"
+            if not self._query(queue, f"{new}{gpus_only}", ["ClusterId"], 1):
                 continue
-            new = f"JobStatus == {IDLE} && QDate >= {since} && {constraint}"
-            for ad in self._grouped(queue, new, [*self._attributes, "QDate"]):
-                found = group(ad, queue.name, self._owner_attribute)
-                if found and found.key in known:
+            for found in self._groups(queue, f"{new} && {constraint}", "QDate"):
+                if found.key in known:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
@@ -430,13 +339,9 @@ class PoolPoller:
         """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
         if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
             return {}
-        with self._asked("schedd", queue.name):
-            refused = queue.schedd.query(
-                f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0",
-                projection=["JobStatus", "ServerTime", *LIMITS_PROJECTION],
-                limit=_MAX_REFUSED_JOBS,
-            )
-        return refusals(refused, now)
+        refused = f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0"
+        projection = ["JobStatus", "ServerTime", *LIMITS_PROJECTION]
+        return refusals(self._query(queue, refused, projection, _MAX_REFUSED_JOBS), now)
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
@@ -449,6 +354,7 @@ class PoolPoller:
         by_name = {queue.name: queue for queue in queues}
         idle = [(class_id, g) for class_id, groups in by_class.items() for g in groups if g.status == IDLE]
         wanted = dict.fromkeys([*((g.schedd, g.first) for _, g in idle), *((g.schedd, g.last) for _, g in idle)])
+        self._waits = {key: waits for key, waits in self._waits.items() if key in wanted}
         unknown = (key for key in wanted if key not in self._waits and key[0] in by_name)
         for schedd, job_id in islice(unknown, _MAX_LOOKUPS_PER_POLL):
             waits = self._waiting(by_name[schedd], job_id)
@@ -465,40 +371,69 @@ class PoolPoller:
         cluster, _, proc = job_id.partition(".")
         if not (cluster.isdigit() and proc.isdigit()):
             return None
-        with self._asked("schedd", queue.name):
-            ads = queue.schedd.query(
-                f"ClusterId == {cluster} && ProcId == {proc}", projection=list(QueueWait.PROJECTION), limit=1
-            )
+        ads = self._query(queue, f"ClusterId == {cluster} && ProcId == {proc}", QueueWait.PROJECTION, 1)
         return QueueWait.of(ads[0], time.time()) if ads else None
 
-    # ---------------------------------------------------------------------------------------------------- verdicts
 
-    def _judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
+class Verdicts:
+    """Verdicts of jobs' requirements on drone types, by a slot of the type that was really received, if any."""
+
+    def __init__(self, drone_config: str) -> None:
+        self._drone_config = drone_config
+        self._known: dict[tuple[str, TypeKey], UnmetRequirement | None] = {}
+        """By shape of the jobs and type."""
+        self._passing: dict[tuple[str, TypeKey], float] = {}
+        """Verdicts that depend on the time, and when they were made (monotonic)."""
+        self._types: dict[TypeKey, DroneType] = {}
+        self._templates: dict[TypeKey, Ad] = {}
+        self._received: dict[TypeKey, tuple[float, matching.ReceivedSlot]] = {}
+
+    def to_learn(
+        self, listed: Iterable[tuple[DroneId, TypeKey, str]], types: Iterable[DroneType], now: float
+    ) -> Iterator[tuple[DroneType, str]]:
+        """Yield types, each with the name of a slot of it, whose whole ad is to be learnt now."""
+        wanted = {kind.key: kind for kind in types}
+        for _, key, name in listed:
+            if key in wanted and now - self._received.get(key, (0.0, None))[0] >= _RELEARN_S:
+                yield wanted[key], name
+
+    def learn(self, kind: DroneType, slot: Ad, now: float) -> None:
+        """Put what really arrived in the place of the template."""
+        got = matching.received(slot)
+        if kind.key not in self._received or self._received[kind.key][1] != got:
+            self._forget_type(kind.key)
+        self._received[kind.key] = now, replace(got, notices=matching.differences(kind, got))
+
+    def differences(self, types: Iterable[DroneType]) -> list[str]:
+        """Return a line for everything that arrived less than ordered."""
+        keys = dict.fromkeys(kind.key for kind in types)
+        return [line for key in keys if key in self._received for line in self._received[key][1].notices]
+
+    def judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
         """Return a class with the types that its requirements refuse.
 
         What could not be judged ``until`` now is refused for this once: the next poll goes on where this one ended.
         """
         if jobs.invalid:
             return jobs
-        shape = groups[0].shape
         refuses: dict[TypeKey, UnmetRequirement] = {}
         ad: Ad | None = None
         for kind in types:
             if not numbers_fit(jobs, kind):
                 continue
-            judged_at = self._passing.get((shape, kind.key), math.inf)
-            if judged_at < time.monotonic() - _REJUDGED_S and time.monotonic() <= until:
-                del self._verdicts[shape, kind.key], self._passing[shape, kind.key]
-            if (shape, kind.key) not in self._verdicts:
+            key = groups[0].shape, kind.key
+            if self._passing.get(key, math.inf) < time.monotonic() - _REJUDGED_S and time.monotonic() <= until:
+                del self._known[key], self._passing[key]
+            if key not in self._known:
                 if time.monotonic() > until:
                     refuses[kind.key] = _NOT_YET
                     continue
-                ad = ad or as_job(representative(groups))
+                ad = ad or job_classes.as_job(job_classes.representative(groups))
                 slot = self._template(kind)
-                self._verdicts[shape, kind.key] = matching.unmet_requirement(ad, slot)
-                if passes(ad) or "time()" in source(slot, "Start"):
-                    self._passing[shape, kind.key] = time.monotonic()
-            verdict = self._verdicts[shape, kind.key]
+                self._known[key] = matching.unmet_requirement(ad, slot)
+                if job_classes.passes(ad) or "time()" in source(slot, "Start"):
+                    self._passing[key] = time.monotonic()
+            verdict = self._known[key]
             if verdict is not None:
                 refuses[kind.key] = verdict
         return replace(jobs, refuses=refuses) if refuses else jobs
@@ -510,25 +445,22 @@ class PoolPoller:
             self._templates[kind.key] = matching.template(kind, got, self._drone_config)
         return self._templates[kind.key]
 
-    def _forget(self, by_class: dict[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        """Drop the verdicts of classes, jobs and types that are gone or have changed."""
+    def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
+        """Forget the verdicts on classes and types that are gone or have changed."""
         for kind in types:
             if self._types.get(kind.key) != kind:
                 self._forget_type(kind.key)
         self._types = {kind.key: kind for kind in types}
-        idle = [g for groups in by_class.values() for g in groups if g.status == IDLE]
-        listed = {(g.schedd, job_id) for g in idle for job_id in (g.first, g.last)}
-        self._waits = {key: waits for key, waits in self._waits.items() if key in listed}
-        shapes = {g.shape for groups in by_class.values() for g in groups}
-        self._verdicts = {
-            key: verdict for key, verdict in self._verdicts.items() if key[0] in shapes and key[1] in self._types
-        }
-        self._passing = {key: at for key, at in self._passing.items() if key in self._verdicts}
+        shapes = {group.shape for groups in by_class.values() for group in groups}
+        self._drop(lambda shape, key: shape not in shapes or key not in self._types)
 
     def _forget_type(self, key: TypeKey) -> None:
         self._templates.pop(key, None)
-        self._verdicts = {k: verdict for k, verdict in self._verdicts.items() if k[1] != key}
-        self._passing = {k: at for k, at in self._passing.items() if k[1] != key}
+        self._drop(lambda _, of: of == key)
+
+    def _drop(self, gone: Callable[[str, TypeKey], bool]) -> None:
+        self._known = {key: verdict for key, verdict in self._known.items() if not gone(*key)}
+        self._passing = {key: at for key, at in self._passing.items() if key in self._known}
 
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
@@ -549,7 +481,7 @@ def _doubts(by_class: dict[str, list[JobGroup]]) -> list[str]:
     found = (
         line
         for class_id, groups in sorted(by_class.items())
-        for line in share_warnings(class_id, representative(groups))
+        for line in job_classes.share_warnings(class_id, job_classes.representative(groups))
     )
     return list(islice(found, _MAX_WARNINGS))
 

@@ -11,13 +11,15 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2s
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import htcondor2
 
 from adapters.htcondor.classads import SAME_CLOCK_S, Ad, Refusal, moment, number
 from adapters.htcondor.overlay.job_classes import JobGroup
@@ -58,7 +60,7 @@ class ScheddAnswer:
     groups: tuple[JobGroup, ...]
     work: PoolWork
     slack: int | None = None
-    """Number of further jobs that it might run (MAX_JOBS_RUNNING); None where it did not say."""
+    """As of :class:`ScheddQueue`."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Newest refusal of a waiting job by its concurrency limits."""
 
@@ -84,32 +86,32 @@ class ScheddSilence:
 
 
 class AnswerFiles:
-    """Files with what must outlive the worker: the state and the last answers of schedds, and who is being asked.
+    """Values in a private directory that outlive the worker, and a note of who is being asked."""
 
-    ``directory`` is private. With None nothing is kept.
-    """
-
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._written: dict[str, bytes] = {}
-        if directory is not None:
-            with suppress(OSError):
-                directory.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):
+            directory.mkdir(mode=0o700, exist_ok=True)
 
-    def note_asked(self, whom: str, name: str = "") -> None:
-        """Note who is asked now, by which this process may be kept waiting until it is ended."""
-        if self._directory is not None:
-            with suppress(OSError):
-                (self._directory / "asking").write_text(f"{whom} {name}" if whom else "", encoding="utf-8")
+    @contextmanager
+    def asking(self, whom: str, name: str) -> Iterator[None]:
+        """Note for the time of the context who is asked: this process may be kept waiting until it is ended."""
+        self.note_asked(f"{whom} {name}")
+        try:
+            yield
+        finally:
+            self.note_asked("")
 
-    def read_asked(self) -> tuple[str, str]:
-        """Return who was being asked when the process before this one was ended."""
-        return asked(self._directory) if self._directory is not None else ("", "")
+    def note_asked(self, whom: str) -> None:
+        with suppress(OSError):
+            (self._directory / "asking").write_text(whom, encoding="utf-8")
 
     def write(self, file: str, value: object) -> None:
         """Write a value, unless the file has it already."""
         body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        if self._directory is None or self._written.get(file) == (digest := blake2s(body).digest()):
+        digest = blake2s(body).digest()
+        if self._written.get(file) == digest:
             return
         with suppress(OSError):
             fresh = self._directory / f"{file}.new"
@@ -119,49 +121,34 @@ class AnswerFiles:
 
     def read(self, file: str) -> Any:
         """Return the value of a file; None if there is none."""
-        if self._directory is None:
-            return None
         try:
             return pickle.loads((self._directory / file).read_bytes())
         except (OSError, EOFError, pickle.UnpicklingError):  # none was written
             return None
 
-    def write_answer(self, name: str, answer: ScheddAnswer) -> None:
-        """Write the last answer of a schedd. Its time is that of the file, so that an equal answer is not rewritten."""
-        self.write(_file(name), replace(answer, taken_at=0.0))
-        if self._directory is not None:
-            with suppress(OSError):
-                os.utime(self._directory / _file(name), (answer.taken_at, answer.taken_at))
-
-    def read_answer(self, name: str) -> ScheddAnswer | None:
-        """Return the last answer of a schedd; None if there is none."""
-        kept: ScheddAnswer | None = self.read(_file(name))
-        if kept is not None and self._directory is not None:
-            with suppress(OSError):
-                kept = replace(kept, taken_at=(self._directory / _file(name)).stat().st_mtime)
-        return kept
-
-    def remove_answer(self, name: str) -> None:
-        """Remove the answer of a schedd."""
-        self._written.pop(_file(name), None)
-        if self._directory is not None:
-            (self._directory / _file(name)).unlink(missing_ok=True)
+    def remove(self, file: str) -> None:
+        self._written.pop(file, None)
+        (self._directory / file).unlink(missing_ok=True)
 
 
 class ScheddRegistry:
     """The schedds that answer, those that do not, and the last answer of each, beyond the end of the worker."""
 
-    def __init__(self, memory_s: float, directory: Path | None = None) -> None:
+    def __init__(self, memory_s: float, directory: Path) -> None:
         """Go on where the process before this one was ended, which may have been while it asked a schedd."""
         self.memory_s, self.files = memory_s, AnswerFiles(directory)
         self.answered: set[str]
         """Schedds that have ever answered."""
         self.silent: dict[str, ScheddSilence]
-        self.answered, self.silent = self.files.read("known") or (set(), {})
-        self.last = {name: kept for name in self.answered if (kept := self.files.read_answer(name)) is not None}
+        taken_at: dict[str, float]
+        self.answered, self.silent, taken_at = self.files.read("known") or (set(), {}, {})
+        kept = {name: self.files.read(_file(name)) for name in taken_at}
+        self.last: dict[str, ScheddAnswer] = {
+            name: replace(answer, taken_at=taken_at[name]) for name, answer in kept.items() if answer is not None
+        }
         self.errors: dict[str, AdapterError] = {}
         """Newest errors of silent ones, of this process."""
-        whom, name = self.files.read_asked()
+        whom, name = asked(directory)
         if whom == "schedd":
             self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
             self.save()
@@ -183,14 +170,14 @@ class ScheddRegistry:
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             if results[queue.name]:
-                self._answers(queue.name)
+                self.heard(queue.name)
             elif results[queue.name] is None:
                 self.failed(queue.name, UnavailableError(f"no answer within {wait_s:g} s"), now, hung=True)
             else:  # at once: this process may ask for the reason
                 try:
                     with translated(queue):
                         queue.ask()
-                    self._answers(queue.name)
+                    self.heard(queue.name)
                 except AdapterError as error:
                     self.failed(queue.name, error, now)
 
@@ -201,29 +188,27 @@ class ScheddRegistry:
         tries = (known.hung if known else 0) + 1 if hung else 0
         self.silent[name], self.errors[name] = ScheddSilence(since, 0.0 if unlisted else now, str(error), tries), error
 
-    def _answers(self, name: str) -> None:
+    def heard(self, name: str, answer: ScheddAnswer | None = None) -> None:
+        """Note that a schedd answers, and its whole answer."""
         self.silent.pop(name, None)
         self.errors.pop(name, None)
         self.answered.add(name)
-
-    def heard(self, name: str, answer: ScheddAnswer) -> None:
-        """Note a whole answer."""
-        self._answers(name)
-        self.last[name] = answer
+        if answer is not None:
+            self.last[name] = answer
 
     def forget(self, name: str) -> None:
         """Forget a schedd that has gone."""
         for known in (self.silent, self.last, self.errors):
             known.pop(name, None)
         self.answered.discard(name)
-        self.files.remove_answer(name)
+        self.files.remove(_file(name))
 
     def kept(self, now: float) -> Mapping[str, ScheddAnswer]:
         """Return the last answers of silent schedds, for as long as they count."""
         for name in self.silent.keys() & self.last.keys():
             if now - self.last[name].taken_at > self.memory_s:
                 del self.last[name]
-                self.files.remove_answer(name)
+                self.files.remove(_file(name))
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
@@ -236,11 +221,12 @@ class ScheddRegistry:
 
     def notices(self, named: Sequence[str], now: float) -> list[str]:
         """Return a line for each silent schedd. ``named``: those of the configuration."""
-        found = [self._notice(name, each, name in named, now) for name, each in sorted(self.silent.items())]
-        return found[:_MAX_SILENCE_NOTICES]
+        silent = sorted(self.silent.items())[:_MAX_SILENCE_NOTICES]
+        return [self._notice(name, each, name in named, now) for name, each in silent]
 
     def _notice(self, name: str, silence: ScheddSilence, named: bool, now: float) -> str:
-        shown, why, age = printable(name, 80), printable(silence.why, 160), _age(now - silence.since)
+        shown, why, minutes = printable(name, 80), printable(silence.why, 160), int((now - silence.since) // 60)
+        age = f"{minutes} min" if minutes else "less than a minute"
         if name not in self.answered and not named:
             return (
                 f"schedd {shown} has never answered and is left out ({why}): name the schedds that count under"
@@ -256,9 +242,10 @@ class ScheddRegistry:
 
     def save(self) -> None:
         """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
-        self.files.write("known", (self.answered, self.silent))
-        for name, answer in self.last.items() if len(self.last) > 1 or self.silent else ():
-            self.files.write_answer(name, answer)
+        kept = self.last if len(self.last) > 1 or self.silent else {}
+        for name, answer in kept.items():  # without its time, so that an equal answer is not rewritten
+            self.files.write(_file(name), replace(answer, taken_at=0.0))
+        self.files.write("known", (self.answered, self.silent, {name: kept[name].taken_at for name in kept}))
 
 
 def asked(directory: Path) -> tuple[str, str]:
@@ -315,19 +302,13 @@ def _file(name: str) -> str:
     return f"answer-{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
-def _age(age_s: float) -> str:
-    minutes = int(age_s // 60)
-    return f"{minutes} min" if minutes else "less than a minute"
-
-
-@contextmanager
-def noted(schedds: ScheddRegistry, whom: str, name: str) -> Iterator[None]:
-    """Note for the time of the context who is asked."""
-    schedds.files.note_asked(whom, name)
-    try:
-        yield
-    finally:
-        schedds.files.note_asked("")
+def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue]:
+    """Return the schedds whose jobs count: those of these names, or all. ``ads``: by name."""
+    return [
+        ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
+        for name, ad in sorted(ads.items())
+        if not names or name in names
+    ]
 
 
 def slack(ad: Ad) -> int | None:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from adapters.htcondor.expression import Expression
-from adapters.htcondor.tokens import token_failures, token_warnings
+from adapters.htcondor.classads import Expression
+from adapters.htcondor.tokens import DRONE_NEEDS, token_failures, token_warnings
+from provisioner.config.models import ConfigSection
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
-DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 
 
 class SlotWeight(StrEnum):
@@ -32,10 +32,8 @@ class DroneTokenMode(StrEnum):
     SIGNING_KEY = "signing-key"
 
 
-class HTCondorConfig(BaseModel):
+class HTCondorConfig(ConfigSection):
     """Options of ``overlay: {adapter: htcondor}``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     collector: Addresses = Field(
         description="Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
@@ -75,9 +73,7 @@ class HTCondorConfig(BaseModel):
         " of a key can be any identity of the pool: keep the file as you would keep the collector's.",
     )
     drone_signing_key_id: str = Field(
-        default="POOL",
-        pattern=r"^[A-Za-z0-9._-]+$",
-        description="Name of that key in the pool (`kid` of its tokens).",
+        default="POOL", pattern=r"^[A-Za-z0-9._-]+$", description="Name of that key in the pool (`kid` of its tokens)."
     )
     drone_user: str = Field(
         default="drone-{drone}",
@@ -93,8 +89,7 @@ class HTCondorConfig(BaseModel):
         " `timeouts.grace`.",
     )
     drone_token_lifetime: PositiveDuration = Field(
-        default=7 * 86400.0,
-        description="The same for a drone without a walltime, in place of walltime and margin.",
+        default=7 * 86400.0, description="The same for a drone without a walltime, in place of walltime and margin."
     )
     deadline: PositiveDuration = Field(default=20.0, description="Longest time for one poll of the pool.")
     drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")
@@ -131,6 +126,12 @@ class HTCondorConfig(BaseModel):
         " Default: found on PATH there.",
     )
     drone_config: str = Field(default="", description="Lines to add to every drone's HTCondor configuration.")
+
+    @property
+    def drone_identities(self) -> str:
+        """Identity of each drone, with ``{drone}`` for its id; empty if a drone's identity does not have it."""
+        own = self.drone_token_mode is DroneTokenMode.SIGNING_KEY and "{drone}" in self.drone_user
+        return f"{self.drone_user}@{self.trust_domain}" if own else ""
 
     def failures(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield tokens that cannot be used now."""

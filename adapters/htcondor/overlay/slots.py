@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import classad2
 
-from adapters.htcondor.classads import Ad, as_number, attribute_names, expression, moment, source, text, value, whole
+from adapters.htcondor.classads import (
+    Ad,
+    as_number,
+    attribute_names,
+    expression,
+    moment,
+    slot_state,
+    source,
+    text,
+    value,
+    whole,
+)
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 from provisioner.sharing import MOST_SHARES, share_milli
@@ -133,25 +144,22 @@ _CLOCK_STEP_S = 60.0
 
 def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
     """Return the id of the other drone whose identity has sent an ad (as the collector says); empty if none has."""
-    before, _, after = identities.partition("{drone}")
-    sender = text(ad, "AuthenticatedIdentity", 300)
-    if not identities or not (sender.startswith(before) and sender.endswith(after)):
-        return ""
-    found = sender[len(before) : len(sender) - len(after)]
-    return found if found != drone_id and DRONE_ID.fullmatch(found) else ""
+    before, _, after = map(re.escape, identities.partition("{drone}"))
+    found = re.fullmatch(f"{before}({DRONE_ID.pattern}){after}", text(ad, "AuthenticatedIdentity", 300))
+    return found[1] if identities and found and found[1] != drone_id else ""
 
 
 def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
-    heard = moment(ad, "LastHeardFrom")
+    heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
-    jobs = _claims(ad)
-    state = _state(ad, jobs)
-    # of the startd's own clock only differences are used
-    idle_s = max(0.0, (moment(ad, "MyCurrentTime") or heard) - _idle_from(ad, heard))
+    # since when nothing is carved from the slot: of the startd's own clock only differences are used
+    changed = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    now = moment(ad, "MyCurrentTime") or heard
+    idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
     capability = as_number(value(ad, "GPUs_Capability")) or 0
     slot = Slot(
         drone_id=drone_id,
-        state=state,
+        state=_state(ad, jobs),
         heard_at=heard_at,
         free_gpu_milli=_free_gpu_milli(ad),
         free_cpus=whole(ad, "Cpus"),
@@ -210,16 +218,10 @@ def _free_gpu_milli(ad: Ad) -> int:
     return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
-def _idle_from(ad: Ad, heard: float) -> float:
-    """Return since when, by the startd's clock, nothing is carved from the slot."""
-    name = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
-    return moment(ad, name) or moment(ad, "EnteredCurrentState") or moment(ad, "MyCurrentTime") or heard
-
-
 def _claims(ad: Ad) -> int:
     """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
-        return int(str(value(ad, "State")).lower() in _CLAIMED)
+        return int(slot_state(ad)[0] in _CLAIMED)
     children = value(ad, "ChildState")
     claimed = 0
     if isinstance(children, list):
@@ -228,7 +230,7 @@ def _claims(ad: Ad) -> int:
 
 
 def _state(ad: Ad, jobs: int) -> SlotState:
-    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
+    state, activity = slot_state(ad)
     ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
     if ordered or state == "drained" or activity == "retiring":
         return SlotState.DRAINING
@@ -256,8 +258,8 @@ def _together(seen: list[SlotObservation]) -> Slot:
     jobs = sum(s.jobs for s in slots)
     states = {s.state for s in slots}
     state = next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), SlotState.CHECKING)
-    return Slot(
-        drone_id=first.drone_id,
+    return replace(
+        first,
         state=state,
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
@@ -267,9 +269,4 @@ def _together(seen: list[SlotObservation]) -> Slot:
         jobs=jobs,
         jobs_started=max(s.jobs_started for s in slots),
         idle_since=0.0 if jobs else max(s.idle_since for s in slots),
-        retires_at=first.retires_at,
-        name=first.name,
-        gpu_model=first.gpu_model,
-        vram_mib=first.vram_mib,
-        capability=first.capability,
     )

@@ -143,17 +143,16 @@ def work(
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
     for ad in ads:
-        if found := _failure(ad, controller, to_our_clock):
-            failures.append(found)
-        if whole(ad, "JobStatus") in IN_SLOT and (drone_id := drone_named(ad, "RemoteHost", controller)):
-            began = _began(ad)
-            since, begun_at = (
-                min(to_our_clock(at), now) if at else now for at in (max(began, _saved(ad)) if began else 0.0, began)
-            )
-            milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
+        if failed := _failure(ad, controller, to_our_clock):
+            failures.append(failed)
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
+        if whole(ad, "JobStatus") in IN_SLOT and (drone_id := drone_named(ad, "RemoteHost", controller)):
+            began = _began(ad)
+            since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
+            begun_at = min(to_our_clock(began), now) if began else now
+            milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
 
 
@@ -219,12 +218,8 @@ def _eviction(
     ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
 ) -> Eviction | None:
     """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
-    left = moment(ad, "LastVacateTime")
-    drone_id = drone_named(ad, "LastRemoteHost", controller)
-    if not left or drone_id is None:
-        return None
-    began = _last_run(ad)
-    if began is None:
+    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), _last_run(ad)
+    if not left or drone_id is None or began is None:
         return None
     start, executing = began
     end = _cut_off(ad, start, left)
@@ -311,8 +306,7 @@ class ClaimWitnesses:
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
         for drone_id in list(self._seen):
             kept = {user: at for user, at in self._seen[drone_id].items() if now - at <= _CLAIM_REMEMBERED_S}
-            if len(kept) > MAX_WITNESSED_USERS:
-                kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS])
+            kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS])
             if kept:
                 self._seen[drone_id] = kept
             else:

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import re
 import string
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain, islice, product
+from typing import NamedTuple
 
 import classad2
 
 from adapters.htcondor.classads import Ad, as_number, evaluated, expression, holds, source
-from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, could_host, request, shape, start_of
+from adapters.htcondor.site.nodes import (
+    MachineSlot,
+    PoolMachine,
+    SlotResources,
+    could_host,
+    drone_job,
+    request,
+    shape,
+    start_of,
+)
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
@@ -36,6 +48,41 @@ HEAD_START_S = 90
 """Two ticks of 15 s and a negotiation cycle of 60 s, HTCondor's and our own default; the grace comes on top."""
 
 _IN_NAMES = string.ascii_letters + string.digits + "._-"
+
+
+class _KeptResource(NamedTuple):
+    """One resource of which free GPUs keep a share."""
+
+    name: str
+    slot_attribute: str
+    attribute: str
+    """Its name in reserves, drone types and resources of slots."""
+    kept: str
+    """Unit and name there."""
+    unit: str
+    """Unit in which jobs ask for it."""
+    asked: str
+    """What a job takes of it, rounded up as the startd does."""
+    per_unit: int = 1
+
+    @property
+    def macro(self) -> str:
+        return f"PROVISIONER_{self.name.upper()}_PER_GPU"
+
+    def amount(self, of: Reserve | DroneType) -> int:
+        return int(getattr(of, self.attribute))
+
+    def in_units(self, of: Reserve | SlotResources) -> int:
+        return int(getattr(of, self.attribute)) * self.per_unit
+
+
+_ASKED_MEMORY = f"quantize(TARGET.RequestMemory ?: {MEMORY_QUANTUM_MIB}, {{{MEMORY_QUANTUM_MIB}}})"
+_ASKED_DISK = f"quantize(TARGET.RequestDisk ?: {DISK_QUANTUM_KIB}, {{{DISK_QUANTUM_KIB}}})"
+_KEPT_RESOURCES = (
+    _KeptResource("cpus", "Cpus", "cpus", "CPUs", "CPUs", "(TARGET.RequestCpus ?: 1)"),
+    _KeptResource("memory", "Memory", "memory_mib", "MiB of memory", "MiB", _ASKED_MEMORY),
+    _KeptResource("disk", "Disk", "disk_mib", "MiB of disk", "KiB", _ASKED_DISK, 1024),
+)
 
 
 def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BACKFILL) -> str:
@@ -76,69 +123,44 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         "#",
         "# On a partitionable slot MY.Cpus, MY.Memory, MY.Disk and MY.GPUs are what is left in it. START demands that,",
         "# once this job has started, every GPU that is then still free finds its share:",
-        *(f"#   {line}" for line in _reserve_lines(reserves)),
+        *(f"#   {_described(reserve)}" for reserve in reserves),
         "# It also stops a GPU job that takes more than the other free GPUs can spare.",
         "",
-        *_per_gpu("PROVISIONER_CPUS_PER_GPU", reserves, lambda r: r.cpus),
-        *_per_gpu("PROVISIONER_MEMORY_PER_GPU", reserves, lambda r: r.memory_mib, "MiB"),
-        *_per_gpu("PROVISIONER_DISK_PER_GPU", reserves, lambda r: r.disk_mib * 1024, "KiB"),
-        "PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))",
     ]
-    kept = [
-        f"(MY.{resource} - {asked}) >= $(PROVISIONER_{name}_PER_GPU) * $(PROVISIONER_GPUS_LEFT)"
-        for resource, name, asked in _asked(reserves)
-    ]
-    lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(kept) + ")"]
+    conditions = []
+    for resource in _KEPT_RESOURCES:
+        if any(map(resource.amount, reserves)):
+            # one macro: the share of the first reserve whose nodes hold this one
+            share = _by_class(reserves, [str(resource.in_units(reserve)) for reserve in reserves], "0")
+            lines += [] if resource.unit == "CPUs" else [f"# {resource.unit}"]
+            lines += [f"{resource.macro} = {share}"]
+            left = f"(MY.{resource.slot_attribute} - {resource.asked})"
+            conditions.append(f"{left} >= $({resource.macro}) * $(PROVISIONER_GPUS_LEFT)")
+    lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
+    lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
     if releases := _released(reserves):
-        lines += releases
-        lines += ["START = ($(START)) && ($(PROVISIONER_KEEPS_RESERVE) || $(PROVISIONER_RELEASED))"]
+        lines += [*releases, "START = ($(START)) && ($(PROVISIONER_KEEPS_RESERVE) || $(PROVISIONER_RELEASED))"]
     else:
         lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
     return "\n".join(lines) + "\n"
 
 
-def _reserve_lines(reserves: Sequence[Reserve]) -> Iterator[str]:
-    for reserve in reserves:
-        sizes = [
-            *([f"{reserve.cpus} CPUs"] if reserve.cpus else []),
-            *([f"{reserve.memory_mib} MiB of memory"] if reserve.memory_mib else []),
-            *([f"{reserve.disk_mib} MiB of disk"] if reserve.disk_mib else []),
-        ]
-        released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
-        yield f"{' '.join(reserve.nodes)}: {', '.join(sizes)}{released}"
+def _described(reserve: Reserve) -> str:
+    sizes = [f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve))]
+    released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
+    return f"{' '.join(reserve.nodes)}: {', '.join(sizes)}{released}"
 
 
-def _asked(reserves: Sequence[Reserve]) -> Iterator[tuple[str, str, str]]:
-    """Yield what a job takes of each resource that some reserve keeps, rounded up as the startd does."""
-    if any(r.cpus for r in reserves):
-        yield "Cpus", "CPUS", "(TARGET.RequestCpus ?: 1)"
-    if any(r.memory_mib for r in reserves):
-        yield "Memory", "MEMORY", f"quantize(TARGET.RequestMemory ?: {MEMORY_QUANTUM_MIB}, {{{MEMORY_QUANTUM_MIB}}})"
-    if any(r.disk_mib for r in reserves):
-        yield "Disk", "DISK", f"quantize(TARGET.RequestDisk ?: {DISK_QUANTUM_KIB}, {{{DISK_QUANTUM_KIB}}})"
-
-
-def _per_gpu(name: str, reserves: Sequence[Reserve], size: Callable[[Reserve], int], unit: str = "") -> Iterator[str]:
-    """Yield one macro: the share of the first reserve whose nodes hold this one."""
-    if any(map(size, reserves)):
-        if unit:
-            yield f"# {unit}"
-        yield f"{name} = {_by_class(reserves, lambda r: str(size(r)), '0')}"
-
-
-def _by_class(reserves: Sequence[Reserve], text: Callable[[Reserve], str], otherwise: str) -> str:
+def _by_class(reserves: Sequence[Reserve], values: Sequence[str], otherwise: str) -> str:
     """Return a nested choice by node; it ends where a reserve is for all nodes or the rest makes no difference."""
-    if not reserves:
-        return otherwise
-    first, rest = reserves[0], reserves[1:]
-    if "*" in first.nodes:
-        return text(first)
-    after = _by_class(rest, text, otherwise)
-    return after if after == text(first) else f"ifThenElse({_is_node(first.nodes)}, {text(first)}, {after})"
-
-
-def _is_node(patterns: Sequence[str]) -> str:
-    return f'regexp("^({"|".join(map(pattern, patterns))})$", MY.Machine)'
+    chosen = otherwise
+    for reserve, here in reversed(list(zip(reserves, values, strict=True))):
+        is_node = f'regexp("^({"|".join(map(pattern, reserve.nodes))})$", MY.Machine)'
+        if "*" in reserve.nodes:
+            chosen = here
+        elif chosen != here:
+            chosen = f"ifThenElse({is_node}, {here}, {chosen})"
+    return chosen
 
 
 def pattern(node_pattern: str) -> str:
@@ -168,7 +190,7 @@ def _one_of(brackets: str) -> str:
 def _released(reserves: Sequence[Reserve]) -> list[str]:
     if not any(r.when is ReserveWhen.GPU_DEMAND for r in reserves):
         return []
-    where = _by_class(reserves, lambda r: "True" if r.when is ReserveWhen.GPU_DEMAND else "False", "False")
+    where = _by_class(reserves, [str(r.when is ReserveWhen.GPU_DEMAND) for r in reserves], "False")
     return [
         "# While no GPU job waits in the overlay the provisioner's own CPU drones may use the share; it asks them to",
         "# leave when one does. Any user can write the mark into their job: say in PROVISIONER_TRUSTED_JOBS, in a file",
@@ -242,18 +264,16 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
 
 def _foot(policy: SitePolicy, types: Sequence[DroneType]) -> str:
     """Return the end of the text, with comments on drone types that no reserve covers."""
-    uncovered = [
-        f"# Drone type {kind.name} takes {asked:g} {what} per GPU and no reserve keeps that much ({most} at most): once"
-        " CPU work\n# has filled the rest of a node, the last free GPUs there get no such drone."
-        for kind in types
-        if (gpus := shape(kind).gpus)
-        for what, asked, most in (
-            ("CPUs", kind.cpus / gpus, max((r.cpus for r in policy.blocking), default=0)),
-            ("MiB of memory", kind.memory_mib / gpus, max((r.memory_mib for r in policy.blocking), default=0)),
-            ("MiB of disk", kind.disk_mib / gpus, max((r.disk_mib for r in policy.blocking), default=0)),
-        )
-        if 0 < most < asked
-    ]
+    uncovered = []
+    for kind in types:
+        for each in _KEPT_RESOURCES if (gpus := shape(kind).gpus) else ():
+            asked, most = each.amount(kind) / gpus, max((each.amount(r) for r in policy.blocking), default=0)
+            if 0 < most < asked:
+                takes = f"# Drone type {kind.name} takes {asked:g} {each.kept} per GPU and no reserve keeps that much"
+                uncovered += [
+                    f"{takes} ({most} at most): once CPU work",
+                    "# has filled the rest of a node, the last free GPUs there get no such drone.",
+                ]
     return "\n".join([*uncovered, "# ---- end"]) + "\n"
 
 
@@ -261,40 +281,6 @@ _DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "Dr
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
 _MAX_IDENTITY_TRIES = 200
 """Values tried for attributes of jobs that START looks at, per probe."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AuditedResource:
-    """One resource, in the unit in which jobs ask for it."""
-
-    name: str
-    request: str
-    unit: str
-
-    def kept_per_gpu(self, reserve: Reserve) -> int:
-        match self.name:
-            case "cpus":
-                return reserve.cpus
-            case "memory":
-                return reserve.memory_mib
-            case _:
-                return reserve.disk_mib * 1024
-
-    def of(self, amount: SlotResources) -> int:
-        match self.name:
-            case "cpus":
-                return amount.cpus
-            case "memory":
-                return amount.memory_mib
-            case _:
-                return amount.disk_mib * 1024
-
-
-_DIMENSIONS = (
-    _AuditedResource("cpus", "RequestCpus", "CPUs"),
-    _AuditedResource("memory", "RequestMemory", "MiB"),
-    _AuditedResource("disk", "RequestDisk", "KiB"),
-)
 
 
 def gaps(
@@ -309,210 +295,137 @@ def gaps(
     ``requirements``: by type name, the site admin's requirements on a slot. ``drone``: attributes that the drones' jobs
     have beside the usual ones.
     """
-    probe = {**_DRONE_ATTRIBUTES, **drone}
-    kinds = tuple(types)
+    marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
+        reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
         for slot in machine.slots:
-            for gap in _of_place(machine, slot, policy, kinds, requirements, probe):
-                found.setdefault((gap.node, gap.dimension), gap)
+            hosted = [k for k in kinds if could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
+            for dimension, message in _slot_gaps(machine.name, slot, reserve, policy, hosted, marks):
+                found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
     return (*found.values(), *_idle_patterns(machines, policy))
 
 
-def _of_place(
-    machine: PoolMachine,
+def _slot_gaps(
+    node: str,
     slot: MachineSlot,
+    reserve: Reserve | None,
     policy: SitePolicy,
-    types: Sequence[DroneType],
-    requirements: Mapping[str, str],
-    drone: Mapping[str, object],
-) -> Iterator[AuditFinding]:
-    reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
+    hosted: Sequence[DroneType],
+    marks: Mapping[str, object],
+) -> Iterator[tuple[str, str]]:
+    """Yield dimension and message of each gap.
+
+    START may refuse CPU drones: they find no room where the reserve is all that there is, and shall not.
+    """
     if not start_of(slot):
-        yield AuditFinding(
-            machine.name, "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
-        )
+        yield "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
         return
-    if reserve is not None and slot.all.gpus:
-        for dimension in _DIMENSIONS:
-            if dimension.kept_per_gpu(reserve):
-                yield from _reserve_gap(machine, slot, reserve, dimension, policy.site)
-    hosted = [kind for kind in types if could_host(slot, kind, _job(kind, drone), requirements.get(kind.name, ""))]
-    yield from _drone_gaps(machine, slot, hosted, drone)
+    repair = f"`provisioner render blocking --site {policy.site}` prints what the node needs"
+    for resource in _KEPT_RESOURCES if reserve is not None and slot.all.gpus else ():
+        if reserve is not None and (message := _reserve_gap(slot, resource, resource.in_units(reserve), repair)):
+            yield resource.name, message
+    start, gpu_drones = expression(start_of(slot)), [kind for kind in hosted if kind.gpu_milli]
+    if refused := [kind.name for kind in gpu_drones if evaluated(start, slot.ad, drone_job(kind, marks)) is False]:
+        yield (
+            "drones",
+            f"START refuses drones of type {', '.join(refused)} even on the empty node: make the type as small as what"
+            f" `blocking` keeps there per GPU, or see what START wants: `condor_status -af Start {node}`",
+        )
     if hosted:
-        yield from _preemption_gaps(machine, slot, policy, drone)
-
-
-def _repair(site: str) -> str:
-    return f"`provisioner render blocking --site {site}` prints what the node needs"
+        yield from _preemption_gaps(slot.ad, policy, marks, repair)
 
 
 # ----------------------------------------------------------------------------------------------------------- blocking
 
 
-def _reserve_gap(
-    machine: PoolMachine, slot: MachineSlot, reserve: Reserve, dimension: _AuditedResource, site: str
-) -> Iterator[AuditFinding]:
-    gpus = slot.all.gpus
-    there, wanted = dimension.of(slot.all), dimension.kept_per_gpu(reserve) * gpus
-    kept = f"{gpus} free GPUs keep {{}} of {there} {dimension.unit}, wanted {wanted}"
-    if wanted > there:
-        yield AuditFinding(
-            machine.name,
-            dimension.name,
-            f"{kept.format('at most all')}: more than the node has; write at most {there // gpus} per GPU into"
-            " `blocking` for it",
+def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: str) -> str:
+    """Return how START fails to keep so much of a resource per free GPU; "" if it keeps it, or none is kept."""
+    gpus, there, unit = slot.all.gpus, resource.in_units(slot.all), resource.unit
+    if kept * gpus > there:
+        return (
+            f"{gpus} free GPUs keep at most all of {there} {unit}, wanted {kept * gpus}: more than the node has; write"
+            f" at most {there // gpus} per GPU into `blocking` for it"
         )
-        return
-    for free in dict.fromkeys((gpus, 1)):
-        state = _with_free(slot, free)
-        least_refused = there - dimension.kept_per_gpu(reserve) * free + 1
-        whose = _accepted(state, slot, dimension, max(least_refused, 1))
+    start = expression(start_of(slot))
+
+    def takes(state: Ad, whose: Mapping[str, object], size: int) -> bool:
+        return holds(start, state, _cpu_job({f"Request{resource.slot_attribute}": size, **whose}))
+
+    for free in dict.fromkeys((gpus, 1)) if kept else ():
+        state, least_refused = _with_free(slot, free), max(there - kept * free + 1, 1)
+        tried = chain([{}], _identities(start_of(slot), state))
+        whose = next((each for each in tried if takes(state, each, least_refused)), None)
         if whose is None:
             continue
-        most = _most_accepted(state, slot, dimension, least_refused, there, whose)
-        keeps, wants = max(0, there - most), dimension.kept_per_gpu(reserve) * free
-        of_whom = f" (of jobs with {whose[0]} == {classad2.ClassAd({'x': whose[1]}).lookup('x')})" if whose else ""
-        yield AuditFinding(
-            machine.name,
-            dimension.name,
-            printable(
-                f"{free} free GPUs keep {keeps} of {there} {dimension.unit}, wanted {wants}: START takes a job without"
-                f" GPU of {most} {dimension.unit}{of_whom}; {_repair(site)}",
-                400,
-            ),
+        most = _largest(partial(takes, state, whose), least_refused, there)
+        literals = {name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()}
+        of_whom = "".join(f" (of jobs with {name} == {literal})" for name, literal in literals.items())
+        message = (
+            f"{free} free GPUs keep {max(0, there - most)} of {there} {unit}, wanted {kept * free}: START takes a job"
+            f" without GPU of {most} {unit}{of_whom}; {repair}"
         )
-        return
+        return printable(message, 400)
+    return ""
+
+
+def _largest(takes: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the largest size up to ``high`` that START takes; it takes ``low``."""
+    return low - 1 + bisect_left(range(low, high + 1), True, key=lambda size: not takes(size))
 
 
 def _with_free(slot: MachineSlot, gpus: int) -> Ad:
     """Return the empty slot with only so many GPUs still free."""
-    if gpus == slot.all.gpus:
-        return slot.ad
     state = classad2.ClassAd()
     state.update(slot.ad)
     state["GPUs"] = gpus
     return state
 
 
-_Whose = tuple[str, object] | tuple[()]
+def _cpu_job(more: Mapping[str, object]) -> Ad:
+    smallest = SlotResources(cpus=1, memory_mib=MEMORY_QUANTUM_MIB, disk_mib=1)
+    return request(smallest, {"RequestGPUs": 0, USES_RESERVE: False, **more})
 
 
-def _accepted(state: Ad, slot: MachineSlot, dimension: _AuditedResource, size: int) -> _Whose | None:
-    """Return () if START takes a job without GPU of this size from anybody.
-
-    If it takes one only of some jobs, return an attribute and value of theirs. None if it takes none that was tried.
-    """
-    start = start_of(slot)
-    if holds(expression(start), state, _cpu_job(dimension, size)):
-        return ()
-    for name, found in _identities(start, state):
-        job = _cpu_job(dimension, size)
-        job[name] = found
-        if holds(expression(start), state, job):
-            return (name, found)
-    return None
-
-
-def _most_accepted(
-    state: Ad, slot: MachineSlot, dimension: _AuditedResource, low: int, high: int, whose: _Whose
-) -> int:
-    """Return the size of the largest job that START takes, which is at least ``low``."""
-    start = expression(start_of(slot))
-    low = max(low, 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        job = _cpu_job(dimension, middle)
-        if whose:
-            job[whose[0]] = whose[1]
-        low, high = (middle, high) if holds(start, state, job) else (low, middle - 1)
-    return low
-
-
-def _cpu_job(dimension: _AuditedResource, size: int) -> Ad:
-    job = request(
-        SlotResources(cpus=1, memory_mib=MEMORY_QUANTUM_MIB, disk_mib=1), {"RequestGPUs": 0, USES_RESERVE: False}
-    )
-    job[dimension.request] = size
-    return job
-
-
-def _identities(start: str, state: Ad) -> Iterator[tuple[str, object]]:
+def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
     """Yield attributes of a job that START looks at beside its size, each with the values that START mentions."""
     parsed = expression(start)
-    if parsed is None:
-        return
-    names = {
-        str(name).partition(".")[2] for name in state.externalRefs(parsed) if str(name).lower().startswith("target.")
-    }
-    known = {name.lower() for name in _cpu_job(_DIMENSIONS[0], 1)}
-    literals = list(dict.fromkeys([*_LITERAL.findall(start), "true", '"anybody"']))
-    tries = 0
-    for name in sorted(n for n in names if n.lower() not in known):
-        for literal in literals:
-            tries += 1
-            if tries > _MAX_IDENTITY_TRIES:
-                return
-            yield name, classad2.ExprTree(literal).eval()
+    names = [] if parsed is None else [str(name).partition(".") for name in state.externalRefs(parsed)]
+    known = {name.lower() for name in _cpu_job({})}
+    wanted = sorted({name for scope, _, name in names if scope.lower() == "target" and name.lower() not in known})
+    literals = dict.fromkeys([*_LITERAL.findall(start), "true", '"anybody"'])
+    for name, literal in islice(product(wanted, literals), _MAX_IDENTITY_TRIES):
+        yield {name: classad2.ExprTree(literal).eval()}
 
 
-# ------------------------------------------------------------------------------------------------- drones and owner
+# -------------------------------------------------------------------------------------------------------------- owner
 
 
-def _job(kind: DroneType, drone: Mapping[str, object]) -> Ad:
-    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site, **drone})
-
-
-def _drone_gaps(
-    machine: PoolMachine, slot: MachineSlot, hosted: Sequence[DroneType], drone: Mapping[str, object]
-) -> Iterator[AuditFinding]:
-    """Yield drone types that START refuses.
-
-    CPU drones are left out: they find no room where the reserve is all that there is, and shall not.
-    """
-    start = expression(start_of(slot))
-    refused = [kind.name for kind in hosted if kind.gpu_milli and evaluated(start, slot.ad, _job(kind, drone)) is False]
-    if refused:
-        yield AuditFinding(
-            machine.name,
-            "drones",
-            f"START refuses drones of type {', '.join(refused)} even on the empty node: make the type as small as what"
-            f" `blocking` keeps there per GPU, or see what START wants: `condor_status -af Start {machine.name}`",
-        )
-
-
-def _preemption_gaps(
-    machine: PoolMachine, slot: MachineSlot, policy: SitePolicy, drone: Mapping[str, object]
-) -> Iterator[AuditFinding]:
-    ad, ours, theirs = slot.ad, request(SlotResources(1, 1, 128, 1), drone), request(SlotResources(1, 1, 128, 1))
+def _preemption_gaps(ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str) -> Iterator[tuple[str, str]]:
+    ours, theirs = request(SlotResources(1, 1, 128, 1), marks), request(SlotResources(1, 1, 128, 1))
 
     def evaluate(name: str, job: Ad) -> float | None:
         text = source(ad, name)
         return as_number(evaluated(expression(text), ad, job)) if text else None
 
     if (evaluate("Rank", theirs) or 0) <= (evaluate("Rank", ours) or 0):
-        yield AuditFinding(
-            machine.name,
+        yield (
             "preemption",
             "RANK does not prefer other jobs to drones: the owner's job waits until a drone leaves, unless the"
-            f" negotiator preempts by user priority, which cannot be seen from here; {_repair(policy.site)}",
+            f" negotiator preempts by user priority, which cannot be seen from here; {repair}",
         )
-    retirement_s = evaluate("MaxJobRetirementTime", ours) or 0
-    if retirement_s > 0:
-        yield AuditFinding(
-            machine.name,
+    if (retirement_s := evaluate("MaxJobRetirementTime", ours) or 0) > 0:
+        yield (
             "retirement",
             f"a preempted drone may run on for {retirement_s:.0f} s before it gets SIGTERM (MAXJOBRETIREMENTTIME),"
-            f" wanted 0: the owner waits so long; {_repair(policy.site)}",
+            f" wanted 0: the owner waits so long; {repair}",
         )
     vacate_s = evaluate("MachineMaxVacateTime", ours)
     if vacate_s is not None and vacate_s < policy.grace_s:
-        yield AuditFinding(
-            machine.name,
+        yield (
             "grace",
             f"a preempted drone is killed {vacate_s:.0f} s after SIGTERM (MACHINEMAXVACATETIME), `timeouts.grace` says"
-            f" {policy.grace_s:.0f} s: drones would promise their jobs time that they do not get;"
-            f" {_repair(policy.site)}",
+            f" {policy.grace_s:.0f} s: drones would promise their jobs time that they do not get; {repair}",
         )
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
 
 import classad2
+import htcondor2
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.client_directory import ClientDirectory
-from adapters.htcondor.site.job_files import JobFiles
-from adapters.htcondor.site.owner_queue import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
+from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.htcondor.site.submission import SubmitDescription, of_drones
+from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
+from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.local import LocalRunner, own_environment
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
@@ -28,7 +30,7 @@ from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError,
 from provisioner.model import DroneId, FaultKind
 from provisioner.worker_process import WorkerProcess
 
-BINDINGS_WORKER = "adapters.htcondor.site.bindings_worker:BindingsWorker"
+BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
 _REMOVED_AT_ONCE = 500
 _CONDOR_VARIABLES = ("CONDOR", "_CONDOR")
@@ -46,60 +48,12 @@ _SUBMIT_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find a
 _JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
 
 
-class HTCondorClient(Protocol):
+class HTCondorClient(ABC):
     """One schedd that drones are submitted to, and the pool that it belongs to.
 
     Its errors are UnavailableError if nothing answered, AuthError for credentials, RejectedError if HTCondor refused,
     and OutcomeUnknownError for an order that may have been carried out.
     """
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(self, *exc: object) -> None: ...
-
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return jobs in our schedd's queue. An empty answer is one that HTCondor gave."""
-        ...
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return startd ads of the site's collector; an empty projection is all attributes."""
-        ...
-
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        """Return the jobs in the queue of another schedd, with the attributes ``names`` beside the usual ones.
-
-        They are grouped aside of the event loop. A silent schedd delays no other call.
-        """
-        ...
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
-        ...
-
-    async def submit(self, batch: SubmitDescription) -> int:
-        """Submit all of a batch or nothing, and return the cluster id."""
-        ...
-
-    async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
-        """Fetch what ended drones have left, where files are spooled, and return the reason for each failure."""
-        ...
-
-    async def clean_up(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
-        """Remove the old files of submissions and drones that are neither in use nor listed."""
-        ...
-
-    async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
-        """Remove jobs with notice and the site's grace, or at once with ``force``. Jobs that are gone are no error."""
-        ...
-
-
-def client_for(config: HTCondorSiteConfig, name: str) -> HTCondorClient:
-    """Return the client of site ``name``, which is not entered yet."""
-    return CondorToolsClient(config, name) if config.transport == "tools" else BindingsClient(config, name)
-
-
-class _SiteClient:
-    """Parts that both clients have: a directory for HTCondor's client, a runner of commands, and the jobs' files."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str, root: str) -> None:
         self._config, self._name = config, name
@@ -109,9 +63,8 @@ class _SiteClient:
 
     def _make_directory(self) -> ClientDirectory:
         config = self._config
-        whose = f"site {self._name}"
         self._directory = ClientDirectory(
-            whose, config.collector, config.token, config.token_directory, config.client_config
+            f"site {self._name}", config.collector, config.token, config.token_directory, config.client_config
         )
         return self._directory
 
@@ -123,6 +76,9 @@ class _SiteClient:
             self._directory.refresh()
         return self._runner
 
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
     async def __aexit__(self, *exc: object) -> None:
         if self._runner is not None:
             await self._runner.__aexit__(*exc)
@@ -130,14 +86,61 @@ class _SiteClient:
             self._directory.close()
         self._runner = self._directory = None
 
+    @abstractmethod
+    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return jobs in our schedd's queue. An empty answer is one that HTCondor gave."""
+
+    @abstractmethod
+    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return startd ads of the site's collector; an empty projection is all attributes."""
+
+    @abstractmethod
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        """Return the jobs in the queue of another schedd, with the attributes ``names`` beside the usual ones.
+
+        They are grouped aside of the event loop. A silent schedd delays no other call.
+        """
+
+    @abstractmethod
+    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
+
+    @abstractmethod
+    async def submit(self, batch: SubmitDescription) -> int:
+        """Submit all of a batch or nothing, and return the cluster id."""
+
+    @abstractmethod
+    async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
+        """Fetch what ended drones have left, where files are spooled, and return the reason for each failure."""
+
+    @abstractmethod
+    async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
+        """Remove jobs with notice and the site's grace, or at once with ``force``. Jobs that are gone are no error."""
+
     async def clean_up(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
+        """Remove the old files of submissions and drones that are neither in use nor listed."""
         await self._files.clean_up(self._connected(), inputs_in_use, drones)
+
+
+def client_for(config: HTCondorSiteConfig, name: str) -> HTCondorClient:
+    """Return the client of site ``name``, which is not entered yet."""
+    return CondorToolsClient(config, name) if config.transport == "tools" else BindingsClient(config, name)
+
+
+def only_schedd(collector: str, names: Sequence[str]) -> str:
+    """Return the only schedd that a collector lists. UnavailableError if there is none, RejectedError for several."""
+    if not names:
+        raise UnavailableError(f"collector {collector} does not list any schedd")
+    if len(names) > 1:
+        some = ", ".join(printable(name, 80) for name in sorted(names)[:5])
+        raise RejectedError(f"collector {collector} lists several schedds: set `schedd` ({some})", FaultKind.CONFIG)
+    return names[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- bindings
 
 
-class BindingsClient(_SiteClient):
+class BindingsClient(HTCondorClient):
     """The schedd that the collector lists, over the network, as the owner of our token."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str) -> None:
@@ -164,17 +167,15 @@ class BindingsClient(_SiteClient):
         return await self._query("slots", constraint, tuple(projection))
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        worker = self._worker(f"owner {schedd}")
-        queue = await worker.call("owner_queue", schedd, constraint, tuple(names), deadline_s=self._config.deadline)
-        assert isinstance(queue, OwnerJobQueue)
+        worker, deadline_s = self._worker(f"owner {schedd}"), self._config.deadline
+        queue: OwnerJobQueue = await worker.call("owner_queue", schedd, constraint, tuple(names), deadline_s=deadline_s)
         return queue
 
     async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
         return await self._query("submitters", tuple(projection))
 
     async def _query(self, question: str, *args: object) -> Sequence[Ad]:
-        answer = await self._worker("poll").call(question, *args, deadline_s=self._config.deadline)
-        assert isinstance(answer, list)
+        answer: list[Ad] = await self._worker("poll").call(question, *args, deadline_s=self._config.deadline)
         return answer
 
     def _worker(self, purpose: str) -> WorkerProcess:
@@ -189,14 +190,13 @@ class BindingsClient(_SiteClient):
 
     async def submit(self, batch: SubmitDescription) -> int:
         worker, config = self._worker("orders"), self._config
-        text = await self._files.lay_out(self._connected(), batch) + batch.description
+        description = await self._files.lay_out(self._connected(), batch) + batch.description
         try:
-            cluster = await worker.call(
-                "submit", text, batch.drone_ids, config.spool, deadline_s=config.submit_deadline
+            cluster: int = await worker.call(
+                "submit", description, batch.drone_ids, config.spool, deadline_s=config.submit_deadline
             )
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"submit: {error}") from None
-        assert isinstance(cluster, int)
         return cluster
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
@@ -204,7 +204,7 @@ class BindingsClient(_SiteClient):
             return
         worker = self._worker("orders")
         try:
-            await worker.call("remove", tuple(job_ids), why, force, deadline_s=self._config.deadline)
+            await worker.call("remove", list(job_ids), why, force, deadline_s=self._config.deadline)
         except UnavailableError as error:
             raise OutcomeUnknownError(str(error)) from None
 
@@ -213,15 +213,143 @@ class BindingsClient(_SiteClient):
         if not wanted:
             return {}
         ids = tuple(job_ids[drone_id] for drone_id in wanted)
-        failed = await self._worker("files").call("collect", ids, deadline_s=_COLLECT_TIMEOUT_S)
-        assert isinstance(failed, dict)
+        failed: dict[str, str] = await self._worker("files").call("collect", ids, deadline_s=_COLLECT_TIMEOUT_S)
         return {drone_id: failed[job_ids[drone_id]] for drone_id in wanted if job_ids[drone_id] in failed}
+
+
+_REFUSAL = re.compile(r"errmsg=|SCHEDD:\d+:|Submit:-?\d+:|Schedd says -\d+")
+_REFUSAL_KINDS = (
+    (re.compile("Failed to connect"), FaultKind.DOWN),
+    # EACCES: this identity cannot own jobs; disabled
+    (re.compile(r"SCHEDD:13:|Schedd says -[56]\b"), FaultKind.DENIED),
+    (re.compile(r"Schedd says -[234]\b|MAX_JOBS|exceed|quota", re.IGNORECASE), FaultKind.QUOTA),
+)
+"""Kinds by words of a refusal, first match; else the order itself is wrong. -2 to -4: MAX_JOBS_SUBMITTED, _PER_OWNER
+and _PER_SUBMISSION."""
+
+
+class BindingsWorker:
+    """Server of the calls of :class:`BindingsClient`, in a worker process: one schedd and its collector."""
+
+    def __init__(self, collector: str, schedd: str) -> None:
+        self._address, self._name = collector, schedd
+        self._collector = Collectors(collector)
+        self._errors = self._collector.errors
+        self._schedds: dict[str, Any] = {}
+
+    def jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> list[Ad]:
+        """Return jobs of a schedd; ``schedd`` "" is ours."""
+        return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
+
+    def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        return group_jobs(self.jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names)), names)
+
+    def slots(self, constraint: str, projection: Sequence[str]) -> list[Ad]:
+        return self._collector.query(htcondor2.AdType.Startd, constraint, projection)
+
+    def submitters(self, projection: Sequence[str]) -> list[Ad]:
+        return self._collector.query(htcondor2.AdType.Submitter, projection=projection)
+
+    def _asked(self, name: str, question: Any) -> Any:
+        """Ask a schedd. A restarted one has another address: it is looked up again when it does not answer."""
+        known = name in self._schedds
+        try:
+            with self._errors.translated(f"schedd {name or self._name or 'of the site'}"):
+                return question(self._schedd(name))
+        except UnavailableError:
+            self._schedds.pop(name, None)
+            if not known:
+                raise
+        return self._asked(name, question)
+
+    def _schedd(self, name: str) -> Any:
+        if name not in self._schedds:
+            self._schedds[name] = htcondor2.Schedd(self._located(name or self._name))
+        return self._schedds[name]
+
+    def _located(self, name: str) -> Ad:
+        ads = self._collector.schedds()
+        name = name or only_schedd(self._address, list(ads))
+        named = [ads[name]] if name in ads else []
+        if not named:  # one that flocks here may advertise its users only
+            named = self._collector.query(htcondor2.AdType.Submitter, f"ScheddName == {classad2.quote(name)}")
+        if not named:
+            raise UnavailableError(f"collector {self._address} does not list schedd {name}")
+        return named[0]
+
+    def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
+        """Submit all drones or none, and return the cluster id.
+
+        A refusal is one that the schedd gave, or that a question afterwards confirms.
+        """
+        schedd = self._schedd("")
+        items = ({"drone_id": drone_id} for drone_id in drone_ids)
+        try:
+            with self._errors.translated("submit"):
+                result = schedd.submit(htcondor2.Submit(description), spool=spool, itemdata=items)
+        except (ValueError, TypeError) as error:
+            raise RejectedError(f"submit: {printable(str(error), 300)}", FaultKind.CONFIG) from None
+        except AuthError:
+            raise
+        except UnavailableError as error:
+            raise self._not_submitted(error, drone_ids) from None
+        if spool:
+            try:
+                with self._errors.translated("spooling"):
+                    schedd.spool(result)
+            except AdapterError as error:
+                raise self._withdraw(result.cluster(), error) from None
+        return int(result.cluster())
+
+    def _not_submitted(self, error: UnavailableError, drone_ids: Sequence[str]) -> AdapterError:
+        """Return RejectedError if the schedd refused and a question confirms that no job is there."""
+        if not _REFUSAL.search(str(error)):
+            return OutcomeUnknownError(str(error))
+        try:
+            if self.jobs("", of_drones(drone_ids), ["ClusterId"]):
+                return OutcomeUnknownError(str(error))
+        except AdapterError:
+            return OutcomeUnknownError(str(error))
+        kinds = (kind for sign, kind in _REFUSAL_KINDS if sign.search(str(error)))
+        return RejectedError(str(error), next(kinds, FaultKind.CONFIG))
+
+    def _withdraw(self, cluster: int, error: AdapterError) -> AdapterError:
+        """Remove jobs whose files did not arrive: they would never run. If that fails now, their own policy does it."""
+        try:
+            self.remove(f"ClusterId == {int(cluster)}", "its files could not be sent", False)
+        except AdapterError:
+            return OutcomeUnknownError(str(error))
+        return RejectedError(f"files could not be sent: {error}", FaultKind.DOWN)
+
+    def remove(self, which: list[str] | str, why: str, force: bool) -> None:
+        """Remove jobs by their ids or a constraint. Those that are gone are no error."""
+        action = htcondor2.JobAction.RemoveX if force else htcondor2.JobAction.Remove
+
+        def ask(schedd: Any) -> Mapping[str, int]:
+            answer = schedd.act(action, which, reason=(why, 0))
+            return {} if answer is None else {str(name): int(count) for name, count in answer.items()}
+
+        answer = self._asked("", ask)
+        if answer.get("TotalPermissionDenied"):
+            raise AuthError(f"the schedd does not let us remove {answer['TotalPermissionDenied']} of our jobs")
+        if answer.get("TotalError"):
+            raise OutcomeUnknownError(f"the schedd could not remove {answer['TotalError']} of our jobs")
+
+    def collect(self, job_ids: Sequence[str]) -> dict[str, str]:
+        """Fetch what spooled jobs have left, one by one: of those asked for together one failure ends all."""
+        failed = {}
+        for job_id in job_ids:
+            try:
+                self._asked("", lambda schedd, job_id=job_id: schedd.retrieve([job_id]))
+            except AdapterError as error:
+                failed[job_id] = str(error)
+        return failed
 
 
 # -------------------------------------------------------------------------------------------------------------- tools
 
 
-class CondorToolsClient(_SiteClient):
+class CondorToolsClient(HTCondorClient):
     """The schedd, as the identity that the tools' configuration gives us."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str) -> None:
@@ -265,20 +393,14 @@ class CondorToolsClient(_SiteClient):
             raise await self._why(done)
         ads = await asyncio.to_thread(_parsed, done.out, key)
         if ads is None or (done.out.strip() and not ads):
-            raise UnavailableError(f"`{_said_tool(argv)}` gives an answer that is no list of ads, or not all of it")
+            tool = next(word.rpartition("/")[2] for word in argv if "condor_" in word and "=" not in word)
+            raise UnavailableError(f"`{tool}` gives an answer that is no list of ads, or not all of it")
         return ads
 
     async def _schedd(self) -> str:
         """Return the name of our schedd, looked up once."""
         if not self._schedd_name:
-            names = await self._schedds()
-            if not names:
-                raise UnavailableError(f"collector {self._config.collector} does not list any schedd")
-            if len(names) > 1:
-                some = ", ".join(printable(name, 80) for name in names[:5])
-                message = f"collector {self._config.collector} lists several schedds: set `schedd` ({some})"
-                raise RejectedError(message, FaultKind.CONFIG)
-            self._schedd_name = names[0]
+            self._schedd_name = only_schedd(self._config.collector, await self._schedds())
         return self._schedd_name
 
     async def _schedds(self) -> Sequence[str]:
@@ -320,10 +442,9 @@ class CondorToolsClient(_SiteClient):
         if isinstance(error, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
             return error
         try:
-            there = await self.jobs(of_drones(batch.drone_ids), ["ClusterId"])
+            if await self.jobs(of_drones(batch.drone_ids), ["ClusterId"]):
+                return OutcomeUnknownError(str(error))
         except AdapterError:
-            return OutcomeUnknownError(str(error))
-        if there:
             return OutcomeUnknownError(str(error))
         return RejectedError(str(error), FaultKind.QUOTA if _JOB_LIMIT.search(str(error)) else FaultKind.CONFIG)
 
@@ -339,8 +460,7 @@ class CondorToolsClient(_SiteClient):
                 done = await self._run([*argv, *job_ids[start : start + _REMOVED_AT_ONCE]], self._config.deadline)
             except NoReplyError as error:
                 raise OutcomeUnknownError(f"remove: {error}") from None
-            trouble = [line for line in _words(done).splitlines() if line and not _NOTHING_TO_DO.match(line)]
-            if trouble:
+            if any(line and not _NOTHING_TO_DO.match(line) for line in _words(done).splitlines()):
                 reason = await self._why(done)
                 raise reason if isinstance(reason, AuthError) else OutcomeUnknownError(f"remove: {reason}")
 
@@ -399,15 +519,6 @@ def _words(done: Finished) -> str:
 
 
 def _error(done: Finished) -> AdapterError:
-    words = printable("; ".join(_lines(_words(done))), 400) or "no reason given"
-    if _TOOL_DENIED.search(words):
-        return AuthError(words)
-    return UnavailableError(words)
-
-
-def _lines(words: str) -> Iterator[str]:
-    yield from (line for raw in words.splitlines() if (line := raw.strip()))
-
-
-def _said_tool(argv: Sequence[str]) -> str:
-    return next((word.rpartition("/")[2] for word in argv if "condor_" in word and "=" not in word), argv[0])
+    lines = (line.strip() for line in _words(done).splitlines())
+    words = printable("; ".join(line for line in lines if line), 400) or "no reason given"
+    return AuthError(words) if _TOOL_DENIED.search(words) else UnavailableError(words)

@@ -16,10 +16,10 @@ from adapters.htcondor.classads import (
     RUNNING,
     Ad,
     attribute_names,
-    clock_ahead_s,
     job_id,
     moment,
     number,
+    our_moment,
     text,
     value,
     whole,
@@ -80,10 +80,8 @@ def list_drones(
     """
     now = time.time() if now is None else now
     drones: dict[DroneId, RemoteDrone] = {}
-    inputs: set[str] = set()
-    notices: list[str] = []
-    abandoned: list[str] = []
-    users: set[str] = set()
+    inputs, users = set[str](), set[str]()
+    notices, abandoned = list[str](), list[str]()
     for ad in ads:
         drone_id = DroneId(text(ad, "DroneId"))
         if not drone_id.startswith(f"{controller}-"):
@@ -93,7 +91,9 @@ def list_drones(
         users.add(text(ad, "User", 600))
         if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
             abandoned.append(drone.remote_id)
-            drone = replace(drone, state=RemoteState.ENDED, reason="", end=_never_came(ad, now, files_limit_s))
+            ended_at = our_moment(ad, "EnteredCurrentStatus", now) + files_limit_s
+            end = RemoteEnd(EndKind.STOPPED, ended_at, None, "its files never reached the schedd")
+            drone = replace(drone, state=RemoteState.ENDED, reason="", end=end)
         if drone.end is None:
             inputs.add(text(ad, "DroneInputs"))
         other = drones.get(drone_id)
@@ -132,36 +132,25 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
     if whole(ad, "JobStatus") != REMOVED or not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
         return 0.0
     grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
-    until = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + grace_s + _GRACE_SLACK_S
+    until = our_moment(ad, "EnteredCurrentStatus", now) + grace_s + _GRACE_SLACK_S
     return until if until > now else 0.0
-
-
-class _ScheddClock:
-    """Conversion of the schedd's times to our clock, by the time that a query's answer carries."""
-
-    def __init__(self, ad: Ad, now: float) -> None:
-        self._ahead_s = clock_ahead_s(ad, now)
-
-    def ours(self, theirs: float) -> float:
-        return theirs - self._ahead_s if theirs else 0.0
 
 
 def remote_drone(
     ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]] = {}
 ) -> RemoteDrone:
     """Return the drone of one job."""
-    clock = _ScheddClock(ad, now)
     slot = text(ad, "RemoteHost")
-    state, reason, end = _state(ad, clock, now, carved)
+    state, reason, end = _state(ad, now, carved)
     host = slot or text(ad, "LastRemoteHost")
     runs = state is RemoteState.RUNNING
-    started = moment(ad, "JobCurrentStartDate") if runs or has_started(ad) else 0.0
+    started_at = our_moment(ad, "JobCurrentStartDate", now) if runs or has_started(ad) else 0.0
     return RemoteDrone(
         drone_id=drone_id,
         state=state,
         remote_id=job_id(ad),
         type=text(ad, "DroneType"),
-        started_at=clock.ours(started),
+        started_at=started_at,
         reason=reason,
         end=end,
         node=host.rpartition("@")[2],
@@ -170,12 +159,10 @@ def remote_drone(
     )
 
 
-def _state(
-    ad: Ad, clock: _ScheddClock, now: float, carved: Mapping[str, frozenset[str]]
-) -> tuple[RemoteState, str, RemoteEnd | None]:
+def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
         case 1 if has_started(ad):
-            return RemoteState.ENDED, "", _evicted(ad, clock)
+            return RemoteState.ENDED, "", _evicted(ad, now)
         case 1:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
@@ -186,13 +173,13 @@ def _state(
         case 3 if until := leaves_until(ad, now, carved):
             return RemoteState.RUNNING, f"removed; gone within {round(until - now)} s", None
         case 3:
-            return RemoteState.ENDED, "", _removed(ad, clock)
+            return RemoteState.ENDED, "", _removed(ad, now)
         case 4:
-            return RemoteState.ENDED, "", _completed(ad, clock)
+            return RemoteState.ENDED, "", _completed(ad, now)
         case 5 if is_spooling(ad):
             return RemoteState.PENDING, "its files are being sent to the schedd", None
         case 5:
-            return RemoteState.ENDED, "", _held(ad, "", clock)
+            return RemoteState.ENDED, "", _held(ad, "", now)
         case 7:
             return RemoteState.UNKNOWN, "suspended by its node", None
         case other:
@@ -202,23 +189,18 @@ def _state(
 # --------------------------------------------------------------------------------------------------------------- ends
 
 
-def _never_came(ad: Ad, now: float, limit_s: float) -> RemoteEnd:
-    at = _ScheddClock(ad, now).ours(moment(ad, "EnteredCurrentStatus")) + limit_s
-    return RemoteEnd(EndKind.STOPPED, at, None, "its files never reached the schedd")
-
-
-def _evicted(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
+def _evicted(ad: Ad, now: float) -> RemoteEnd:
     """Return the end of a job that is idle again: to run again would be its second life."""
-    vacated = moment(ad, "LastVacateTime")
-    at = clock.ours(vacated or moment(ad, "EnteredCurrentStatus"))
+    vacated = whole(ad, "LastVacateTime") > 0
+    at = our_moment(ad, "LastVacateTime", now) or our_moment(ad, "EnteredCurrentStatus", now)
     why, code = text(ad, "VacateReason", _MAX_REASON), whole(ad, "VacateReasonCode")
     if code in _NODE_FAULTS or (not vacated and whole(ad, "NumShadowExceptions") > 0):
         return RemoteEnd(EndKind.FAULT, at, None, why or "its node was lost", FaultKind.NODE)
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "evicted from its slot")
 
 
-def _completed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
-    at = clock.ours(moment(ad, "CompletionDate") or moment(ad, "EnteredCurrentStatus"))
+def _completed(ad: Ad, now: float) -> RemoteEnd:
+    at = our_moment(ad, "CompletionDate", now) or our_moment(ad, "EnteredCurrentStatus", now)
     if value(ad, "ExitBySignal") is True:
         signal = whole(ad, "ExitSignal")
         return RemoteEnd(EndKind.EXITED, at, 128 + signal, f"ended by signal {signal}")
@@ -226,23 +208,23 @@ def _completed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
     return RemoteEnd(EndKind.EXITED, at, None if code is None else int(code))
 
 
-def _held(ad: Ad, last: str, clock: _ScheddClock) -> RemoteEnd:
+def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
     """Return the end of a held job. ``last``: "Last" for a hold that is over."""
     code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _MAX_REASON) or "without a reason", _MAX_REASON)
-    at = clock.ours(moment(ad, "EnteredCurrentStatus"))
+    at = our_moment(ad, "EnteredCurrentStatus", now)
     return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", hold_kind(code, subcode))
 
 
-def _removed(ad: Ad, clock: _ScheddClock) -> RemoteEnd:
+def _removed(ad: Ad, now: float) -> RemoteEnd:
     """Return the end of a job that we, its own policy or somebody else took out of the queue."""
     why = text(ad, "RemoveReason", _MAX_REASON)
-    at = clock.ours(moment(ad, "EnteredCurrentStatus"))
+    at = our_moment(ad, "EnteredCurrentStatus", now)
     before = whole(ad, "LastJobStatus")
     if before == IDLE and has_started(ad):
-        return _evicted(ad, clock)
+        return _evicted(ad, now)
     if before == HELD and whole(ad, "LastHoldReasonCode") != SPOOLING:
-        return _held(ad, "Last", clock)
+        return _held(ad, "Last", now)
     if why.startswith(OUR_REASON):
         return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_REASON))
     if before == HELD:

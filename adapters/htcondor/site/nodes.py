@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import classad2
 
@@ -28,6 +29,7 @@ from adapters.htcondor.classads import (
     holds,
     moment,
     number,
+    slot_state,
     source,
     text,
     value,
@@ -50,8 +52,7 @@ _MAX_DYNAMIC_SLOTS = 4096
 _RESOURCE_ATTRIBUTES = ("Cpus", "Memory", "Disk", "GPUs")
 
 
-@dataclass(frozen=True, slots=True)
-class SlotResources:
+class SlotResources(NamedTuple):
     """Resources of a slot, a machine or a job; GPUs are whole devices, as HTCondor counts them."""
 
     gpus: int = 0
@@ -59,24 +60,14 @@ class SlotResources:
     memory_mib: int = 0
     disk_mib: int = 0
 
-    def __add__(self, other: SlotResources) -> SlotResources:
-        return SlotResources(
-            self.gpus + other.gpus,
-            self.cpus + other.cpus,
-            self.memory_mib + other.memory_mib,
-            self.disk_mib + other.disk_mib,
-        )
+    def __add__(self, other: SlotResources) -> SlotResources:  # type: ignore[override]
+        return SlotResources(*(mine + more for mine, more in zip(self, other, strict=True)))
 
     def __sub__(self, other: SlotResources) -> SlotResources:
-        return self + SlotResources(-other.gpus, -other.cpus, -other.memory_mib, -other.disk_mib)
+        return SlotResources(*(mine - less for mine, less in zip(self, other, strict=True)))
 
     def holds(self, other: SlotResources) -> bool:
-        return (
-            self.gpus >= other.gpus
-            and self.cpus >= other.cpus
-            and self.memory_mib >= other.memory_mib
-            and self.disk_mib >= other.disk_mib
-        )
+        return all(there >= needed for there, needed in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +85,7 @@ class DynamicSlot:
 
 @dataclass(frozen=True, slots=True)
 class MachineSlot:
-    """One partitionable or static slot.
-
-    ``ad`` is its ad with everything given back: the slot if nobody used it.
-    """
+    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
 
     ad: Ad = field(repr=False)
     all: SlotResources
@@ -160,9 +148,7 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
 
 def _machine_slot(ad: Ad) -> MachineSlot:
     partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
-    emptied = _emptied(ad)
-    offered = _amount(ad) if partitionable or str(value(ad, "State")).lower() == "unclaimed" else SlotResources()
-    free = offered if _serves(ad, partitionable) else SlotResources()
+    emptied, free = _emptied(ad), _amount(ad) if _serves(ad, partitionable) else SlotResources()
     return MachineSlot(emptied, _amount(emptied), free, partitionable, _carved(ad) if partitionable else None)
 
 
@@ -174,24 +160,23 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
     if count and not {"Name", "State"} <= lists.keys():
         return None
 
-    def of(name: str, at: int) -> object:
-        return lists[name][at] if name in lists else None
-
-    def amount(name: str, at: int) -> int:
-        return math.ceil(min(max(as_number(of(name, at)) or 0.0, 0.0), LARGEST_NUMBER))
-
-    return tuple(
-        DynamicSlot(
-            name=str(of("Name", at))[:600],
-            user=str(of("RemoteUser", at) or "")[:600],
-            amount=SlotResources(
-                amount("GPUs", at), amount("Cpus", at), amount("Memory", at), amount("Disk", at) // 1024
-            ),
-            entered_at=as_number(of("EnteredCurrentState", at)) or 0.0,
-            waits_for_its_job=(str(of("State", at)).lower(), str(of("Activity", at)).lower()) == ("claimed", "idle"),
+    found = []
+    for at in range(min(count, _MAX_DYNAMIC_SLOTS)):
+        child = {name: column[at] for name, column in lists.items()}
+        gpus, cpus, memory_mib, disk_kib = (
+            math.ceil(min(max(as_number(child.get(name)) or 0.0, 0.0), LARGEST_NUMBER))
+            for name in ("GPUs", "Cpus", "Memory", "Disk")
         )
-        for at in range(min(count, _MAX_DYNAMIC_SLOTS))
-    )
+        state, activity = str(child["State"]).lower(), str(child.get("Activity")).lower()
+        slot = DynamicSlot(
+            name=str(child["Name"])[:600],
+            user=str(child.get("RemoteUser") or "")[:600],
+            amount=SlotResources(gpus, cpus, memory_mib, disk_kib // 1024),
+            entered_at=as_number(child.get("EnteredCurrentState")) or 0.0,
+            waits_for_its_job=(state, activity) == ("claimed", "idle"),
+        )
+        found.append(slot)
+    return tuple(found)
 
 
 def _amount(ad: Ad) -> SlotResources:
@@ -199,18 +184,11 @@ def _amount(ad: Ad) -> SlotResources:
 
 
 def _serves(ad: Ad, partitionable: bool) -> bool:
-    """Return True if the slot takes jobs at all now.
-
-    START need not hold without a job, and IS_OWNER may follow it.
-    """
-    state = str(value(ad, "State")).lower()
-    if (
-        value(ad, "Offline") is True
-        or value(ad, "Draining") is True
-        or str(value(ad, "Activity")).lower() == "retiring"
-    ):
+    """Return True if the slot takes jobs at all now. START need not hold without a job, and IS_OWNER may follow it."""
+    state, activity = slot_state(ad)
+    if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
         return False
-    return state == "unclaimed" if not partitionable else state not in _BUSY_STATES
+    return state not in _BUSY_STATES if partitionable else state == "unclaimed"
 
 
 def _emptied(ad: Ad) -> Ad:
@@ -228,10 +206,7 @@ def _emptied(ad: Ad) -> Ad:
 
 
 def _device_names(ad: Ad) -> tuple[str, ...]:
-    """Return ``GPUs_<id>`` of each GPU of the slot.
-
-    A repeated GPU (shares) is listed as often as it is given out.
-    """
+    """Return ``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is listed as often as it is given out."""
     prefix = "gpus_"
     nested = {
         name.lower(): name
@@ -267,11 +242,8 @@ def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
 
 def refused(source_text: str, my: Ad, target: Ad) -> bool:
     """Return True if an expression is definitely false for a pair of ads; undefined and error are not."""
-    return bool(source_text) and _falsehood(evaluated(expression(source_text), my, target))
-
-
-def _falsehood(found: object) -> bool:
-    return found is False or (not isinstance(found, bool) and as_number(found) == 0)
+    found = evaluated(expression(source_text), my, target) if source_text else None
+    return found is False or as_number(found) == 0
 
 
 def start_of(slot: MachineSlot) -> str:
@@ -281,9 +253,8 @@ def start_of(slot: MachineSlot) -> str:
 
 def devices_with(clause: str, job: Ad, slot: MachineSlot) -> int | None:
     """Return how many GPUs of a slot meet a clause of RequireGPUs; None if that cannot be evaluated."""
-    counted = evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad)
-    found = as_number(counted)
-    return None if found is None or not math.isfinite(found) else int(found)
+    found = as_number(evaluated(expression(f"countMatches({clause}, TARGET.AvailableGPUs)"), job, slot.ad))
+    return None if found is None else int(found)
 
 
 NOTICE_CONSTRAINT = (
@@ -312,39 +283,35 @@ def nodes(
     ``requirements``: by type name, the site admin's requirements on a slot. ``corrections``: by machine, what is to be
     added to the free resources of its ads.
     """
-    free = {machine.name: machine.free + corrections.get(machine.name, SlotResources()) for machine in machines}
-    kinds = [(kind, _job(kind), requirements.get(kind.name, "")) for kind in types]
-    return tuple(
-        Node(
+    kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
+    found = []
+    for machine in machines:
+        fitting = (kind for kind, job, extra in kinds if any(could_host(s, kind, job, extra) for s in machine.slots))
+        total, free = machine.all, machine.free + corrections.get(machine.name, SlotResources())
+        node = Node(
             name=machine.name,
-            types=tuple(
-                kind.name
-                for kind, job, extra in kinds
-                if any(could_host(slot, kind, job, extra) for slot in machine.slots)
-            ),
-            gpu_milli=machine.all.gpus * WHOLE_GPU,
-            cpus=machine.all.cpus,
-            memory_mib=machine.all.memory_mib,
-            disk_mib=machine.all.disk_mib,
-            free_gpu_milli=max(0, free[machine.name].gpus) * WHOLE_GPU,
-            free_cpus=max(0, free[machine.name].cpus),
-            free_memory_mib=max(0, free[machine.name].memory_mib),
-            free_disk_mib=max(0, free[machine.name].disk_mib),
+            types=tuple(kind.name for kind in fitting),
+            gpu_milli=total.gpus * WHOLE_GPU,
+            cpus=total.cpus,
+            memory_mib=total.memory_mib,
+            disk_mib=total.disk_mib,
+            free_gpu_milli=max(0, free.gpus) * WHOLE_GPU,
+            free_cpus=max(0, free.cpus),
+            free_memory_mib=max(0, free.memory_mib),
+            free_disk_mib=max(0, free.disk_mib),
         )
-        for machine in machines
-    )
+        found.append(node)
+    return tuple(found)
 
 
 def shape(kind: DroneType) -> SlotResources:
-    """Return the resources that a drone of this type asks for.
-
-    A share of a GPU is a whole one here, and refused.
-    """
+    """Return the resources that a drone of this type asks for. A share of a GPU is a whole one here, and refused."""
     return SlotResources(-(-kind.gpu_milli // WHOLE_GPU), kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
-def _job(kind: DroneType) -> Ad:
-    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site})
+def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
+    """Return the job ad of a drone. ``more``: its attributes beside the usual ones."""
+    return request(shape(kind), {"DroneType": kind.name, "DroneSite": kind.site, **more})
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
@@ -394,18 +361,15 @@ def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]
     """
     found = {}
     for ad in slot_ads:
-        if (name := text(ad, "Name")) and _taken_back(ad):
+        state, activity = slot_state(ad)
+        waited_for = value(ad, "PreemptingOwner") is not None or value(ad, "PreemptingRank") is not None
+        leaving = state == "preempting" or activity in ("retiring", "vacating")
+        if (leaving or (state == "claimed" and waited_for)) and (name := text(ad, "Name")):
             heard = moment(ad, "LastHeardFrom")
             since, now = moment(ad, "EnteredCurrentActivity"), moment(ad, "MyCurrentTime")
             age_s = max(0.0, now - since) if since and now else 0.0
             found[name] = heard - age_s - ahead_s
     return found
-
-
-def _taken_back(ad: Ad) -> bool:
-    state, activity = str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
-    waited_for = value(ad, "PreemptingOwner") is not None or value(ad, "PreemptingRank") is not None
-    return state == "preempting" or activity in ("retiring", "vacating") or (state == "claimed" and waited_for)
 
 
 _STALE_SLOT_S = 60.0
@@ -436,7 +400,11 @@ def corrections(
     """
     now = time.time() if now is None else now
     ours = list(drones)
-    running = {drone.slot: shapes[drone.type] for drone in ours if _holds(drone) and drone.type in shapes}
+    running = {
+        drone.slot: shapes[drone.type]
+        for drone in ours
+        if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes
+    }
     running |= dict(owners)
     ended = {
         drone.slot: drone.end.at
@@ -448,11 +416,10 @@ def corrections(
         by_machine.setdefault(name.rpartition("@")[2], []).append((name, amount))
     found: dict[str, SlotResources] = {}
     for machine in machines:
-        if machine.carved is None:
+        if (slots := machine.carved) is None:
             continue
-        known = {slot.name for slot in machine.carved}
-        more = SlotResources()
-        for slot in machine.carved:
+        known, more = {slot.name for slot in slots}, SlotResources()
+        for slot in slots:
             # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
             if slot.user in users and slot.name in ended and slot.entered_at <= ended[slot.name]:
                 more += slot.amount
@@ -462,7 +429,3 @@ def corrections(
         if more != SlotResources():
             found[machine.name] = more
     return found
-
-
-def _holds(drone: RemoteDrone) -> bool:
-    return drone.state is RemoteState.RUNNING and bool(drone.slot)

@@ -1,27 +1,213 @@
-"""Jobs of the owner of the hardware: waiting ones as claims, running ones as a sum."""
+"""Jobs of the owner of the hardware: waiting ones as claims, running ones as a sum.
+
+Ads are slow to carry and to look into: 5000 of them are a second. Jobs that cannot be distinguished go as one group
+with one ad as its sample, made where the ads were read. Jobs that differ in anything that START or their own
+Requirements look at are in different groups: these attributes are found by reading the expressions, and asked for by
+name.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from adapters.htcondor.classads import IDLE, RUNNING, Ad, source, text, whole
-from adapters.htcondor.site.client import HTCondorClient
-from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
-from adapters.htcondor.site.owner_queue import (
-    ELSEWHERE,
-    OwnerJobGroup,
-    OwnerJobQueue,
-    further,
-    wanted_by,
+import classad2
+
+from adapters.htcondor.classads import (
+    IDLE,
+    LIMITS_PROJECTION,
+    RUNNING,
+    Ad,
+    attribute_names,
+    expression,
+    job_id,
+    our_moment,
+    refusals,
+    source,
+    text,
+    used_up,
+    value,
+    whole,
 )
+from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
+
+if TYPE_CHECKING:
+    from adapters.htcondor.site.client import HTCondorClient
+
+ELSEWHERE = (7, 9, 12)
+"""Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
+OWNER_JOB_PROJECTION = (
+    *attribute_names(
+        "ClusterId ProcId JobStatus JobUniverse QDate User Owner AcctGroup RemoteHost RequestGPUs RequestCpus"
+        " RequestMemory RequestDisk Requirements RequireGPUs GPUsProvisioned CpusProvisioned MemoryProvisioned"
+        " ServerTime DiskUsage ImageSize MemoryUsage ResidentSetSize"
+    ),
+    *LIMITS_PROJECTION,
+)
+"""Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
+MOST_GROUPS = 1000
+"""Largest number of groups, the oldest first."""
+_MAX_REFERENCES = 300
+_JUDGED = attribute_names(
+    "requirements requiregpus requestgpus requestcpus requestmemory requestdisk concurrencylimits"
+)
+_OF_ONE_JOB = frozenset(
+    attribute_names(
+        "clusterid procid globaljobid jobstatus lastjobstatus qdate enteredcurrentstatus servertime remotehost"
+        " diskusage diskusage_raw imagesize imagesize_raw memoryusage residentsetsize residentsetsize_raw"
+    )
+)
+"""Attributes, in small letters, that the sample has and that distinguish no groups."""
+_REFERENCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_SCOPES = ("target", "my", "other", "self", "parent", "")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerJobGroup:
+    """Waiting jobs of one user that no expression distinguishes."""
+
+    who: str
+    user: str
+    size: SlotResources
+    """Request of one job."""
+    alike: str
+    """The same for groups that differ only in their user: what one can run on, the other can too."""
+    submitted: tuple[float, ...]
+    """When, by our clock, each job came into its queue; the oldest first."""
+    ids: tuple[str, ...]
+    """Ids of the first three."""
+    sample: Ad = field(repr=False, compare=False)
+    used_up: str = ""
+    """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerJobQueue:
+    """Jobs of one queue of the owner's."""
+
+    groups: tuple[OwnerJobGroup, ...] = ()
+    """The oldest first."""
+    running: tuple[tuple[str, SlotResources], ...] = ()
+    """The slot of each running job, and what it holds there."""
+    references: frozenset[str] = frozenset()
+    """Attributes, in small letters, that its jobs' expressions look at."""
+    left_out: int = 0
+    """Groups beyond ``MOST_GROUPS``."""
+
+
+def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerJobQueue:
+    """Return the jobs of a queue in groups.
+
+    ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression looks at them.
+    ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out.
+    """
+    now = time.time() if now is None else now
+    apart = sorted({*_JUDGED, *map(str.lower, names)} - _OF_ONE_JOB)
+    found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
+    running: list[tuple[str, SlotResources]] = []
+    ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
+    reached = used_up(refusals(ads, now))
+    for ad in ads:
+        status = whole(ad, "JobStatus")
+        if status == IDLE:
+            user = text(ad, "User", 80)
+            who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
+            key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
+            found.setdefault(key, []).append((our_moment(ad, "QDate", now), ad))
+        elif status == RUNNING:
+            running.append((text(ad, "RemoteHost", 600), _held(ad)))
+    oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
+    groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
+    references = frozenset(name for group in groups for name in _references(group.sample, apart))
+    return OwnerJobQueue(groups, tuple(running), references, len(oldest) - len(groups))
+
+
+def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
+    sample = members[0][1]
+    limits = text(sample, "ConcurrencyLimits", 80)
+    return OwnerJobGroup(
+        who=key[0],
+        user=key[1],
+        size=_size(sample),
+        alike=hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest(),
+        submitted=tuple(sorted(at for at, _ in members)),
+        ids=tuple(job_id(ad) for _, ad in members[:3]),
+        sample=sample,
+        used_up=limits if limits in reached else "",
+    )
+
+
+def _size(ad: Ad) -> SlotResources:
+    """Return what one job asks for; disk in KiB rounded up to MiB."""
+    return SlotResources(
+        whole(ad, "RequestGPUs"),
+        max(1, whole(ad, "RequestCpus")),
+        whole(ad, "RequestMemory"),
+        -(-whole(ad, "RequestDisk") // 1024),
+    )
+
+
+def _held(ad: Ad) -> SlotResources:
+    """Return what a job was given, which may be more than it asked for."""
+    asked = _size(ad)
+
+    def given(name: str, otherwise: int) -> int:
+        return whole(ad, name) if value(ad, name) is not None else otherwise
+
+    return SlotResources(
+        given("GPUsProvisioned", asked.gpus),
+        given("CpusProvisioned", asked.cpus),
+        given("MemoryProvisioned", asked.memory_mib),
+    )
+
+
+# --------------------------------------------------------------------------------------------- what expressions look at
+
+
+def wanted_by(machines: Iterable[PoolMachine]) -> frozenset[str]:
+    """Return the attributes of jobs, in small letters, that the START of any slot looks at."""
+    found: set[str] = set()
+    for machine in machines:
+        for slot in machine.slots:
+            if parsed := expression(start_of(slot)):
+                found.update(_bare(slot.ad.externalRefs(parsed)))
+    return _some(found)
+
+
+def further(queue: OwnerJobQueue, names: Collection[str]) -> frozenset[str]:
+    """Return the attributes that the queue's jobs look at and that were not asked for."""
+    return queue.references - frozenset(map(str.lower, (*OWNER_JOB_PROJECTION, *names)))
+
+
+def _references(job: Ad, names: Sequence[str]) -> Iterator[str]:
+    """Yield the attributes that the job's attributes of these names look at, in the job or in the slot."""
+    for name in names:
+        if parsed := expression(source(job, name)):
+            yield from _some(_bare(classad2.ClassAd().externalRefs(parsed)))
+
+
+def _bare(references: Iterable[object]) -> Iterator[str]:
+    """Yield the bare names of references: ``TARGET.Machine.Name`` is ``machine``."""
+    for each in references:
+        scope, _, rest = str(each).lower().partition(".")
+        yield rest.partition(".")[0] if scope in _SCOPES else scope
+
+
+def _some(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(sorted(name for name in names if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
+
+
+# ------------------------------------------------------------------------------------------------------------- claims
 
 _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
@@ -38,14 +224,6 @@ _MAX_QUERIES = 4
 """An attribute that is looked at may be an expression that looks at others."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerClaims:
-    """Claims, and notices about jobs for which there is none."""
-
-    claims: tuple[OwnerDemand, ...] = ()
-    notices: tuple[str, ...] = ()
-
-
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
     """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
     return (
@@ -58,7 +236,7 @@ def job_constraint(settings: HTCondorOwnerConfig) -> str:
 # ------------------------------------------------------------------------------------------------------------ waiting
 
 
-def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> OwnerClaims:
+def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> HTCondorOwnerView:
     """Return a claim for each group of waiting jobs that some node could host.
 
     A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
@@ -76,27 +254,29 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
         if (where := feasible[group.alike]) is None:
             never.append(_hopeless_notice(group))
         else:
-            found.append(_claim(group, where))
-    notices = _bounded(never)
+            found.append(_demand(len(group.submitted), group.size, group.submitted[0], group.who, where))
+    notices = tuple(never)
+    if (more := len(never) - _MAX_OWNER_NOTICES) > 0:
+        notices = (*never[: _MAX_OWNER_NOTICES - 1], f"owner: {more + 1} further shapes fit no node")
     notices += tuple(
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
         for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
     )
     if (more := len(found[_MAX_CLAIMS:]) + left_out) > 0:
         notices += (f"owner: {more} further shapes of waiting jobs are not looked at",)
-    return OwnerClaims(tuple(found[:_MAX_CLAIMS]), notices)
+    return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=notices)
 
 
-def _claim(group: OwnerJobGroup, nodes: tuple[str, ...]) -> OwnerDemand:
+def _demand(count: int, size: SlotResources, since: float, who: str, nodes: tuple[str, ...] = ()) -> OwnerDemand:
     return OwnerDemand(
-        count=len(group.submitted),
-        gpu_milli=group.size.gpus * WHOLE_GPU,
-        cpus=group.size.cpus,
-        memory_mib=group.size.memory_mib,
-        since=group.submitted[0],
-        disk_mib=group.size.disk_mib,
+        count=count,
+        gpu_milli=size.gpus * WHOLE_GPU,
+        cpus=size.cpus,
+        memory_mib=size.memory_mib,
+        since=since,
+        disk_mib=size.disk_mib,
         nodes=nodes,
-        who=group.who,
+        who=who,
     )
 
 
@@ -135,15 +315,6 @@ def _hopeless_notice(group: OwnerJobGroup) -> str:
     )
 
 
-def _bounded(lines: Sequence[str]) -> tuple[str, ...]:
-    if len(lines) <= _MAX_OWNER_NOTICES:
-        return tuple(lines)
-    return (
-        *lines[: _MAX_OWNER_NOTICES - 1],
-        f"owner: {len(lines) - _MAX_OWNER_NOTICES + 1} further shapes fit no node",
-    )
-
-
 def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
     """Return a claim per submitter whose queue may not be read, by the collector's totals alone.
 
@@ -154,18 +325,9 @@ def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig,
         name = text(ad, "Name")
         if any(fnmatchcase(name, pattern) for pattern in settings.submitters):
             idle.setdefault(name, {})[text(ad, "ScheddName")] = whole(ad, "IdleJobs")
-    return tuple(
-        OwnerDemand(
-            count=count,
-            gpu_milli=settings.shape.gpus * WHOLE_GPU,
-            cpus=settings.shape.cpus,
-            memory_mib=settings.shape.memory,
-            since=now,
-            who=name,
-        )
-        for name, by_schedd in sorted(idle.items())
-        if (count := sum(by_schedd.values()))
-    )
+    size = SlotResources(settings.shape.gpus, settings.shape.cpus, settings.shape.memory)
+    counts = {name: sum(by_schedd.values()) for name, by_schedd in sorted(idle.items())}
+    return tuple(_demand(count, size, now, name) for name, count in counts.items() if count)
 
 
 # ------------------------------------------------------------------------------------------------------------ running
@@ -194,39 +356,38 @@ class HTCondorOwnerView:
     """The slots of their running jobs, and what each holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerQueueView:
-    """The newest answer of one queue."""
-
-    queue: OwnerJobQueue
-    fresh: bool
-    slots: frozenset[tuple[str, float]]
-    """The dynamic slots of the site at that time: one that is not among them has begun since."""
-
-
 @dataclass(slots=True)
-class _QueueMemory:
+class OwnerQueueState:
     """State of one schedd; times by the monotonic clock."""
 
-    answer: OwnerQueueView | None = None
+    queue: OwnerJobQueue | None = None
+    """Its newest answer."""
+    slots: frozenset[tuple[str, float]] = frozenset()
+    """The dynamic slots of the site at that time: one that is not among them has begun since."""
     heard_at: float = 0.0
     failures: int = 0
     """Questions in a row that it did not answer."""
     error: str = ""
     ask_at: float = 0.0
-    names: frozenset[str] = field(default_factory=frozenset)
+    names: frozenset[str] = frozenset()
     """Attributes that its jobs look at."""
 
     def notice(self, schedd: str, now: float) -> str:
         """Return a line about a silent queue."""
         age_s = now - self.heard_at
-        if self.answer is None:
+        if self.queue is None:
             meanwhile = "its jobs are not seen"
         elif age_s <= REMEMBERED_S:
             meanwhile = f"what it said {age_s:.0f} s ago still counts"
         else:
             meanwhile = f"its jobs are not seen, what it said {age_s:.0f} s ago is too old"
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
+
+    def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
+        """Return the claims of its jobs."""
+        assert self.queue is not None
+        waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
+        return claims(waiting, machines, self.queue.left_out)
 
 
 class OwnerQueuePoller:
@@ -241,23 +402,27 @@ class OwnerQueuePoller:
     ) -> None:
         self._client, self._settings, self._clock = client, settings, clock
         self._constraint = job_constraint(settings) if settings else "false"
-        self._known = {schedd: _QueueMemory() for schedd in (settings.schedds if settings else ())}
+        self._known = {schedd: OwnerQueueState() for schedd in (settings.schedds if settings else ())}
 
     async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
         """Return what the owner's jobs claim and hold."""
         if self._settings is None:
             return HTCondorOwnerView()
-        answers, notices = await self.query(machines)
-        claims, remarks = await asyncio.to_thread(_claims_of, answers, machines)  # some milliseconds for each shape
+        states, notices = await self.query(machines)
+        # some milliseconds for each shape
+        found = await asyncio.to_thread(lambda: [state.claims(machines) for state in states])
+        demands = [demand for each in found for demand in each.claims]
         if self._settings.submitters:
             totals = await self._client.submitters(SUBMITTER_PROJECTION)
-            claims = (*claims, *submitter_claims(totals, self._settings, time.time()))
-        held = tuple(each for one in answers if one.fresh for each in one.queue.running)
-        runs = running(held, machines) if any(one.fresh for one in answers) else None
-        return HTCondorOwnerView(claims, runs, tuple(notices), remarks, held)
+            demands += submitter_claims(totals, self._settings, time.time())
+        fresh = [state.queue for state in states if state.queue is not None and not state.failures]
+        held = tuple(each for queue in fresh for each in queue.running)
+        remarks = tuple(line for each in found for line in each.notices)
+        runs = running(held, machines) if fresh else None
+        return HTCondorOwnerView(tuple(demands), runs, tuple(notices), remarks, held)
 
-    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueView], Sequence[str]]:
-        """Return the answer of each queue, and a notice for each that is silent.
+    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
+        """Return each queue whose answer counts, and a notice for each that is silent.
 
         Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
         """
@@ -268,14 +433,15 @@ class OwnerQueuePoller:
                 if known.ask_at <= now:
                     group.create_task(self._ask(schedd, known, wanted, slots))
         now = self._clock()
-        answers = []
-        for known in self._known.values():
-            if known.answer is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S):
-                answers.append(replace(known.answer, fresh=not known.failures))
-        return answers, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        counting = [
+            known
+            for known in self._known.values()
+            if known.queue is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S)
+        ]
+        return counting, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
 
     async def _ask(
-        self, schedd: str, known: _QueueMemory, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
+        self, schedd: str, known: OwnerQueueState, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
     ) -> None:
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
@@ -285,10 +451,10 @@ class OwnerQueuePoller:
             known.error = str(error) or f"no answer within {OWNER_QUEUE_TIMEOUT_S:g} s"
             known.ask_at = self._clock() + min(_FIRST_WAIT_S * 2 ** min(known.failures - 1, 8), _LONGEST_WAIT_S)
         else:
-            known.answer, known.heard_at = OwnerQueueView(queue, True, slots), self._clock()
+            known.queue, known.slots, known.heard_at = queue, slots, self._clock()
             known.failures, known.error, known.ask_at = 0, "", 0.0
 
-    async def _queue(self, schedd: str, known: _QueueMemory, wanted: frozenset[str]) -> OwnerJobQueue:
+    async def _queue(self, schedd: str, known: OwnerQueueState, wanted: frozenset[str]) -> OwnerJobQueue:
         """Return a queue with all that its jobs' expressions look at; it is asked again, which is rare, until then."""
         for _ in range(_MAX_QUERIES):
             names = wanted | known.names
@@ -298,16 +464,6 @@ class OwnerQueuePoller:
                 break
             known.names |= more
         return queue
-
-
-def _claims_of(
-    answers: Sequence[OwnerQueueView], machines: Sequence[PoolMachine]
-) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
-    found = []
-    for one in answers:
-        waiting = without_matched(one.queue.groups, machines, None if one.fresh else one.slots)
-        found.append(claims(waiting, machines, one.queue.left_out))
-    return tuple(c for each in found for c in each.claims), tuple(n for each in found for n in each.notices)
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
@@ -337,13 +493,9 @@ def without_matched(
     for at, n in oldest:
         if not ready:
             break
-        mine = next((s for s in ready if s.user == groups[n].user and _fits_in(s.amount, groups[n].size)), None)
+        needed = groups[n].size._replace(disk_mib=0)  # it is cut to what is there
+        mine = next((s for s in ready if s.user == groups[n].user and s.amount.holds(needed)), None)
         if mine is not None:
             ready.remove(mine)
             waiting[n].remove(at)
     return [replace(group, submitted=tuple(left)) for group, left in zip(groups, waiting, strict=True) if left]
-
-
-def _fits_in(amount: SlotResources, size: SlotResources) -> bool:
-    # disk is left aside: it is cut to what is there
-    return amount.holds(replace(size, disk_mib=0))

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from adapters.htcondor.expression import Expression
+from adapters.htcondor.classads import Expression, attribute_names, expression
 from adapters.shared.commands.settings import SshSettings
 from provisioner.config.messages import choices
-from provisioner.config.models import mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
@@ -19,43 +19,45 @@ _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
 """Placeholder of `provisioner import` for a value that it does not know."""
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+_RESERVED_JOB_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
 
-_THE_SHAPE = "it follows from the drone type: change `types`"
-_THE_DRONE = "it is the drone's own"
-_ONE_LIFE = "it keeps drones single-use"
-_THE_STATEMENT = "it is no submit command"
-_LISTED = "drones are listed by it"
-RESERVED_COMMANDS = {
-    **dict.fromkeys(("request_cpus", "request_memory", "request_disk", "request_gpus"), _THE_SHAPE),
-    **dict.fromkeys(("requestcpus", "requestmemory", "requestdisk", "requestgpus"), _THE_SHAPE),
-    **dict.fromkeys(("gpus_minimum_memory", "gpusminmemory"), _THE_SHAPE),
-    **dict.fromkeys(("allowed_execute_duration", "allowedexecuteduration"), "it is the `walltime` of the drone type"),
-    **dict.fromkeys(("executable", "cmd", "arguments", "args", "input", "output", "error", "log"), _THE_DRONE),
-    **dict.fromkeys(("initialdir", "iwd", "remote_initialdir", "transfer_executable", "nice_user"), _THE_DRONE),
-    **dict.fromkeys(("transfer_input_files", "transfer_output_files", "transfer_output_remaps"), _THE_DRONE),
-    **dict.fromkeys(("should_transfer_files", "when_to_transfer_output", "stream_output", "stream_error"), _THE_DRONE),
-    **dict.fromkeys(("environment", "env", "getenv"), "write variables under `env`"),
-    **dict.fromkeys(("job_lease_duration", "jobleaseduration"), "set `lease`"),
-    **dict.fromkeys(("job_max_vacate_time", "jobmaxvacatetime", "kill_sig", "remove_kill_sig"), "set `timeouts.grace`"),
-    **dict.fromkeys(("max_job_retirement_time", "maxjobretirementtime"), "a drone leaves when it is asked to"),
-    **dict.fromkeys(("leave_in_queue", "leavejobinqueue"), "set `retain_finished`"),
-    **dict.fromkeys(("periodic_remove", "periodicremove", "periodic_hold", "periodichold"), _ONE_LIFE),
-    **dict.fromkeys(("periodic_release", "periodicrelease", "periodic_vacate", "periodicvacate"), _ONE_LIFE),
-    **dict.fromkeys(("max_retries", "retry_until", "success_exit_code", "numjobstarts"), _ONE_LIFE),
-    **dict.fromkeys(("on_exit_remove", "onexitremove", "on_exit_hold", "onexithold", "hold"), _ONE_LIFE),
-    **dict.fromkeys(("checkpoint_exit_code", "want_graceful_removal", "wantgracefulremoval"), _ONE_LIFE),
-    **dict.fromkeys(("queue", "include", "use", "if", "elif", "else", "endif", "inputs", "outputs"), _THE_STATEMENT),
-    **dict.fromkeys(("provisionercontroller", "drone_id", "droneid", "dronetype", "dronesite"), _LISTED),
-    **dict.fromkeys(("dronegraces", "droneinputs", "jobstatus", "clusterid", "procid"), _LISTED),
-    "provisionerusesreserve": "`blocking` decides it",
+_RESERVED_NAMES = {
+    "it follows from the drone type: change `types`": """
+        request_cpus request_memory request_disk request_gpus requestcpus requestmemory requestdisk requestgpus
+        gpus_minimum_memory gpusminmemory
+    """,
+    "it is the `walltime` of the drone type": "allowed_execute_duration allowedexecuteduration",
+    "it is the drone's own": """
+        executable cmd arguments args input output error log initialdir iwd remote_initialdir transfer_executable
+        nice_user transfer_input_files transfer_output_files transfer_output_remaps should_transfer_files
+        when_to_transfer_output stream_output stream_error
+    """,
+    "write variables under `env`": "environment env getenv",
+    "set `lease`": "job_lease_duration jobleaseduration",
+    "set `timeouts.grace`": "job_max_vacate_time jobmaxvacatetime kill_sig remove_kill_sig",
+    "a drone leaves when it is asked to": "max_job_retirement_time maxjobretirementtime",
+    "set `retain_finished`": "leave_in_queue leavejobinqueue",
+    "it keeps drones single-use": """
+        periodic_remove periodicremove periodic_hold periodichold periodic_release periodicrelease periodic_vacate
+        periodicvacate max_retries retry_until success_exit_code numjobstarts on_exit_remove onexitremove on_exit_hold
+        onexithold hold checkpoint_exit_code want_graceful_removal wantgracefulremoval
+    """,
+    "it is no submit command": "queue include use if elif else endif inputs outputs",
+    "drones are listed by it": """
+        provisionercontroller drone_id droneid dronetype dronesite dronegraces droneinputs jobstatus clusterid procid
+    """,
+    "`blocking` decides it": "provisionerusesreserve",
 }
+RESERVED_COMMANDS = {name: instead for instead, names in _RESERVED_NAMES.items() for name in attribute_names(names)}
 """Submit commands and job attributes, in small letters, that only the provisioner sets, and what to do instead."""
 
 
-_EXPRESSIONS = {"requirements", "require_gpus", "rank"}
-"""Submit commands whose value is a ClassAd expression, as that of every ``+Attribute`` is."""
-_ANY_EXPRESSION = TypeAdapter(Expression)
+_EXPRESSION_EXAMPLES = {
+    "requirements": "`TARGET.Memory > 4096`",
+    "require_gpus": "`Capability >= 8.0`",
+    "rank": "`TARGET.Memory`",
+}
+"""Submit commands whose value is a ClassAd expression, as that of every ``+Attribute`` is, each with an example."""
 
 
 def _filled_in(text: str) -> str:
@@ -64,31 +66,10 @@ def _filled_in(text: str) -> str:
     return text
 
 
-def _is_expression(text: str) -> bool:
-    try:
-        _ANY_EXPRESSION.validate_python(text)
-    except ValidationError:
-        return False
-    return True
-
-
 def _of_a_slot(text: str) -> str:
-    if not _is_expression(text):
+    if expression(text) is None:
         raise ValueError(f"`{text[:60]}` is not a ClassAd expression: write, say, `TARGET.Memory > 4096`")
     return text
-
-
-def _instead(name: str) -> str:
-    """Return an example in quotes."""
-    match name.lower():
-        case "require_gpus":
-            return "`Capability >= 8.0`"
-        case "rank":
-            return "`TARGET.Memory`"
-        case "requirements":
-            return "`TARGET.Memory > 4096`"
-        case _:
-            return "`True`, or `'\"text\"'` for text"
 
 
 def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
@@ -102,9 +83,10 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
         if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
             raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
         # What holds a macro of submit files is known only when it is filled in.
-        if (bare != name.strip().lower() or bare in _EXPRESSIONS) and "$" not in value and not _is_expression(value):
-            message = f"`{value[:60]}` is not a ClassAd expression: write, say, {_instead(name)}"
-            raise mistake_at(name, message)
+        is_expression = bare != name.strip().lower() or bare in _EXPRESSION_EXAMPLES
+        if is_expression and "$" not in value and expression(value) is None:
+            example = _EXPRESSION_EXAMPLES.get(name.lower(), "`True`, or `'\"text\"'` for text")
+            raise mistake_at(name, f"`{value[:60]}` is not a ClassAd expression: write, say, {example}")
         if bare in seen:
             raise mistake_at(name, f"`{name}` and `{seen[bare]}` are the same: remove one of them")
         seen[bare] = name
@@ -115,7 +97,7 @@ def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _RESERVED_VARIABLES.fullmatch(name):
+        if _RESERVED_JOB_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
     return env
 
@@ -129,20 +111,16 @@ _SCHEDD_PATTERN = r"^[A-Za-z0-9@._-]{1,255}$"
 _SUBMITTER_PATTERN = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 
 
-class OwnerJobShape(BaseModel):
+class OwnerJobShape(ConfigSection):
     """Resources that one job is taken to need where its queue may not be read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gpus: int = Field(default=1, ge=0, le=1000, description="GPUs of one job.", examples=[1])
     cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one job.", examples=[4])
     memory: Size = Field(default=2048, description="Memory of one job.", examples=["16 GiB"])
 
 
-class HTCondorOwnerConfig(BaseModel):
+class HTCondorOwnerConfig(ConfigSection):
     """Jobs that come first at the site, and their queues."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     jobs: Expression = Field(
         default="true",
@@ -176,10 +154,8 @@ class HTCondorOwnerConfig(BaseModel):
         return self
 
 
-class CondorToolsConfig(BaseModel):
+class CondorToolsConfig(ConfigSection):
     """Place and use of HTCondor's command-line tools."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(
         default="",
@@ -207,10 +183,8 @@ class CondorToolsConfig(BaseModel):
     )
 
 
-class HTCondorTypeConfig(BaseModel):
+class HTCondorTypeConfig(ConfigSection):
     """Options of submitting one drone type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     submit: Commands = Field(
         default_factory=dict, description="Submit commands for this type; they take the place of those under `submit`."
@@ -222,10 +196,8 @@ class HTCondorTypeConfig(BaseModel):
     )
 
 
-class HTCondorSiteConfig(BaseModel):
+class HTCondorSiteConfig(ConfigSection):
     """Options of the ``htcondor`` site."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     collector: Addresses = Field(
         description="Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each"

@@ -4,65 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
-from adapters.htcondor.classads import (
-    COMPLETED,
-    HELD,
-    REMOVED,
-    SAME_CLOCK_S,
-    Ad,
-    evaluated,
-    expression,
-    job_id,
-    moment,
-    text,
-    whole,
-)
+from adapters.htcondor import classads
+from adapters.htcondor.classads import HELD, REMOVED, Ad, job_id, text, whole
+from adapters.htcondor.site import listing, nodes, submission
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
-from adapters.htcondor.site.listing import (
-    DRONE_JOB_PROJECTION,
-    OUR_REASON,
-    SPOOLING,
-    DroneJobsView,
-    has_started,
-    is_spooling,
-    list_drones,
-    our_jobs,
-)
-from adapters.htcondor.site.nodes import (
-    MACHINE_SLOT_PROJECTION,
-    MACHINE_SLOTS,
-    NOTICE_CONSTRAINT,
-    NOTICE_PROJECTION,
-    PoolMachine,
-    SlotResources,
-    carved,
-    corrections,
-    machines_of,
-    nodes,
-    notices,
-    request,
-    shape,
-)
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.htcondor.site.submission import (
-    SubmitDescription,
-    UnsubmittableError,
-    admins_commands,
-    admins_requirements,
-    admins_universe,
-    batches,
-    check_order,
-    files_limit_s,
-    of_drones,
-    share_error,
-)
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, UnavailableError
 from provisioner.model import (
@@ -81,15 +35,7 @@ from provisioner.model import (
 _COLLECTED_AT_ONCE = 8
 _COLLECT_TRIES = 3
 _SPOOL_RELEASE_S = 30.0
-_ABANDONED_REASON = f"{OUR_REASON}its files never came"
-
-
-@dataclass(frozen=True, slots=True)
-class MachinesView:
-    """The site's machines, and since when slots (by name) are being taken back."""
-
-    machines: tuple[PoolMachine, ...]
-    noticed: Mapping[str, float]
+_ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
 
 
 class HTCondorSite:
@@ -99,15 +45,15 @@ class HTCondorSite:
 
     def __init__(self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
-        self._ours = our_jobs(controller, name)
+        self._ours = listing.our_jobs(controller, name)
         self._client: HTCondorClient = client_for(config, name)
         self._sent: dict[int, float] = {}
         """When (by the monotonic clock) the files of a cluster were all sent."""
         self._tried: dict[DroneId, int] = {}
         self._owner = OwnerQueuePoller(self._client, config.owner)
         self._registry = NodeRegistry(config.collector, config.slot_max_age)
-        self._requirements = {kind.name: admins_requirements(config, kind) for kind in types}
-        self._on_nodes = any(admins_universe(admins_commands(config, kind)) != "grid" for kind in self._types)
+        self._requirements = {kind.name: submission.admins_requirements(config, kind) for kind in types}
+        self._on_nodes = any(submission.admins_universe(config, kind) != "grid" for kind in self._types)
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._polls = 0
         self._housekeeping: asyncio.Task[None] | None = None
@@ -134,83 +80,76 @@ class HTCondorSite:
         were there a while ago are not listed.
         """
         taken_at = time.time()
-        site = await self._machines()
-        missed = self._registry.notices(each.name for each in site.machines) if self._on_nodes else ()
-        ads = await self._client.jobs(self._ours, DRONE_JOB_PROJECTION)
-        found = list_drones(
-            ads,
-            self._controller,
-            site.noticed,
-            carved=carved(site.machines),
-            files_limit_s=files_limit_s(self._config),
+        machines, noticed = await self._machines()
+        missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
+        ads = await self._client.jobs(self._ours, listing.DRONE_JOB_PROJECTION)
+        limit_s = submission.files_limit_s(self._config)
+        found = listing.list_drones(
+            ads, self._controller, noticed, carved=nodes.carved(machines), files_limit_s=limit_s
         )
         listed = {whole(ad, "ClusterId") for ad in ads}
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
-        owner = await self._owner.poll(site.machines)
-        shapes = {kind.name: shape(kind) for kind in self._types}
-        more = corrections(site.machines, found.drones.values(), shapes, owner.held, found.users)
+        owner = await self._owner.poll(machines)
+        shapes = {kind.name: nodes.shape(kind) for kind in self._types}
+        more = nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
         view = SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
-            free={kind.name: 0 for kind in self._types} if self._on_nodes and not site.machines else None,
-            nodes=nodes(site.machines, self._types, self._requirements, more),
+            free={kind.name: 0 for kind in self._types} if self._on_nodes and not machines else None,
+            nodes=nodes.nodes(machines, self._types, self._requirements, more),
             claims=owner.claims,
             owner_runs=owner.runs,
             notices=(*found.notices, *missed, *owner.notices, *self._type_notices(), *self._housekeeping_errors()),
             remarks=owner.remarks,
         )
-        self._keep_house(found)
+        self._polls += 1
+        # housekeeping between polls, one task at a time; the first poll (`provisioner check`) starts none
+        if self._polls > 1 and (self._housekeeping is None or self._housekeeping.done()):
+            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
         return view
 
-    async def _machines(self) -> MachinesView:
-        slot_ads = await self._client.slots(MACHINE_SLOTS, MACHINE_SLOT_PROJECTION)
-        noticed = await self._client.slots(NOTICE_CONSTRAINT, NOTICE_PROJECTION)
-        newest = max((moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
+    async def _machines(self) -> tuple[tuple[nodes.PoolMachine, ...], Mapping[str, float]]:
+        """Return the site's machines, and since when slots (by name) are being taken back."""
+        slot_ads = await self._client.slots(nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION)
+        noticed = await self._client.slots(nodes.NOTICE_CONSTRAINT, nodes.NOTICE_PROJECTION)
+        newest = max((classads.moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
         # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
         # right, and which slots are alive is judged by the one that was heard last.
         ahead_s = newest - time.time()
-        ahead_s = ahead_s if ahead_s > SAME_CLOCK_S else 0.0
-        return MachinesView(machines_of(slot_ads, newest - self._config.slot_max_age), notices(noticed, ahead_s))
+        ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
+        machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
+        return machines, nodes.notices(noticed, ahead_s)
 
     def _type_notices(self) -> Iterable[str]:
         for name in sorted(self._config.types.keys() - {kind.name for kind in self._types}):
             yield f"options.types.{name}: the site has no such drone type"
         for kind in self._types:
-            if why := share_error(kind):
+            if why := submission.share_error(kind):
                 yield f"{why}: it is never started here"
 
     # -------------------------------------------------------------------------------------------------- housekeeping
-
-    def _keep_house(self, found: DroneJobsView) -> None:
-        """Start housekeeping between polls, one task at a time. The first poll (``provisioner check``) starts none."""
-        self._polls += 1
-        if self._polls > 1 and (self._housekeeping is None or self._housekeeping.done()):
-            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
 
     def _housekeeping_errors(self) -> Iterable[str]:
         task = self._housekeeping
         if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
             yield printable(f"housekeeping: {type(error).__name__}: {error}", 300)
 
-    async def _clean_up(self, found: DroneJobsView) -> None:
+    async def _clean_up(self, found: listing.DroneJobsView) -> None:
         with contextlib.suppress(AdapterError):  # then after the next poll
             await self._client.remove(found.abandoned, _ABANDONED_REASON)
         with contextlib.suppress(AdapterError, OSError):
             await self._collect(found)
             await self._client.clean_up(found.inputs, found.drones.keys())
 
-    async def _collect(self, found: DroneJobsView) -> None:
+    async def _collect(self, found: listing.DroneJobsView) -> None:
         """Fetch what a few ended drones have left. A failure costs no drone anything."""
-        wanted = {
-            drone_id: drone.remote_id
-            for drone_id, drone in found.drones.items()
-            if drone.end is not None and drone.started_at and self._tried.get(drone_id, 0) < _COLLECT_TRIES
-        }
-        self._tried = {drone_id: tries for drone_id, tries in self._tried.items() if drone_id in found.drones}
-        some = dict(list(wanted.items())[:_COLLECTED_AT_ONCE])
+        self._tried = {drone_id: self._tried.get(drone_id, 0) for drone_id in found.drones}
+        ended = (drone for drone in found.drones.values() if drone.end is not None and drone.started_at)
+        wanted = (drone for drone in ended if self._tried[drone.drone_id] < _COLLECT_TRIES)
+        some = {drone.drone_id: drone.remote_id for drone in islice(wanted, _COLLECTED_AT_ONCE)}
         for drone_id in some:
-            self._tried[drone_id] = self._tried.get(drone_id, 0) + 1
+            self._tried[drone_id] += 1
         if some:
             failed = await self._client.collect(some)
             self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
@@ -219,9 +158,9 @@ class HTCondorSite:
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return where the nodes do not do what ``policy`` says, by their slot ads."""
-        site = await self._machines()
+        machines, _ = await self._machines()
         attributes = dict(_plain_attributes(self._config.submit))
-        return gaps(site.machines, policy, self._types, self._requirements, attributes)
+        return gaps(machines, policy, self._types, self._requirements, attributes)
 
     def render_blocking(self, policy: SitePolicy) -> str:
         """Return HTCondor configuration for the site's nodes and negotiator."""
@@ -235,9 +174,9 @@ class HTCondorSite:
         fit = []
         for order in orders:
             try:
-                check_order(order, self._controller)
+                submission.check_order(order, self._controller)
                 fit.append(order)
-            except UnsubmittableError as error:
+            except submission.UnsubmittableError as error:
                 fault = Fault(FaultKind.CONFIG, str(error), time.time())
                 results[order.drone_id] = OrderResult(order.drone_id, OrderOutcome.REJECTED, "", fault)
         if fit:
@@ -249,12 +188,13 @@ class HTCondorSite:
             for drone_id, remote_id in kept.items():
                 results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, remote_id)
             missing = [order for order in fit if order.drone_id not in kept]
-            for batch in batches(missing, self._config, self._controller):
+            for batch in submission.batches(missing, self._config, self._controller):
                 results |= {result.drone_id: result for result in await self._submit(batch)}
         return [results[order.drone_id] for order in orders]
 
     async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
-        return await self._client.jobs(f"{self._ours} && {of_drones(sorted(drone_ids))}", DRONE_JOB_PROJECTION)
+        wanted = f"{self._ours} && {submission.of_drones(sorted(drone_ids))}"
+        return await self._client.jobs(wanted, listing.DRONE_JOB_PROJECTION)
 
     def _is_abandoned(self, ad: Ad) -> bool:
         """Return True if a job waits for files that are not being sent any more, because the sender has been cut short.
@@ -263,9 +203,9 @@ class HTCondorSite:
         never does.
         """
         sent_at = self._sent.get(whole(ad, "ClusterId"))
-        return is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
+        return listing.is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
 
-    async def _submit(self, batch: SubmitDescription) -> list[OrderResult]:
+    async def _submit(self, batch: submission.SubmitDescription) -> list[OrderResult]:
         """Submit a batch. Raise no site's error: another batch may have gone through."""
         try:
             cluster = await self._client.submit(batch)
@@ -292,14 +232,14 @@ class HTCondorSite:
         for ad in await self._queued([order.drone_id for order in orders]):
             drone_id, status = DroneId(text(ad, "DroneId")), whole(ad, "JobStatus")
             remote[drone_id] = job_id(ad)
-            if status not in (REMOVED, COMPLETED):
+            if status not in (REMOVED, classads.COMPLETED):
                 polite.append(job_id(ad))
             elif status == REMOVED and drone_id in kill and text(ad, "RemoteHost"):
                 forced.append(job_id(ad))
         if polite:
-            await self._client.remove(polite, f"{OUR_REASON}asked to leave")
+            await self._client.remove(polite, f"{listing.OUR_REASON}asked to leave")
         if forced:
-            await self._client.remove(forced, f"{OUR_REASON}killed", force=True)
+            await self._client.remove(forced, f"{listing.OUR_REASON}killed", force=True)
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
 
 
@@ -339,16 +279,14 @@ def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:
     """Return True if a job never was a drone: its files did not come, and now or earlier it was removed for that."""
     if ad in abandoned:
         return True
-    before = whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == SPOOLING
-    return whole(ad, "JobStatus") == REMOVED and before and not has_started(ad)
+    before = whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == listing.SPOOLING
+    return whole(ad, "JobStatus") == REMOVED and before and not listing.has_started(ad)
 
 
 def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
     for name, value in commands.items():
-        bare = name.removeprefix("+") if name.startswith("+") else name[3:] if name[:3].lower() == "my." else ""
-        parsed, nothing = expression(value), request(SlotResources())
-        if bare and parsed is not None:
-            found = evaluated(parsed, nothing, nothing)
-            if isinstance(found, bool | int | float | str):
-                yield bare, found
+        attribute, nothing = re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE), nodes.request(nodes.SlotResources())
+        found = classads.evaluated(classads.expression(value), nothing, nothing)
+        if attribute and isinstance(found, bool | int | float | str):
+            yield attribute[1], found

@@ -1,19 +1,23 @@
-"""Submit descriptions of drones: one for all drones that differ only in their id."""
+"""Submit descriptions of drones, one for all that differ only in their id, and their files on the submitting host."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import classad2
 
 from adapters.htcondor.site.listing import SPOOLING
 from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.shared.commands import files
+from adapters.shared.commands.runner import Runner
 from adapters.shared.printing import printable
 from provisioner import drone
-from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+from provisioner.interfaces import RejectedError, UnavailableError
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, FaultKind, StartOrder
 
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
@@ -159,7 +163,7 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
         f'(TARGET.Arch == "{kind.arch}")',
         *([demanded] if (demanded := admins_requirements(config, kind)) else []),
     ]
-    grid = admins_universe(admins) == "grid"
+    grid = admins_universe(config, kind) == "grid"
     commands = {
         "universe": "vanilla",
         **{name: value for name, value in admins.items() if name.lower() not in joined},
@@ -189,8 +193,8 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
     special = config.types.get(kind.name)
-    general = [value for name, value in admins_commands(config, kind).items() if name.lower() == "requirements"]
-    return " && ".join(f"({each})" for each in ((special and special.requirements), *general) if each)
+    general = {name.lower(): value for name, value in admins_commands(config, kind).items()}.get("requirements")
+    return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
 
 
 def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
@@ -201,8 +205,10 @@ def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str,
     return {**{name: value for name, value in config.submit.items() if name.lower() not in replaced}, **mine}
 
 
-def admins_universe(commands: Mapping[str, str]) -> str:
-    return next((value.strip().lower() for name, value in commands.items() if name.lower() == "universe"), "vanilla")
+def admins_universe(config: HTCondorSiteConfig, kind: DroneType) -> str:
+    """Return the universe of a type's drones."""
+    commands = {name.lower(): value for name, value in admins_commands(config, kind).items()}
+    return commands.get("universe", "vanilla").strip().lower()
 
 
 def _periodic_remove(config: HTCondorSiteConfig) -> str:
@@ -286,3 +292,90 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
     if forwarded:
         ours |= {f"My.remote_{name}": value for name, value in attributes.items()}
     return ours
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+_KEPT_MIN = 60
+"""Unneeded files are removed once nobody has touched them for so many minutes. A submit under way may still need
+younger ones, and a person may want to read what a drone has left."""
+_CLEANUP_INTERVAL_S = 600.0
+"""Each poll asks for a cleanup, and each cleanup costs a command."""
+_ENTRY = re.compile(r"(inputs|outputs)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
+
+_LAY_OUT = """\
+set -eu
+umask 077
+cd -- "$1"
+touch "inputs/$2"
+mkdir -p outputs
+while read -r drone; do mkdir -p "outputs/$drone"; done
+pwd
+"""
+_WITHOUT_OUTPUT = """\
+set -eu
+umask 077
+mkdir -p -- "$1/outputs"
+cd -- "$1/outputs"
+while read -r drone; do
+    mkdir -p "$drone"
+    [ -n "$(ls -A "$drone")" ] || echo "$drone"
+done
+"""
+_OLD = 'cd -- "$1" 2>/dev/null || exit 0; exec find . -mindepth 2 -maxdepth 2 -type d -mmin "+$2"'
+
+
+class JobFiles:
+    """``inputs/<digest>/`` and ``outputs/<drone id>/`` below ``root``, with mode 0700 and files of mode 0600.
+
+    ``root`` is an absolute path, or a path below the home of the account that ``runner`` runs commands as.
+    """
+
+    def __init__(self, root: str, deadline_s: float) -> None:
+        self._root, self._deadline_s = root, deadline_s
+        self._cleaned_at = -_CLEANUP_INTERVAL_S
+
+    async def lay_out(self, runner: Runner, batch: SubmitDescription) -> str:
+        """Write the files of ``batch``, make a directory for each drone, and return the macros that name the places.
+
+        Raise RejectedError for a file name that cannot be used.
+        """
+        inputs = f"{self._root}/inputs/{batch.digest}"
+        scripts = [name for name in batch.files if name.endswith(".sh")]
+        try:
+            await files.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
+        except ValueError as error:
+            raise RejectedError(str(error), FaultKind.CONFIG) from None
+        lines = await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids)
+        root = lines[-1] if lines else ""
+        if not root.startswith("/"):
+            raise UnavailableError(f"{self._root}: no place for files there", FaultKind.CONFIG)
+        return f"inputs = {root}/inputs/{batch.digest}\noutputs = {root}/outputs\n"
+
+    async def without_output(self, runner: Runner, drones: Collection[DroneId]) -> Collection[DroneId]:
+        """Return the drones that have left nothing yet, after making a directory for each of them."""
+        if not drones:
+            return ()
+        empty = set(await self._run(runner, _WITHOUT_OUTPUT, [], drones))
+        return [drone_id for drone_id in drones if drone_id in empty]
+
+    async def clean_up(self, runner: Runner, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
+        """Remove old files that are neither in use nor of a listed drone, at most every ten minutes."""
+        if time.monotonic() - self._cleaned_at < _CLEANUP_INTERVAL_S:
+            return
+        needed = {*(f"inputs/{name}" for name in inputs_in_use), *(f"outputs/{each}" for each in drones)}
+        for line in await self._run(runner, _OLD, [str(_KEPT_MIN)], ()):
+            entry = line.removeprefix("./")
+            if _ENTRY.fullmatch(entry) and entry not in needed:
+                await files.remove(runner, f"{self._root}/{entry}", deadline_s=self._deadline_s)
+        self._cleaned_at = time.monotonic()
+
+    async def _run(self, runner: Runner, script: str, words: Iterable[str], lines: Iterable[str]) -> list[str]:
+        done = await runner.run(
+            ["sh", "-c", script, "job-files", self._root, *words],
+            stdin="".join(f"{line}\n" for line in lines).encode(),
+            deadline_s=self._deadline_s,
+        )
+        if done.code:
+            raise UnavailableError(f"{self._root}: {done.said}")
+        return done.out.decode(errors="replace").splitlines()
