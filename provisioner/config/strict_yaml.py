@@ -375,6 +375,19 @@ def scalar(text: str) -> bool | int | float | str:
     return text
 
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./+~][A-Za-z0-9_./+@=:% -]*")
+
+
+def is_plain_text(text: str) -> bool:
+    """Return whether ``text``, written without quotes, is read back unchanged."""
+    if not _PLAIN.fullmatch(text) or ": " in text or text[-1] in ": ":
+        return False
+    try:
+        return isinstance(scalar(text), str)
+    except AmbiguousScalarError:
+        return False
+
+
 def _text(text: str) -> str:
     """Return a quoted scalar. Raises :class:`AmbiguousScalarError` for escapes that are not a character."""
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from provisioner.config.strict_yaml import AmbiguousScalarError, scalar
+from provisioner.config.strict_yaml import is_plain_text
 from provisioner.formatting import sanitize
 
 Scalar = str | int | float | bool
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+@=:% -]*")
 _REMARK_COLUMN = 34
 
 
@@ -70,16 +68,7 @@ def _text(value: Scalar) -> str:
         case int() | float():
             return f"{value:g}" if isinstance(value, float) else str(value)
         case _:
-            return value if not isinstance(value, QuotedText) and _is_plain(value) else _quoted(value)
-
-
-def _is_plain(text: str) -> bool:
-    if not _PLAIN.fullmatch(text) or ": " in text or text[-1] in ": ":
-        return False
-    try:
-        return isinstance(scalar(text), str)
-    except AmbiguousScalarError:
-        return False
+            return value if not isinstance(value, QuotedText) and is_plain_text(value) else _quoted(value)
 
 
 def _quoted(text: str) -> str:
