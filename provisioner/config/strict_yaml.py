@@ -63,12 +63,18 @@ class YamlDocument:
             return
         if len(self.problems) == _MAX_PROBLEMS:
             message = f"more than {_MAX_PROBLEMS} problems: the rest is omitted. Fix these first"
-        line = "".join(c if c.isprintable() else " " for c in message)
-        self.problems.append(Problem(self.file, spot.line, spot.col, line))
+        self.problems.append(self.problem(spot, "".join(c if c.isprintable() else " " for c in message)))
 
     def complain_at(self, steps: Steps, message: str) -> None:
         """Add a problem with the value at ``steps``."""
         self.complain(self.value_position(steps), message)
+
+    def complain_at_key(self, steps: Steps, message: str) -> None:
+        """Add a problem with the key at ``steps``."""
+        self.complain(self.key_position(steps), message)
+
+    def problem(self, spot: Position, message: str) -> Problem:
+        return Problem(self.file, spot.line, spot.col, message)
 
     def value_position(self, steps: Steps) -> Position:
         """Return the position of the value; for a missing one, that of its nearest parent."""
