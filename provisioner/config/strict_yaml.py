@@ -16,6 +16,7 @@ import yaml
 
 from provisioner.config import Problem
 
+CORE_TAG = "tag:yaml.org,2002:"
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
 Steps = tuple[str | int, ...]
 """Keys and indices that lead from the root to a value."""
@@ -115,21 +116,14 @@ def text_of(path: Path, document: YamlDocument) -> str | None:
     except OSError as error:
         document.complain(Position(1, 1), f"cannot be read: {error.strerror}")
     else:
-        return _decoded(raw, document)
+        try:
+            if len(raw) <= _MAX_FILE_BYTES:
+                return raw.decode("utf-8-sig")
+            document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
+        except UnicodeDecodeError as error:
+            before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
+            document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
     return None
-
-
-def _decoded(raw: bytes, document: YamlDocument) -> str | None:
-    if len(raw) > _MAX_FILE_BYTES:
-        document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
-        return None
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start].decode("utf-8", "replace")
-        byte = raw[error.start]
-        document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
-        return None
 
 
 def _spot_at(text: str, index: int) -> Position:
@@ -172,8 +166,15 @@ class _BoundedLoader(yaml.SafeLoader):
 def parse(text: str, document: YamlDocument) -> None:
     """Fill ``document`` from ``text``."""
     node = composed(text, document)
-    if node is not None or not document.problems:
-        _fill(document, node)
+    if node is None:
+        if not document.problems:
+            document.complain(Position(1, 1), "is empty: write a mapping such as `controller: kit` or `site: local`")
+    elif not isinstance(node, yaml.MappingNode):
+        document.complain(_mark(node), "expected a mapping at the top, such as `controller: kit` or `site: local`")
+    else:
+        tree = TreeBuilder(document).build(node)
+        if isinstance(tree, dict):  # a tag on the whole file is a problem already
+            document.tree, document.is_mapping = tree, True
 
 
 def composed(text: str, document: YamlDocument) -> yaml.Node | None:
@@ -190,30 +191,13 @@ def composed(text: str, document: YamlDocument) -> yaml.Node | None:
     return None
 
 
-def _fill(document: YamlDocument, node: yaml.Node | None) -> None:
-    if node is None:
-        document.complain(Position(1, 1), "is empty: write a mapping such as `controller: kit` or `site: local`")
-        return
-    if not isinstance(node, yaml.MappingNode):
-        document.complain(_mark(node), "expected a mapping at the top, such as `controller: kit` or `site: local`")
-        return
-    try:
-        tree = _TreeBuilder(document).value(node, ())
-    except YamlTooLargeError as error:
-        document.complain(Position(1, 1), str(error))
-    else:
-        if not isinstance(tree, dict):
-            return  # a tag on the whole file: it has a problem already
-        document.tree, document.is_mapping = tree, True
-
-
 def _mark(node: yaml.Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 # -------------------------------------------------------------------------------------------------------- syntax errors
 
-_REPAIRS = (
+_REMEDIES = (
     ("found character '\\t'", "a tab cannot indent or begin a value: use spaces"),
     ("mapping values are not allowed here", "unexpected `:`: align the keys, and quote text that contains `: `"),
     ("could not find expected ':'", "missing `:` after a key: write `key: value`"),
@@ -241,22 +225,30 @@ def _syntax(error: yaml.MarkedYAMLError) -> tuple[Position, str]:
         return spot, "unclosed `[`: write `[a, b]`"
     if "flow mapping" in context:
         return spot, "unclosed `{`: write `{a: 1, b: 2}`"
-    for fragment, repair in _REPAIRS:
+    for fragment, remedy in _REMEDIES:
         if fragment in what:
-            return spot, repair
+            return spot, remedy
     return spot, f"not YAML: {what}"
 
 
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-class _TreeBuilder:
+class TreeBuilder:
     """Builder of plain values from composed nodes, with the position of each."""
 
     def __init__(self, document: YamlDocument) -> None:
         self.document = document
         self.active: set[int] = set()
         self.nodes = 0
+
+    def build(self, node: yaml.Node) -> Tree:
+        """Return the whole tree; None, with a problem, if it is too large."""
+        try:
+            return self.value(node, ())
+        except YamlTooLargeError as error:
+            self.document.complain(Position(1, 1), str(error))
+            return None
 
     def value(self, node: yaml.Node, steps: Steps) -> Tree:
         self.nodes += 1
@@ -265,29 +257,31 @@ class _TreeBuilder:
         if id(node) in self.active:
             self.broken(node, steps, "recursive alias: write the value out")
             return None
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in ("str", "seq", "map"):
-            self.broken(node, steps, f"tag `{_plain_tag(node.tag)}` is not supported: remove it")
+        if not self.accepts_tag(node, steps):
             return None
         self.active.add(id(node))
         try:
-            return self.inner(node, steps)
+            if isinstance(node, yaml.ScalarNode):
+                return self.scalar(node, steps)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, (*steps, n)) for n, item in enumerate(node.value)]
+            assert isinstance(node, yaml.MappingNode)
+            return self.mapping(node, steps)
         finally:
             self.active.discard(id(node))
 
-    def inner(self, node: yaml.Node, steps: Steps) -> Tree:
-        match node:
-            case yaml.ScalarNode():
-                try:
-                    return scalar(node.value) if node.style is None else _text(node.value)
-                except AmbiguousScalarError as error:
-                    self.broken(node, steps, str(error))
-                    return None
-            case yaml.SequenceNode():
-                return [self.value(item, (*steps, n)) for n, item in enumerate(node.value)]
-            case yaml.MappingNode():
-                return self.mapping(node, steps)
-            case _:
-                raise AssertionError(node)
+    def accepts_tag(self, node: yaml.Node, steps: Steps) -> bool:
+        if node.tag in (f"{CORE_TAG}str", f"{CORE_TAG}seq", f"{CORE_TAG}map"):
+            return True
+        self.broken(node, steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it")
+        return False
+
+    def scalar(self, node: yaml.ScalarNode, steps: Steps) -> Tree:
+        try:
+            return scalar(node.value) if node.style is None else _text(node.value)
+        except AmbiguousScalarError as error:
+            self.broken(node, steps, str(error))
+            return None
 
     def broken(self, node: yaml.Node, steps: Steps, message: str) -> None:
         self.document.broken.add(steps)
@@ -297,20 +291,34 @@ class _TreeBuilder:
         tree: dict[str, Tree] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            spot, key = _mark(key_node), self.key(key_node)
-            if key is None:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.document.complain(_mark(key_node), "expected a key: a plain word, not a list or mapping")
                 continue
+            key = self.key(key_node)
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
-            elif key in tree:
-                first = self.document.keys[(*steps, key)].line
-                self.document.complain(spot, f"duplicate key `{key}` (first defined on line {first})")
-            else:
-                self.document.keys[(*steps, key)] = spot
+            elif key is not None and (key not in tree or self.replaces(key, _mark(key_node), steps)):
+                self.document.keys[(*steps, key)] = _mark(key_node)
                 tree[key] = self.value(value_node, (*steps, key))
         for source in merged:
             self.merge(source, tree, steps, 1)
         return tree
+
+    def key(self, node: yaml.ScalarNode) -> str | None:
+        try:
+            key = scalar(node.value) if node.style is None else _text(node.value)
+        except AmbiguousScalarError:
+            key = None
+        if not isinstance(key, str):
+            self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
+            return None
+        return key
+
+    def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
+        """Return whether a duplicate key replaces the first one."""
+        first = self.document.keys[(*steps, key)].line
+        self.document.complain(spot, f"duplicate key `{key}` (first defined on line {first})")
+        return False
 
     def merge(self, source: yaml.Node, tree: dict[str, Tree], steps: Steps, depth: int) -> None:
         """Add the keys of ``source`` (``<<``) that ``tree`` lacks, with their positions in ``source``."""
@@ -323,31 +331,14 @@ class _TreeBuilder:
         if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
             self.document.complain(_mark(source), "`<<` needs a mapping: write `<<: *anchor`")
             return
-        for key_node, value_node in source.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+        pairs = {key.value: (key, value) for key, value in source.value if isinstance(key, yaml.ScalarNode)}
+        for key, (key_node, value_node) in pairs.items():
             self.nodes += 1
             if key == "<<":
                 self.merge(value_node, tree, steps, depth + 1)
-            elif isinstance(key, str) and key not in tree:
+            elif key not in tree:
                 self.document.keys[(*steps, key)] = _mark(key_node)
                 tree[key] = self.value(value_node, (*steps, key))
-
-    def key(self, node: yaml.Node) -> str | None:
-        if not isinstance(node, yaml.ScalarNode):
-            self.document.complain(_mark(node), "expected a key: a plain word, not a list or mapping")
-            return None
-        try:
-            key = scalar(node.value) if node.style is None else _text(node.value)
-        except AmbiguousScalarError:
-            key = None
-        if not isinstance(key, str):
-            self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
-            return None
-        return key
-
-
-def _plain_tag(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")
 
 
 # -------------------------------------------------------------------------------------------------------------- scalars
@@ -370,14 +361,27 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
 
 
 def scalar(text: str) -> bool | int | float | str:
-    """Return the value of an unquoted scalar. Raises :class:`AmbiguousScalarError`, with a repair."""
+    """Return the value of an unquoted scalar. Raises :class:`AmbiguousScalarError`, with a remedy."""
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):
-        return _whole(text)
+        if len(text) > 18:
+            raise AmbiguousScalarError("number out of range: too many digits")
+        return int(text)
     if _FLOAT.fullmatch(text):
-        return _finite(text)
-    _refuse_ambiguous(text)
+        if not math.isfinite(float(text)):
+            raise AmbiguousScalarError(f"`{text}` is out of range: write a smaller number")
+        return float(text)
+    if text in ("", "~") or text.lower() == "null":
+        raise AmbiguousScalarError("missing value: write one, or remove the key")
+    if _NOT_FINITE.fullmatch(text):
+        raise AmbiguousScalarError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
+    if _DATE.fullmatch(text):
+        raise AmbiguousScalarError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
+    meaning, remedy = _in_yaml11(text)
+    if meaning:
+        message = f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {remedy}, or `"{text}"` for text'
+        raise AmbiguousScalarError(message)
     return text
 
 
@@ -401,33 +405,6 @@ def _text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise AmbiguousScalarError(f"`\\u{ord(text[error.start]):04x}` is not a character: remove it") from None
     return text
-
-
-def _whole(text: str) -> int:
-    if len(text) > 18:
-        raise AmbiguousScalarError("number out of range: too many digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise AmbiguousScalarError(f"`{text}` is out of range: write a smaller number")
-    return number
-
-
-def _refuse_ambiguous(text: str) -> None:
-    """Check a plain scalar that is text in YAML 1.2. Raises :class:`AmbiguousScalarError` if YAML 1.1 disagrees."""
-    if text in ("", "~") or text.lower() == "null":
-        raise AmbiguousScalarError("missing value: write one, or remove the key")
-    if _NOT_FINITE.fullmatch(text):
-        raise AmbiguousScalarError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
-    if _DATE.fullmatch(text):
-        raise AmbiguousScalarError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
-    meaning, repair = _in_yaml11(text)
-    if meaning:
-        message = f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {repair}, or `"{text}"` for text'
-        raise AmbiguousScalarError(message)
 
 
 def _in_yaml11(text: str) -> tuple[str, str]:

@@ -482,7 +482,7 @@ def test_a_thousand_laughs_are_refused() -> None:
     )
     made, problems = read(laughs + "Sites: []\n")
     assert made is None
-    assert ["aliases expand" in p.message for p in problems] == [True]
+    assert ["with its aliases" in p.message for p in problems] == [True]
 
 
 def test_anchors_and_merges_are_what_they_are_to_tardis() -> None:
