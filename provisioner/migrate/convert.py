@@ -10,11 +10,11 @@ from provisioner.config.strict_yaml import Position, YamlDocument
 from provisioner.formatting import sanitize
 from provisioner.migrate import controller
 from provisioner.migrate.controller import CobaldPipeline, tardis_file
-from provisioner.migrate.executors import KINDS, kind_of
 from provisioner.migrate.htcondor import ReadFile
 from provisioner.migrate.machine_types import our_name, renamed
 from provisioner.migrate.report import ImportFinding, ImportOutcome, ImportReport, KeyReader
-from provisioner.migrate.sites import FAKE, SiteImport
+from provisioner.migrate.site_options import EXECUTORS, kind_of
+from provisioner.migrate.sites import SIMULATED, SiteImport, drones_in
 from provisioner.migrate.yaml11 import YamlValue, read, walk
 
 _SIMULATED = {"PeriodicValue", "RandomGauss"}
@@ -62,11 +62,11 @@ def convert(
     if cobald is not None and outer is not None:
         steering = CobaldPipeline(ImportReport(cobald.document.file, notes.found))
         section = KeyReader(outer.root, "", steering.notes)
-        inner = section.take("tardis")
-        if inner is not None:
-            steering.notes.dropped(inner.line, "tardis", "a TARDIS configuration of its own: import it by itself")
+        if section.take("tardis") is not None:
+            section.dropped("tardis", "a TARDIS configuration of its own: import it by itself")
         steering.read(section)
-    files = {site.file: site.text(tardis.document.file, installed, read_file) for site in sites if site.kind != FAKE}
+    real = [site for site in sites if site.kind != SIMULATED]
+    files = {site.file: site.text(tardis.document.file, installed, read_file) for site in real}
     pool = controller.overlay(root.below("BatchSystem"))
     controller.plugins(root.below("Plugins"))
     limit = _limit(steering, sites)
@@ -94,17 +94,12 @@ def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
     """Return the sites. Adds a problem if this is not a TARDIS configuration."""
     setting = root.take("Sites")
     if setting is None or not setting.items:
-        line = root.line_of(setting)
-        named = tardis_file(root.peek("pipeline")) if setting is None else ""
-        if named:
+        message = "missing key `Sites`: a list of sites, each with `name` and `adapter`"
+        if setting is None and (named := tardis_file(root.peek("pipeline"))):
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
-            document.complain(
-                Position(line, 1),
-                f"this is COBalD's configuration, which names that of TARDIS: "
-                f"`provisioner import {theirs} --cobald {document.file}`",
-            )
-            return []
-        document.complain(Position(line, 1), "missing key `Sites`: a list of sites, each with `name` and `adapter`")
+            command = f"`provisioner import {theirs} --cobald {document.file}`"
+            message = f"this is COBalD's configuration, which names that of TARDIS: {command}"
+        document.complain(Position(root.line_of("Sites"), 1), message)
         return []
     found: list[SiteImport] = []
     for n, one in enumerate(setting.items):
@@ -114,27 +109,18 @@ def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
             document.complain(Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text")
             continue
         ours = our_name(name.text, [site.name for site in found])
-        site = SiteImport(entry, root.below(name.text), ours, adapter)
+        site = SiteImport(entry, root.below(name.text), ours, adapter.text)
         found.append(site)
-        if adapter.text == FAKE:
-            root.notes.needed(
-                adapter.line,
-                entry.name("adapter"),
-                f"{controller.FILE}: sites",
-                "a simulated site is not taken over: `provisioner demo` has one; write a real one",
-            )
-            root.notes.dropped(name.line, entry.name("name"), "of a simulated site")
+        if site.kind == SIMULATED:
+            text = "a simulated site is not taken over: `provisioner demo` has one; write a real one"
+            entry.needed("adapter", f"{controller.FILE}: sites", text)
+            entry.dropped("name", "of a simulated site")
             entry.drop_rest("of a simulated site")
             site.section.drop_rest("of a simulated site")
             continue
-        root.notes.converted(
-            name.line,
-            entry.name("name"),
-            f"{site.file}: site",
-            renamed(name.text, ours),
-        )
+        entry.converted("name", f"{site.file}: site", renamed(name.text, ours))
         if not site.section.is_there:
-            root.notes.needed(name.line, entry.name("name"), site.file, f"there is no section `{name.text}`")
+            entry.needed("name", site.file, f"there is no section `{name.text}`")
     return found
 
 
@@ -143,35 +129,26 @@ def _limit(steering: CobaldPipeline, sites: list[SiteImport]) -> tuple[int, str]
     if steering.cores is None:
         return None
     cores, line, key = steering.cores
-    smallest = min((m.cores for site in sites for m in site.machines if m.cores), default=0)
+    smallest = min((machine.cores for site in sites for machine in site.machines if machine.cores), default=0)
     if not smallest:
         steering.notes.dropped(line, key, f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
         return None
-    most = min(max(int(cores // smallest), 1), 1_000_000)
-    steering.notes.changed(
-        line,
-        key,
-        f"{controller.FILE}: policy.max_drones",
-        f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)",
-    )
+    most = drones_in(cores, smallest)
+    text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"
+    steering.notes.changed(line, key, f"{controller.FILE}: policy.max_drones", text)
     return most, f"{cores:g} cores, {smallest} each"
 
 
 def _rest(root: KeyReader, notes: ImportReport, oddities: Sequence[tuple[int, str]]) -> None:
-    notes.needed(
-        1,
-        "",
-        f"{controller.FILE}: controller",
-        "give it a name: it begins each drone's id, and no two controllers share one",
-    )
+    text = "give it a name: it begins each drone's id, and no two controllers share one"
+    notes.needed(1, "", f"{controller.FILE}: controller", text)
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
     for line, oddity in oddities:
         notes.needed(line, "", "", oddity)
 
 
 def _tag(setting: YamlValue, notes: ImportReport) -> None:
-    known = KINDS | _SIMULATED
+    known = EXECUTORS | _SIMULATED
     if setting.tag and kind_of(setting) not in known and not setting.tag.startswith("!Tardis"):
-        notes.needed(
-            setting.line, setting.tag, "", "nothing is done for a tag that TARDIS does not have: write the value"
-        )
+        text = "nothing is done for a tag that TARDIS does not have: write the value"
+        notes.needed(setting.line, setting.tag, "", text)

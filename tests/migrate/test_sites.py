@@ -11,7 +11,7 @@ from adapters.htcondor.site import settings
 from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_SITE
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.migrate import ImportOutcome, ImportResult
-from provisioner.migrate.htcondor import OUR_VARIABLES, OURS
+from provisioner.migrate.htcondor import RESERVED, RESERVED_VARIABLES
 from provisioner.migrate.machine_types import moab_walltime_s, slurm_walltime_s
 from tests.migrate.examples import CLOUDS, FAKE, HTCONDOR, SLURM, about, converted, finding, read
 
@@ -158,7 +158,7 @@ def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
 
 
 def test_the_variables_that_are_the_sites_are_so_in_both_places() -> None:
-    assert settings._RESERVED_VARIABLES.pattern == OUR_VARIABLES.pattern
+    assert settings._RESERVED_VARIABLES.pattern == RESERVED_VARIABLES.pattern
 
 
 def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_written() -> None:
@@ -201,7 +201,7 @@ def test_blocking_and_owner_are_named_once_and_stand_there_as_remarks() -> None:
 
 def test_the_site_takes_every_command_that_is_taken_over() -> None:
     """And none that the site sets itself is: it would refuse the file."""
-    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(OURS)
+    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(RESERVED)
     options = site(converted(HTCONDOR), "topas")["options"]
     options["types"]["one-gpu"].pop("requirements")
     made = settings.HTCondorSiteConfig.model_validate(options)
