@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -15,7 +15,7 @@ from provisioner.migrate.machine_types import our_name, renamed
 from provisioner.migrate.report import ImportFinding, ImportOutcome, ImportReport, KeyReader
 from provisioner.migrate.site_options import EXECUTORS, kind_of
 from provisioner.migrate.sites import SIMULATED, SiteImport, drones_in
-from provisioner.migrate.yaml11 import YamlValue, read, walk
+from provisioner.migrate.yaml11 import read, walk
 
 _SIMULATED = {"PeriodicValue", "RandomGauss"}
 
@@ -43,7 +43,7 @@ class ImportResult:
 
 
 def convert(
-    tardis: ImportSource, cobald: ImportSource | None, *, installed: Collection[str], read_file: ReadFile
+    tardis: ImportSource, cobald: ImportSource | None = None, *, installed: Collection[str], read_file: ReadFile
 ) -> ImportResult | None:
     """Return our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
 
@@ -55,7 +55,11 @@ def convert(
         return None
     notes = ImportReport(tardis.document.file)
     steering = CobaldPipeline(notes)
-    inside, root = _root(reading.root, notes, steering)
+    inside, root = reading.root, KeyReader(reading.root, "", notes)
+    inner = root.peek("tardis")
+    if root.peek("Sites") is None and inner is not None:  # COBalD's configuration, with TARDIS's in it
+        whole, inside, root = root, inner, root.below("tardis")
+        steering.read(whole)
     sites = _sites(root, tardis.document)
     if tardis.document.problems:
         return None
@@ -71,23 +75,18 @@ def convert(
     controller.plugins(root.below("Plugins"))
     limit = _limit(steering, sites)
     files = {controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), limit)} | files
-    _rest(root, notes, reading.oddities)
-    for one in walk(inside):
-        _tag(one, notes)
+    text = "give it a name: it begins each drone's id, and no two controllers share one"
+    notes.needed(1, "", f"{controller.FILE}: controller", text)
+    root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
+    for line, oddity in reading.oddities:
+        notes.needed(line, "", "", oddity)
+    for value in walk(inside):
+        if value.tag and kind_of(value) not in EXECUTORS | _SIMULATED and not value.tag.startswith("!Tardis"):
+            text = "nothing is done for a tag that TARDIS does not have: write the value"
+            notes.needed(value.line, value.tag, "", text)
     order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
     found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
     return ImportResult(files, tuple(found))
-
-
-def _root(whole: YamlValue, notes: ImportReport, steering: CobaldPipeline) -> tuple[YamlValue, KeyReader]:
-    """Return what contains ``Sites``: TARDIS's own file, or ``tardis`` in COBalD's, which is read as well."""
-    root = KeyReader(whole, "", notes)
-    inner = root.peek("tardis")
-    if root.peek("Sites") is not None or inner is None:
-        return whole, root
-    section = root.below("tardis")
-    steering.read(root)
-    return inner, section
 
 
 def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
@@ -137,18 +136,3 @@ def _limit(steering: CobaldPipeline, sites: list[SiteImport]) -> tuple[int, str]
     text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"
     steering.notes.changed(line, key, f"{controller.FILE}: policy.max_drones", text)
     return most, f"{cores:g} cores, {smallest} each"
-
-
-def _rest(root: KeyReader, notes: ImportReport, oddities: Sequence[tuple[int, str]]) -> None:
-    text = "give it a name: it begins each drone's id, and no two controllers share one"
-    notes.needed(1, "", f"{controller.FILE}: controller", text)
-    root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
-    for line, oddity in oddities:
-        notes.needed(line, "", "", oddity)
-
-
-def _tag(setting: YamlValue, notes: ImportReport) -> None:
-    known = EXECUTORS | _SIMULATED
-    if setting.tag and kind_of(setting) not in known and not setting.tag.startswith("!Tardis"):
-        text = "nothing is done for a tag that TARDIS does not have: write the value"
-        notes.needed(setting.line, setting.tag, "", text)

@@ -93,7 +93,7 @@ def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFi
     Path("site_configs").mkdir()
     Path("site_configs/topas.yaml").write_text("mine")
     assert run(old / "tardis.yml") == Exit.FAILED
-    assert "site_configs/topas.yaml is there already" in capsys.readouterr().err
+    assert "site_configs/topas.yaml exists already" in capsys.readouterr().err
     assert made(Path(".")) == ["site_configs/topas.yaml"]
     assert Path("site_configs/topas.yaml").read_text() == "mine"
     assert run(old / "tardis.yml", "--force") == Exit.UNMET
