@@ -10,31 +10,16 @@ import pytest
 
 from provisioner import loader
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError
+from tests.config.conftest import CLOUD, InstallAdapter
 
 REPOSITORY = Path(loader.__file__).resolve().parent.parent
-GOOD = """
-from pydantic import BaseModel
-class Config(BaseModel):
-    model_config = {"extra": "forbid"}
-class Cloud:
-    Config = Config
-    def poll(self): ...
-    def start(self): ...
-    def stop(self): ...
-"""
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """Installs a distribution with one site adapter, ``cloud``, made of the source in the test's parameter."""
-    module = f"cloud_{abs(hash(request.node.name))}"
-    (tmp_path / f"{module}.py").write_text(request.param)
-    egg = tmp_path / "cloudy-1.0.dist-info"
-    egg.mkdir()
-    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: cloudy\nVersion: 1.0\n")
-    (egg / "entry_points.txt").write_text(f"[provisioner.sites]\ncloud = {module}:Cloud\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return module
+def installed(install_adapter: InstallAdapter, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Install a site adapter of the source in the test's parameter; return its name and its module."""
+    name = f"cloud{abs(hash(request.node.name))}"
+    return name, install_adapter(name, request.param)
 
 
 def test_the_shipped_adapters_are_found_and_whole() -> None:
@@ -45,13 +30,12 @@ def test_the_shipped_adapters_are_found_and_whole() -> None:
     assert loader.is_shipped(loader.SITES, "local")
 
 
-@pytest.mark.parametrize("installed", [GOOD], indirect=True)
-def test_an_adapter_of_another_distribution_is_found(installed: str) -> None:
-    adapter = loader.site_adapter("cloud")
-
-    assert getattr(adapter, "__module__", "") == installed
-    assert "cloud" in loader.site_adapters()
-    assert not loader.is_shipped(loader.SITES, "cloud")
+@pytest.mark.parametrize("installed", [CLOUD], indirect=True)
+def test_an_adapter_of_another_distribution_is_found(installed: tuple[str, str]) -> None:
+    name, module = installed
+    assert getattr(loader.site_adapter(name), "__module__", "") == module
+    assert name in loader.site_adapters()
+    assert not loader.is_shipped(loader.SITES, name)
 
 
 def test_an_unknown_adapter_comes_with_the_known_ones() -> None:
@@ -67,15 +51,16 @@ def test_an_unknown_adapter_comes_with_the_known_ones() -> None:
         ("raise OSError('libslurm.so: cannot open')\n", r"cannot be imported: OSError: libslurm.so: cannot open"),
         ("x = 1\n", "has no attribute 'Cloud'"),
         ("class Cloud: ...\n", "has no `Config`"),
-        (GOOD.replace('"forbid"', '"allow"'), "lets unknown options pass"),
-        (GOOD.replace("def stop", "def halt"), "lacks the methods stop"),
+        (CLOUD.replace('"forbid"', '"allow"'), "lets unknown options pass"),
+        (CLOUD.replace("def stop", "def halt"), "lacks the methods stop"),
     ],
     indirect=["installed"],
 )
-def test_an_adapter_that_cannot_be_used_says_why(installed: str, words: str) -> None:
+def test_an_adapter_that_cannot_be_used_says_why(installed: tuple[str, str], words: str) -> None:
+    name, module = installed
     with pytest.raises(AdapterBrokenError, match=words) as raised:
-        loader.site_adapter("cloud")
-    assert f"site adapter `cloud` ({installed}:Cloud)" in str(raised.value)
+        loader.site_adapter(name)
+    assert f"site adapter `{name}` ({module}:Cloud)" in str(raised.value)
 
 
 def test_another_package_of_our_name_is_told_by_its_place(tmp_path: Path) -> None:
