@@ -138,19 +138,10 @@ def _key(steps: Steps) -> str:
 
 
 def _kind(value: object) -> str:
-    match value:
-        case bool():
-            return f"the boolean {_shown(value)}"
-        case int() | float():
-            return f"the number {_shown(value)}"
-        case str():
-            return "text"
-        case list():
-            return "a list"
-        case dict():
-            return "a mapping"
-        case _:
-            return "nothing"
+    if isinstance(value, bool | int | float):
+        return f"the {'boolean' if isinstance(value, bool) else 'number'} {_shown(value)}"
+    kinds: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+    return kinds.get(type(value), "nothing")
 
 
 def _shown(value: object) -> str:

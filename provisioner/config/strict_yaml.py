@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -86,13 +86,8 @@ class YamlDocument:
         return self._position(steps, self.keys)
 
     def _position(self, steps: Steps, first: dict[Steps, Position]) -> Position:
-        if steps in first:
-            return first[steps]
-        for n in range(len(steps), -1, -1):
-            spot = self.keys.get(steps[:n]) or self.values.get(steps[:n])
-            if spot is not None:
-                return spot
-        return Position(1, 1)
+        spots = (self.keys.get(steps[:n]) or self.values.get(steps[:n]) for n in range(len(steps), -1, -1))
+        return first.get(steps) or next(filter(None, spots), Position(1, 1))
 
 
 def read(path: Path) -> YamlDocument:
@@ -242,7 +237,7 @@ class TreeBuilder:
         self.active: set[int] = set()
         self.nodes = 0
 
-    def build(self, node: yaml.Node) -> Tree:
+    def build(self, node: yaml.Node) -> Any:
         """Return the whole tree; None, with a problem, if it is too large."""
         try:
             return self.value(node, ())
@@ -250,7 +245,7 @@ class TreeBuilder:
             self.document.complain(Position(1, 1), str(error))
             return None
 
-    def value(self, node: yaml.Node, steps: Steps) -> Tree:
+    def value(self, node: yaml.Node, steps: Steps) -> Any:
         self.nodes += 1
         _within_bounds(self.nodes, len(steps))
         self.document.values[steps] = _mark(node)
@@ -278,7 +273,7 @@ class TreeBuilder:
 
     def scalar(self, node: yaml.ScalarNode, steps: Steps) -> Tree:
         try:
-            return scalar(node.value) if node.style is None else _text(node.value)
+            return _scalar(node)
         except AmbiguousScalarError as error:
             self.broken(node, steps, str(error))
             return None
@@ -287,8 +282,8 @@ class TreeBuilder:
         self.document.broken.add(steps)
         self.document.complain(_mark(node), message)
 
-    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Tree]:
-        tree: dict[str, Tree] = {}
+    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -306,13 +301,13 @@ class TreeBuilder:
 
     def key(self, node: yaml.ScalarNode) -> str | None:
         try:
-            key = scalar(node.value) if node.style is None else _text(node.value)
+            key = _scalar(node)
         except AmbiguousScalarError:
             key = None
-        if not isinstance(key, str):
-            self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
-            return None
-        return key
+        if isinstance(key, str):
+            return key
+        self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
+        return None
 
     def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
         """Return whether a duplicate key replaces the first one."""
@@ -320,7 +315,7 @@ class TreeBuilder:
         self.document.complain(spot, f"duplicate key `{key}` (first defined on line {first})")
         return False
 
-    def merge(self, source: yaml.Node, tree: dict[str, Tree], steps: Steps, depth: int) -> None:
+    def merge(self, source: yaml.Node, tree: dict[str, Any], steps: Steps, depth: int) -> None:
         """Add the keys of ``source`` (``<<``) that ``tree`` lacks, with their positions in ``source``."""
         self.nodes += 1
         _within_bounds(self.nodes, len(steps) + depth)
@@ -398,13 +393,16 @@ def is_plain_text(text: str) -> bool:
         return False
 
 
-def _text(text: str) -> str:
-    """Return a quoted scalar. Raises :class:`AmbiguousScalarError` for escapes that are not a character."""
+def _scalar(node: yaml.ScalarNode) -> bool | int | float | str:
+    """Return the value of a scalar. Raises :class:`AmbiguousScalarError`, also for escapes that are not a character."""
+    if node.style is None:
+        return scalar(node.value)
     try:
-        text.encode()
+        node.value.encode()
     except UnicodeEncodeError as error:
-        raise AmbiguousScalarError(f"`\\u{ord(text[error.start]):04x}` is not a character: remove it") from None
-    return text
+        code = ord(node.value[error.start])
+        raise AmbiguousScalarError(f"`\\u{code:04x}` is not a character: remove it") from None
+    return str(node.value)
 
 
 def _in_yaml11(text: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -28,6 +28,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from provisioner.model import WHOLE_GPU
@@ -189,14 +190,9 @@ _GPUS_LIMIT = 1_000_000
 
 def parse_gpus(value: object) -> int:
     """Return a number of GPUs, in steps of 0.001, in milli-GPU; decimal, so without rounding errors."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("expected a number of GPUs: write `1` or `0.5`")
-    try:
-        milli = Decimal(repr(value)) * WHOLE_GPU
-    except InvalidOperation:  # nan and inf have no place on the scale
-        milli = Decimal("nan")
-    if not milli.is_finite():
-        raise ValueError("expected a number of GPUs: write `1` or `0.5`")
+    milli = Decimal(repr(value)) * WHOLE_GPU
     if milli < 0:
         raise ValueError(f"GPUs cannot be negative: write `{abs(value):g}`")
     if milli > _GPUS_LIMIT * WHOLE_GPU:
@@ -345,14 +341,14 @@ class SecretUnreadableError(Exception):
     """A secret that cannot be read now; the message never contains the secret."""
 
 
+_ONE_OF_BOTH: JsonDict = {"oneOf": [{"required": ["file"]}, {"required": ["env"]}]}
+
+
 class Secret(BaseModel):
     """A reference to a secret, ``{file: path}`` or ``{env: NAME}``; the secret itself is read when needed."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        use_attribute_docstrings=True,
-        json_schema_extra={"oneOf": [{"required": ["file"]}, {"required": ["env"]}]},
+        extra="forbid", frozen=True, use_attribute_docstrings=True, json_schema_extra=_ONE_OF_BOTH
     )
 
     file: ConfigPath | None = Field(None, examples=["token"])
@@ -380,16 +376,14 @@ class Secret(BaseModel):
             SecretUnreadableError: no such file or variable, not readable, not text, or empty.
         """
         try:
-            secret = (
-                self.file.read_text(encoding="utf-8") if self.file else os.environ.get(self.env or "", "")
-            ).strip()
+            secret = self.file.read_text(encoding="utf-8") if self.file else os.environ.get(self.env or "", "")
         except OSError as error:
             raise SecretUnreadableError(f"secret {self} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise SecretUnreadableError(f"secret {self} is not UTF-8 text") from None
-        if not secret:
+        if not secret.strip():
             raise SecretUnreadableError(f"secret {self} is empty or not set")
-        return secret
+        return secret.strip()
 
     def __str__(self) -> str:
         return f"file {self.file}" if self.file is not None else f"environment variable {self.env}"

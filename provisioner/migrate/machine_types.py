@@ -79,7 +79,10 @@ def drone_type(
     block = YamlBlock()
     _put_gpus(machine, block, sizes, at, hidden=hidden_gpus)
     remedy = "a whole number of cores is wanted"
-    machine.cores = sizes.put(block, "Cores", f"{at}.cpus", _cores, what="CPU cores of one drone", remedy=remedy)
+    what = "CPU cores of one drone"
+    machine.cores = sizes.put(
+        block, "Cores", f"{at}.cpus", lambda value: value.whole(_MAX_CPUS), what=what, remedy=remedy
+    )
     if machine.cores is not None:
         machine.numbers["Cores"] = str(machine.cores)
     for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
@@ -96,11 +99,6 @@ def drone_type(
     if machine.walltime_s is not None:
         block.put("walltime", format_duration(machine.walltime_s))
     return block
-
-
-def _cores(setting: YamlValue) -> int | None:
-    number = setting.number
-    return int(number) if number is not None and number == int(number) and 1 <= number <= _MAX_CPUS else None
 
 
 def _size_mib(setting: YamlValue | None, *, decimal: bool) -> int:
@@ -140,28 +138,26 @@ def _put_gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str,
     notes.needed(machine.line, machine.gpu_key, f"{at}.capability", text)
 
 
-_SLURM = re.compile(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?")
+_SLURM_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}(?::\d{1,7}){0,2})")
 
 
 def slurm_walltime_s(text: str) -> float | None:
     """Return Slurm's ``--time`` (M, M:S, H:M:S, D-H, D-H:M, D-H:M:S) in seconds; None for anything else, and for 0."""
-    parts = _SLURM.fullmatch(text.strip())
+    parts = _SLURM_TIME.fullmatch(text.strip())
     if parts is None:
         return None
-    days, *rest = parts.groups()
-    numbers = [int(n) for n in rest if n is not None]
-    if days is not None:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    else:
-        hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
-    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) or None
+    numbers = [int(number) for number in parts[2].split(":")]
+    unit_s = 3600 if parts[1] is not None or len(numbers) == 3 else 60
+    seconds = int(parts[1] or 0) * 86400
+    for number in numbers:
+        seconds += number * unit_s
+        unit_s //= 60
+    return float(seconds) or None
 
 
 def moab_walltime_s(text: str) -> float | None:
     """Return Moab's ``walltime`` (seconds, or ``[[DD:]HH:]MM:SS``) in seconds; None for anything else, and for 0."""
     if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,3}", text.strip()):
         return None
-    seconds = 0
-    for number, factor in zip(reversed(text.strip().split(":")), (1, 60, 3600, 86400), strict=False):
-        seconds += int(number) * factor
-    return float(seconds) or None
+    numbers = reversed(text.strip().split(":"))
+    return float(sum(int(n) * unit_s for n, unit_s in zip(numbers, (1, 60, 3600, 86400), strict=False))) or None

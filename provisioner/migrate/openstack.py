@@ -90,7 +90,7 @@ class OpenStackOptionsImport(OptionsImport):
         device = KeyReader(YamlValue(volume, disks.line), given.name(key), given.notes)
         self._option(machine, device, "uuid", "image", "image, by name or id")
         size, kind, deleted = (volume.get(name) for name in ("volume_size", "volume_type", "delete_on_termination"))
-        size_gib = _whole_gib(size) if size is not None else 0
+        size_gib = size.whole(_MAX_VOLUME_GIB) if size is not None else None
         if not size_gib:
             report = partial(_report_size, given)
         elif deleted is None or _switch(deleted) is not True:
@@ -228,12 +228,6 @@ def _boot_volume(setting: YamlValue) -> dict[str, YamlValue] | None:
         return None
     kinds = [volume[key].text for key in ("source_type", "destination_type", "boot_index")]
     return volume if kinds == ["image", "volume", "0"] else None
-
-
-def _whole_gib(setting: YamlValue) -> int:
-    """Return the size; 0 if it is not a valid one."""
-    number = setting.number
-    return int(number) if number is not None and number == int(number) and 1 <= number <= _MAX_VOLUME_GIB else 0
 
 
 _READERS: dict[str, Callable[[YamlValue], Option | None]] = {

@@ -148,7 +148,7 @@ def _ssh(given: KeyReader, ours: str) -> YamlBlock:
             given.put(block, theirs, f"{ours}.{name}", lambda value: value.text or None, what=what, remedy="write it")
     if given.peek("port") is not None:
         text = "the ssh port"
-        given.put(block, "port", f"{ours}.port", _port, what="port", text=text, remedy=text)
+        given.put(block, "port", f"{ours}.port", lambda value: value.whole(65535), what="port", text=text, remedy=text)
     has_credential = _put_key(given, block, ours)
     known_hosts = given.take("known_hosts")
     if known_hosts is not None and known_hosts.text:
@@ -167,11 +167,6 @@ def _ssh(given: KeyReader, ours: str) -> YamlBlock:
         text = "no key is named, so asyncssh tried those of ~/.ssh; here the ssh agent is asked: better name a `key`"
         given.changed("", f"{ours}.agent", text)
     return block
-
-
-def _port(setting: YamlValue) -> int | None:
-    number = setting.number
-    return int(number) if number is not None and number == int(number) and 1 <= number <= 65535 else None
 
 
 def _put_key(given: KeyReader, block: YamlBlock, ours: str) -> bool:

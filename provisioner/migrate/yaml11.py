@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, Tree, TreeBuilder, YamlDocument, composed
+from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, composed
 
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
 
@@ -43,6 +43,11 @@ class YamlValue:
             return None
         return number if math.isfinite(number) else None
 
+    def whole(self, most: int) -> int | None:
+        """Return a whole number from 1 to ``most``; None for anything else."""
+        number = self.number
+        return int(number) if number is not None and number == int(number) and 1 <= number <= most else None
+
     @property
     def items(self) -> list[YamlValue]:
         """Return the items of a plain list; of anything else none."""
@@ -66,11 +71,10 @@ def read(text: str, document: YamlDocument) -> YamlFile | None:
             document.complain(Position(1, 1), "is empty")
         return None
     builder = _Yaml11Builder(document)
-    tree = builder.build(node)
-    if not document.problems and not isinstance(tree, dict):
-        line = document.values[()].line
-        document.complain(Position(line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
-    return None if document.problems else YamlFile(builder.with_lines(tree, ()), builder.oddities)
+    root = builder.build(node)
+    if not document.problems and not isinstance(root.value, dict):
+        document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
+    return None if document.problems else YamlFile(root, builder.oddities)
 
 
 def walk(setting: YamlValue) -> Iterator[YamlValue]:
@@ -92,24 +96,17 @@ class _Yaml11Builder(TreeBuilder):
         self.oddities: list[tuple[int, str]] = []
         self.tags: dict[Steps, str] = {}
 
-    def with_lines(self, tree: Tree, steps: Steps) -> YamlValue:
-        """Return the value at ``steps`` with its line and tag, and so all that is in it."""
+    def value(self, node: yaml.Node, steps: Steps) -> YamlValue:
+        value = super().value(node, steps)
         position = self.document.keys.get(steps) or self.document.values[steps]
-        value: Value
-        if isinstance(tree, dict):
-            value = {key: self.with_lines(below, (*steps, key)) for key, below in tree.items()}
-        elif isinstance(tree, list):
-            value = [self.with_lines(item, (*steps, n)) for n, item in enumerate(tree)]
-        else:
-            value = tree
-        return YamlValue(value, position.line, self.tags[steps])
+        return YamlValue(value, position.line, self.tags.get(steps, ""))
 
     def accepts_tag(self, node: yaml.Node, steps: Steps) -> bool:
         is_core = node.tag.startswith(CORE_TAG) and "/" not in node.tag
         self.tags[steps] = "" if is_core else node.tag.replace(CORE_TAG, "!!")
         return True
 
-    def scalar(self, node: yaml.ScalarNode, steps: Steps) -> Tree:
+    def scalar(self, node: yaml.ScalarNode, steps: Steps) -> bool | int | float | str | None:
         if self.tags[steps]:
             return node.value or None
         value = _scalar(node)
@@ -125,12 +122,12 @@ class _Yaml11Builder(TreeBuilder):
         self.oddities.append((spot.line, f"duplicate key `{key}`: the last one counts, as in TARDIS"))
         return True
 
-    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Tree]:
+    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, YamlValue]:
         found = super().mapping(node, steps)
         kind = found.get("__type__")
-        if isinstance(kind, str) and not self.tags[steps]:
+        if kind is not None and isinstance(kind.value, str) and not self.tags[steps]:
             del found["__type__"]
-            self.tags[steps] = "!" + kind.rpartition(".")[2]
+            self.tags[steps] = "!" + kind.value.rpartition(".")[2]
         return found
 
 
