@@ -51,8 +51,8 @@ def import_tardis(
 ) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
-    Writes provisioner.yaml and a file per site, and tells of every key of the old files what became of it: converted;
-    changed (it means something else here); no counterpart; needs you. What needs you stands as <...> in our files,
+    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
+    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
     and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
     old files cannot be understood; then nothing is written.
 
@@ -73,7 +73,7 @@ def import_tardis(
     note(f"written to {to}: {', '.join(made.files)}")
     counts = ", ".join(f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome))
     if made.count(ImportOutcome.NEEDED):
-        raise VerbError(f"{counts}; fill in what stands in <...>, then: provisioner check", code=Exit.UNMET)
+        raise VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=Exit.UNMET)
     note(counts)
 
 

@@ -41,7 +41,7 @@ class Unit:
     name: str
     """Its name in messages and in the reference."""
     parse: Callable[[object], Any]
-    """Returns the value in the internal unit. Raises ValueError that says what to write."""
+    """Returns the value in the internal unit. Raises ValueError with the remedy."""
     format: Callable[[Any], str]
     """Returns a text that ``parse`` reads back."""
     schema: dict[str, Any]
@@ -75,7 +75,7 @@ _SIZE_LIMIT_MIB = 1024**3
 
 
 def parse_size(value: object) -> int:
-    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError tells what to write."""
+    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         size = max(value, 0)  # nobody writes thousands of GiB, and HTCondor and Slurm use MiB
         text = f"{size:.0f} MiB" if 1024 <= size <= _SIZE_LIMIT_MIB else f"{size:g} GiB"
@@ -135,7 +135,7 @@ _DURATION_PATTERN = (
 
 
 def parse_duration(value: object) -> float:
-    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError tells what to write."""
+    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"a duration needs a unit: write `{max(value, 0):g}s` or `{max(value, 0):g}min`")
     if not isinstance(value, str):
@@ -288,7 +288,7 @@ def parse_addresses(value: object) -> str:
     """Return addresses of daemons that stand in for each other, separated by commas without blanks.
 
     Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. The
-    ValueError tells what is missing.
+    ValueError names the remedy.
     """
     if not isinstance(value, str):
         raise ValueError("expected an address: write `host.example.org:9618`")

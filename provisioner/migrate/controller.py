@@ -13,7 +13,7 @@ from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 FILE = "provisioner.yaml"
 _OPTIONS = f"{FILE}: overlay.options"
 _UNUSED_POOL_KEYS = {
-    "max_age": "nothing is cached: each tick looks once, and `policy.overlay_max_age` says when a view is too old",
+    "max_age": "nothing is cached: each tick polls once, and `policy.overlay_max_age` limits the age of a view",
     "ratios": (
         "utilisation and allocation steer nothing here: drones are started for jobs that wait, by what those ask for,"
         " and leave when idle (`policy.idle_timeout`)"
@@ -24,7 +24,7 @@ _POOL_ACCESS = (
     (
         "token",
         "{file: controller.token}",
-        "TARDIS asked as whoever it ran as; make a token with READ, DAEMON and ADMINISTRATOR and name its file"
+        "TARDIS used the account that it ran as; make a token with READ, DAEMON and ADMINISTRATOR and name its file"
         " (docs/how-to/first-real-pool.md)",
     ),
     (
@@ -108,7 +108,7 @@ def put_header(block: YamlBlock, schema: str, what: str) -> None:
     block.remark(f"yaml-language-server: $schema={schema}")
     block.remark("")
     block.remark(f"{what}, by `provisioner import`.")
-    block.remark("What stands in <...> is yours to fill in: `provisioner check` names each with its line.")
+    block.remark("Fill in each <...>: `provisioner check` names it with its line.")
     block.space()
 
 
@@ -178,7 +178,7 @@ class CobaldPipeline:
             self.notes.converted(step.line, key, FILE, "the sites themselves")
         elif kind in ("Limiter", "Standardiser"):
             self._limits(KeyReader(YamlValue(step.value, step.line), path, self.notes))
-            self.notes.converted(step.line, key, "", "told key by key")
+            self.notes.converted(step.line, key, "", "reported key by key")
         else:
             self.notes.dropped(step.line, key, _STEPS.get(kind, "a step of COBalD that nothing here does"))
 
@@ -193,7 +193,7 @@ class CobaldPipeline:
             {
                 "minimum": "there is no minimum: nothing is started for which no job waits",
                 "granularity": "drones are whole anyway",
-                "backlog": "`limits.max_pending` of each site says how many may be on their way",
+                "backlog": "`limits.max_pending` of each site limits the drones that have not joined yet",
                 "surplus": "idle drones leave after `policy.idle_timeout`",
             }
         )

@@ -144,7 +144,7 @@ _IN_EVERY_TEMPLATE = re.compile(
 """Those of them that every template of TARDIS has, so that nothing is lost."""
 _PILOT_SCRIPT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
-    " container, mounts, a proxy) has to be there on the node, or goes into `overlay.options.drone_config`"
+    " container, mounts, a proxy) must be on the node already, or in `overlay.options.drone_config`"
 )
 _POLICY_REMARKS = (
     "blocking:                       # what each free GPU keeps for the drone that will take it",
@@ -194,7 +194,7 @@ class HTCondorOptionsImport(OptionsImport):
             given.needed("jdl", at, f"{file} cannot be read here: {remedy}")
         else:
             found = commands(text)
-            given.converted("jdl", self.ours, f"{len(found)} commands read, told one by one")
+            given.converted("jdl", self.ours, f"{len(found)} commands read, reported one by one")
             self.templates.append((machine, ImportReport(file, self.notes.found), found))
             _read_gpus(machine, file, found)
 
@@ -294,8 +294,8 @@ class HTCondorOptionsImport(OptionsImport):
 
     def remarks(self) -> tuple[str, ...]:
         text = (
-            "TARDIS knew neither what a free GPU keeps of its node nor whose jobs come first: both stand there as"
-            " remarks, see docs/how-to/topas.md"
+            "TARDIS knew neither what a free GPU keeps of its node nor whose jobs come first: both are in the file"
+            " as remarks, see docs/how-to/topas.md"
         )
         self.section.changed("", f"{self.file}: blocking, owner, options.owner", text)
         return _POLICY_REMARKS

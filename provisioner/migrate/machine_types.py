@@ -95,7 +95,7 @@ def drone_type(
         else:
             block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
             sizes.needed(theirs, f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
-    sizes.drop_rest("TARDIS knows Cores, Memory and Disk; what else the slot should say goes into `ad`")
+    sizes.drop_rest("TARDIS knows Cores, Memory and Disk; write further attributes of the slot under `ad`")
     if machine.walltime_s is not None:
         block.put("walltime", format_duration(machine.walltime_s))
     return block
@@ -115,7 +115,7 @@ def _put_gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str,
         block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone") if hidden else 0)
         if hidden:
             remedy = "write their number, 0 for a CPU drone; with GPUs also `vram` and `capability`"
-            text = f"only the flavour tells whether it has GPUs: {remedy}"
+            text = f"only the flavour shows whether it has GPUs: {remedy}"
             notes.needed(machine.line, sizes.path, f"{at}.gpus", text)
         else:
             remedy = "a CPU drone. If it has some, write `gpus`, `vram` and `capability`"

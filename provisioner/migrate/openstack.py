@@ -132,7 +132,7 @@ class OpenStackOptionsImport(OptionsImport):
         section.drop(
             {
                 "password": f"{_NOT_COPIED}; the application credential is enough",
-                **dict.fromkeys(_PASSWORD_KEYS, "the application credential says who we are, and in which project"),
+                **dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project"),
             }
         )
 
@@ -144,7 +144,7 @@ class OpenStackOptionsImport(OptionsImport):
             value = (_url(setting) if name == "auth_url" else setting.text) if setting is not None else None
             auth.put(name, value or "...")
             if setting is not None:
-                text = f"it goes into clouds.yaml, entry `{self.name}`: a remark under `options` has that, to be copied"
+                text = f"copy it to clouds.yaml, entry `{self.name}`, from the remark under `options`"
                 self.section.dropped(name, text)
         auth.put("password", "...")
         self.section.take("password")
@@ -155,7 +155,7 @@ class OpenStackOptionsImport(OptionsImport):
         )
         self.section.needed("password", f"{self.ours}.cloud", text)
         block.put("cloud", self.name)
-        block.remark("Its entry, for a clouds.yaml that only the service can read (`clouds_file` says where it is):")
+        block.remark("Its entry, for a clouds.yaml that only the service can read (`clouds_file` names it):")
         for line in YamlBlock({"clouds": {self.name: {"auth": auth}}}).lines:
             block.remark(line)
 

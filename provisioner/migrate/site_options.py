@@ -14,11 +14,11 @@ Path = tuple[str, ...]
 """Keys from ``options``, or from an entry of ``options.types``, to a value."""
 Option = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
-_NO_TICK = "there is no such cache: each tick looks once (`policy.interval`, `timeouts.view_max_age`)"
+_NO_TICK = "there is no such cache: each tick polls once (`policy.interval`, `timeouts.view_max_age`)"
 COMMON_KEYS = {
     "max_age": _NO_TICK,
     "StatusUpdate": _NO_TICK,
-    "bulk_size": "drones of one type are submitted at once; `limits.max_starts_per_tick` says how many",
+    "bulk_size": "drones of one type are submitted at once; at most `limits.max_starts_per_tick`",
     "bulk_delay": "calls are not collected: each tick makes one",
 }
 """Keys of a site's section that several adapters of TARDIS share, with the reason why they are not needed."""

@@ -79,7 +79,7 @@ _LIFETIME = (
     "TARDIS drains a drone that has been available for so long. Here a drone leaves when idle (`policy.idle_timeout`),"
     " and one with a `walltime` takes no job that would not end in time: write `walltime` if the site ends drones"
 )
-_HEARTBEAT = "drones are not looked at one by one: each tick looks at all of a site at once (`policy.interval`)"
+_HEARTBEAT = "drones are not polled one by one: each tick polls all drones of a site (`policy.interval`)"
 
 
 class SiteImport:
@@ -172,7 +172,9 @@ class SiteImport:
             self.entry.changed("quota", at, "no limit in TARDIS; here there always is one")
         elif not cores:
             block.put("max_drones", placeholder("most drones at one time"))
-            self.entry.needed("quota", at, f"{quota:g} cores, but no type says how many it has: write drones")
+            self.entry.needed(
+                "quota", at, f"{quota:g} cores, but the size of no type is known: write a number of drones"
+            )
         else:
             most = drones_in(quota, min(cores))
             block.put("max_drones", most, f"{quota:g} cores, {min(cores)} each")

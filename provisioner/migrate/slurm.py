@@ -79,9 +79,9 @@ class SlurmOptionsImport(OptionsImport):
         elif name in _RESERVED_OPTIONS:
             given.dropped(theirs, f"the provisioner sets `--{name}` itself")
         elif name == "partition":
-            given.dropped(theirs, "TARDIS's `Partition` says where drones go")
+            given.dropped(theirs, "TARDIS's `Partition` names the partition")
         elif name in {*_NAMED, *_GPU_OPTIONS} and not text:
-            given.dropped(theirs, f"`--{name}` says nothing without a value")
+            given.dropped(theirs, f"`--{name}` has no effect without a value")
         elif name in _GPU_OPTIONS:
             self._gpus(machine, given, theirs, name, text)
         elif name in _NAMED:
@@ -104,7 +104,7 @@ class SlurmOptionsImport(OptionsImport):
             machine.gpus, machine.gpu_model, machine.gpu_key = int(found[2] or 1), found[1] or "", given.name(theirs)
             given.converted(theirs, at, "the GPUs are those of the drone type")
             if found[1]:
-                report = partial(given.converted, theirs, text="which GPUs; how many is said by the drone type")
+                report = partial(given.converted, theirs, text="the model of the GPUs; the drone type has their number")
                 self.set(machine, ("gres",), f"gpu:{found[1]}", report)
         if others:
             given.dropped(theirs, f"`--gres={','.join(others)}`: drones ask for no generic resource but GPUs")

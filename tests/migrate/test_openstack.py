@@ -19,7 +19,7 @@ from tests.migrate.test_check import complained, marked
 
 ENTRY = """\
   cloud: woohoo
-  # Its entry, for a clouds.yaml that only the service can read (`clouds_file` says where it is):
+  # Its entry, for a clouds.yaml that only the service can read (`clouds_file` names it):
   # clouds:
   #   woohoo:
   #     auth:
