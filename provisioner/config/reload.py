@@ -28,11 +28,6 @@ class ConfigChange:
     refused: tuple[str, ...] = ()
     """Reasons why a running controller cannot take over the change, with what to do instead; one line each."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the two configurations are equal."""
-        return not self.notes and not self.refused
-
 
 def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = _NO_DRONES) -> ConfigChange:
     """Return what would change if a controller that runs with ``old`` took over ``new``.

@@ -265,7 +265,7 @@ class HTCondorOptionsImport(OptionsImport):
         written = self.types[machine.ours]
         for path in [path for path in written if _bare(path[-1]) == command.bare]:
             del written[path]
-        self.set(machine, ("submit", command.name), QuotedText(value), report)
+        self.add(machine, ("submit", command.name), QuotedText(value), report)
 
     def _environment(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
         """Import variables into ``options.env`` of the site; of two values the first counts."""

@@ -67,10 +67,10 @@ class OpenStackOptionsImport(OptionsImport):
         value = _READERS[theirs](setting) if setting is not None else None
         if value is not None:
             text = "`provisioner check --live` compares it with the type, GPUs included" if name == "flavor" else ""
-            self.set(machine, (name,), value, partial(given.converted, theirs, text=text))
+            self.add(machine, (name,), value, partial(given.converted, theirs, text=text))
         else:
             remedy = "write the flavour that servers of this type have" if name == "flavor" else f"write it: {what}"
-            self.set(machine, (name,), _blank(what), partial(given.needed, theirs, text=remedy))
+            self.add(machine, (name,), _blank(what), partial(given.needed, theirs, text=remedy))
 
     def _boot(self, machine: MachineType, given: KeyReader) -> None:
         """Import the image, or the volume that is created from it."""
@@ -100,7 +100,7 @@ class OpenStackOptionsImport(OptionsImport):
         written = {"size": f"{size_gib} GiB" if size_gib else placeholder("size of the volume, as 40 GiB")}
         if kind is not None and kind.text:
             written["type"] = kind.text
-        self.set(machine, ("boot_volume",), written, report)
+        self.add(machine, ("boot_volume",), written, report)
 
     # ------------------------------------------------------------------------------------------------------- options
 

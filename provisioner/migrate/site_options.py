@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from provisioner.migrate.machine_types import MachineType
@@ -10,7 +10,7 @@ from provisioner.migrate.report import KeyReader
 from provisioner.migrate.yaml11 import YamlValue
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 
-Path = tuple[str, ...]
+OptionPath = tuple[str, ...]
 """Keys from ``options``, or from an entry of ``options.types``, to a value."""
 Option = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
@@ -27,14 +27,14 @@ COMMON_KEYS = {
 class OptionsImport:
     """Import of the options of one site: type by type, then what is left of its section."""
 
-    per_type_only: frozenset[Path] = frozenset()
+    per_type_only: frozenset[OptionPath] = frozenset()
     """Options that are always those of a type."""
 
     def __init__(self, section: KeyReader, file: str, name: str) -> None:
         self.section, self.notes, self.file, self.name = section, section.notes, file, name
         self.ours = f"{file}: options"
-        self.types: dict[str, dict[Path, Option]] = {}
-        self._reports: list[tuple[str, Path, Callable[[str], None]]] = []
+        self.types: dict[str, dict[OptionPath, Option]] = {}
+        self._reports: list[tuple[str, OptionPath, Callable[[str], None]]] = []
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         """Import the configuration of one type."""
@@ -48,8 +48,8 @@ class OptionsImport:
         """Return comments for the site file on what TARDIS cannot express, and report them."""
         return ()
 
-    def set(self, machine: MachineType, path: Path, value: Option, report: Callable[[str], None]) -> None:
-        """Set an option of a type. ``report`` is called with the place once it is known whether all types share it."""
+    def add(self, machine: MachineType, path: OptionPath, value: Option, report: Callable[[str], None]) -> None:
+        """Add an option of a type. ``report`` is called with the place once it is known whether all types share it."""
         self.types.setdefault(machine.ours, {})[path] = value
         self._reports.append((machine.ours, path, report))
 
@@ -64,15 +64,14 @@ class OptionsImport:
         for name, path, report in self._reports:
             place = self.ours if path in common else f"{self.ours}.types.{name}"
             report(f"{place}.{'.'.join(path)}")
-        _put_nested(block, common.items())
-        types = YamlBlock()
-        for name, written in self.types.items():
-            one = YamlBlock()
-            _put_nested(one, ((path, value) for path, value in written.items() if path not in common))
-            if one.keys:
-                types.put(name, one)
-        if types.keys:
-            block.put("types", types)
+        for key, value in _nested(common).items():
+            block.put(key, value)
+        types = {
+            name: _nested({path: value for path, value in written.items() if path not in common})
+            for name, written in self.types.items()
+        }
+        if any(types.values()):
+            block.put("types", {name: written for name, written in types.items() if written})
 
     def drop_rest(self, adapter: str) -> None:
         """Report the keys of the section that are left."""
@@ -80,15 +79,14 @@ class OptionsImport:
         self.section.drop_rest(f"TARDIS's {adapter} adapter has no such option")
 
 
-def _put_nested(block: YamlBlock, written: Iterable[tuple[Path, Option]]) -> None:
+def _nested(options: Mapping[OptionPath, Option]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for (key, *below), value in written:
+    for (key, *below), value in options.items():
         if below:
             tree.setdefault(key, {})[below[0]] = value
         else:
             tree[key] = value
-    for key, each in tree.items():
-        block.put(key, each)
+    return tree
 
 
 # ------------------------------------------------------------------------------------------------------------ executors

@@ -44,10 +44,10 @@ class SlurmOptionsImport(OptionsImport):
         self._walltime(machine, given, f"{self.file}: types.{machine.ours}.walltime")
         partition = given.take("Partition")
         if partition is not None and partition.text:
-            self.set(machine, ("partition",), partition.text, partial(given.converted, "Partition"))
+            self.add(machine, ("partition",), partition.text, partial(given.converted, "Partition"))
         else:
             report = partial(given.needed, "Partition", text="write the partition")
-            self.set(machine, ("partition",), placeholder("partition"), report)
+            self.add(machine, ("partition",), placeholder("partition"), report)
         options = given.below("SubmitOptions")
         for form in ("short", "long"):
             section = options.below(form)
@@ -85,11 +85,11 @@ class SlurmOptionsImport(OptionsImport):
         elif name in _GPU_OPTIONS:
             self._gpus(machine, given, theirs, name, text)
         elif name in _NAMED:
-            self.set(machine, (name,), text, partial(given.converted, theirs))
+            self.add(machine, (name,), text, partial(given.converted, theirs))
         elif meant := _abbreviated(name):
             given.needed(theirs, self.ours, f"`sbatch` takes it for `--{meant}`: write that, by its name")
         else:
-            self.set(machine, ("submit", name), QuotedText(text) if text else True, partial(given.converted, theirs))
+            self.add(machine, ("submit", name), QuotedText(text) if text else True, partial(given.converted, theirs))
 
     def _gpus(self, machine: MachineType, given: KeyReader, theirs: str, name: str, text: str) -> None:
         """Import ``gres: gpu:a100:2,mic:1`` or ``gpus: a100:2``: the number defines the drone type, the name stays."""
@@ -105,7 +105,7 @@ class SlurmOptionsImport(OptionsImport):
             given.converted(theirs, at, "the GPUs are those of the drone type")
             if found[1]:
                 report = partial(given.converted, theirs, text="the model of the GPUs; the drone type has their number")
-                self.set(machine, ("gres",), f"gpu:{found[1]}", report)
+                self.add(machine, ("gres",), f"gpu:{found[1]}", report)
         if others:
             given.dropped(theirs, f"`--gres={','.join(others)}`: drones ask for no generic resource but GPUs")
 
