@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -209,23 +209,16 @@ def schema_text(schema: Json) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page and the schemas into the directory after ``--write``, or the page to standard output."""
-    match arguments:
-        case ["--write", directory]:
-            for name, text in (
-                ("configuration.md", reference()),
-                ("controller.schema.json", schema_text(controller_schema(shipped_only=True))),
-                ("site.schema.json", schema_text(site_schema(shipped_only=True))),
-            ):
-                (Path(directory) / name).write_text(text, encoding="utf-8")
-        case []:
-            sys.stdout.write(reference())
-        case _:
-            print("usage: python -m provisioner.config.reference [--write DIRECTORY]", file=sys.stderr)
-            return 2
-    return 0
+def main() -> None:
+    """Write the page and the schemas into a directory."""
+    parser = argparse.ArgumentParser(prog="python -m provisioner.config.reference", description=main.__doc__)
+    parser.add_argument("--write", type=Path, required=True, metavar="DIRECTORY")
+    directory: Path = parser.parse_args().write
+    (directory / "configuration.md").write_text(reference(), encoding="utf-8")
+    for name, schema in (("controller", controller_schema), ("site", site_schema)):
+        text = schema_text(schema(shipped_only=True))
+        (directory / f"{name}.schema.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
