@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,20 +14,19 @@ from provisioner import formatting
 from provisioner.cli.columns import Column, Listing, text, whole, words
 from provisioner.cli.options import Exit, Pick, Show, VerbError, shared
 from provisioner.cli.output import note, picked, present
-from provisioner.migrate import ImportOutcome, ImportResult, ImportSource, convert
-
-if TYPE_CHECKING:
-    from provisioner.config.strict_yaml import YamlDocument
+from provisioner.config.strict_yaml import YamlDocument, text_of
+from provisioner.loader import site_adapters
+from provisioner.migrate import ImportOutcome, ImportSource, convert
 
 IMPORT_SCHEMA = "provisioner.import/1"
 
-_VERDICT_ORDER = (ImportOutcome.NEEDED, ImportOutcome.DROPPED, ImportOutcome.CHANGED, ImportOutcome.CONVERTED)
-_VERDICT_TINTS = {
-    ImportOutcome.CONVERTED: "green",
-    ImportOutcome.CHANGED: "yellow",
-    ImportOutcome.DROPPED: "yellow",
+_TINTS = {
     ImportOutcome.NEEDED: "red",
+    ImportOutcome.DROPPED: "yellow",
+    ImportOutcome.CHANGED: "yellow",
+    ImportOutcome.CONVERTED: "green",
 }
+"""Colours of the outcomes, in the order of the list."""
 
 
 @shared
@@ -52,8 +51,8 @@ def import_tardis(
 ) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
-    Writes provisioner.yaml and a file per site, and tells of every key of the old files what became of it: converted;
-    changed (it means something else here); no counterpart; needs you. What needs you stands as <...> in our files,
+    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
+    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
     and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
     old files cannot be understood; then nothing is written.
 
@@ -63,28 +62,24 @@ def import_tardis(
       provisioner import tardis.yml --cobald cobald.yml --to new
       provisioner import tardis.yml --to new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
     """
-    from provisioner.loader import site_adapters
-
     sources = [_source(path) for path in (tardis, cobald) if path is not None]
-    made = convert(
-        sources[0], sources[1] if cobald is not None else None, installed=site_adapters(), read_file=_beside(tardis)
-    )
+    made = convert(*sources, installed=site_adapters(), read_file=_beside(tardis))
     if made is None:
         raise _refusal([source.document for source in sources])
     _write_files(to, made.files, force)
-    listing = Listing(
-        IMPORT_SCHEMA,
-        finding_columns(),
-        sorted(made.findings, key=lambda f: _VERDICT_ORDER.index(f.verdict)),
-        lambda f: f.key,
-    )
+    rows = sorted(made.findings, key=lambda finding: list(_TINTS).index(finding.verdict))
+    listing = Listing(IMPORT_SCHEMA, finding_columns(), rows, lambda finding: finding.key)
     present(replace(show, watch=False), lambda: picked(listing, pick))
     note(f"written to {to}: {', '.join(made.files)}")
-    _report_counts(made)
+    counts = ", ".join(f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome))
+    if made.count(ImportOutcome.NEEDED):
+        raise VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=Exit.UNMET)
+    note(counts)
 
 
 def finding_columns() -> tuple[Column, ...]:
     """Return the columns of findings."""
+    outcomes = tuple(outcome.value for outcome in ImportOutcome)
     return (
         text(
             "file",
@@ -100,8 +95,8 @@ def finding_columns() -> tuple[Column, ...]:
             "What became of it.",
             "verdict.value",
             head="BECAME",
-            choices=tuple(v.value for v in ImportOutcome),
-            tint=lambda f: _VERDICT_TINTS[f.verdict],
+            choices=outcomes,
+            tint=lambda f: _TINTS[f.verdict],
         ),
         text("key", "Its key there, dotted.", level=0, least=20, tail=True),
         text("ours", "File and key here; empty for none.", level=1),
@@ -116,8 +111,6 @@ def finding_columns() -> tuple[Column, ...]:
 
 
 def _source(path: Path) -> ImportSource:
-    from provisioner.config.strict_yaml import YamlDocument, text_of
-
     document = YamlDocument(str(path))
     content = text_of(path, document)
     if content is None:
@@ -138,16 +131,11 @@ def _beside(tardis: Path) -> Callable[[str], str | None]:
     """Return a reader of files that TARDIS names: beside its configuration, then here, where TARDIS is started."""
 
     def read_file(name: str) -> str | None:
-        from provisioner.config.strict_yaml import YamlDocument, text_of
-
-        for place in (tardis.parent / name, Path(name)):
-            try:
-                found = text_of(place, YamlDocument(str(place)))
-            except ValueError:  # a name that cannot be one of a file
-                return None
-            if found is not None:
-                return found
-        return None
+        try:
+            texts = (text_of(place, YamlDocument(str(place))) for place in (tardis.parent / name, Path(name)))
+            return next((text for text in texts if text is not None), None)
+        except ValueError:  # a name that cannot be one of a file
+            return None
 
     return read_file
 
@@ -157,17 +145,10 @@ def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
     there = [to / name for name in files if os.path.lexists(to / name)]
     if there and not force:
         raise VerbError(
-            *(f"{path} is there already" for path in there),
+            *(f"{path} exists already" for path in there),
             "nothing is written: name another directory with --to, or write over it with --force",
         )
     for name, content in files.items():
         path = to / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-
-
-def _report_counts(made: ImportResult) -> None:
-    counts = ", ".join(f"{made.count(v)} {v.value}" for v in ImportOutcome if made.count(v))
-    if made.count(ImportOutcome.NEEDED):
-        raise VerbError(f"{counts}; fill in what stands in <...>, then: provisioner check", code=Exit.UNMET)
-    note(counts)

@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig, StoreConfig
 from provisioner.config.messages import choices, missing_mapping, report_errors
-from provisioner.config.models import BlockingSection, ControllerFile, HeadroomSection, SiteFile, TypeSection
+from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
 from provisioner.config.units import Secret, SecretUnreadableError, format_duration, format_gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
@@ -42,9 +42,8 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
     """
     reading = _ConfigReader(root, connects)
     settings = reading.controller(path, read(path))
-    problems = reading.problems()
-    if settings is None or problems:
-        raise ConfigError(problems)
+    if settings is None:
+        raise ConfigError(reading.problems())
     return settings
 
 
@@ -77,66 +76,29 @@ def _is_site_file(document: YamlDocument) -> bool:
     return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
 
 
-# ------------------------------------------------------------------------------------- what an adapter's options may do
+class AdapterOptions(Protocol):
+    """Methods that the options of an adapter may have; each is optional, quick, and does not call the site.
 
+    The keys that they yield lead from the options, those of ``misfits`` from the top of the site's file.
+    """
 
-@runtime_checkable
-class JudgesTypes(Protocol):
-    """Options of an adapter that also check the drone types of their site."""
-
-    def misfits(self, types: Sequence[DroneType]) -> Iterable[tuple[tuple[str | int, ...], str]]:
-        """Yield what does not go together in the site's file, each with the message and its repair.
-
-        The place is given as the keys that lead there from the top of the file: ``("options", "types", "a100")``,
-        ``("types", "a100", "gpus")``.
-        """
-        ...
-
-
-@runtime_checkable
-class KeepsLife(Protocol):
-    """Options of an adapter whose drones live for less than the walltime of their type."""
+    def misfits(self, types: Sequence[DroneType]) -> Iterable[tuple[Steps, str]]:
+        """Yield options and drone types that do not go together, each with its remedy: an error."""
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
-        """Return how much less, in addition to the grace that every drone reserves for its jobs."""
-        ...
+        """Return by how much a drone lives shorter than its walltime, in addition to the grace."""
 
+    def doubts(self) -> Iterable[tuple[Steps, str]]:
+        """Yield what would not work on this host: a warning, as the controller may run on another one."""
 
-@runtime_checkable
-class HasDoubts(Protocol):
-    """Options of an adapter that also check this host."""
+    def failures(self) -> Iterable[tuple[Steps, str]]:
+        """Yield what is valid and certain to fail now, such as an expired token: `provisioner check` fails.
 
-    def doubts(self) -> Iterable[tuple[tuple[str | int, ...], str]]:
-        """Yield what would not work on this host: the keys from the options on, and the message.
-
-        The controller may run on another host, so these are warnings. Must be quick, without a call to the site.
+        The controller starts all the same: a secret can be renewed while it runs.
         """
-        ...
-
-
-@runtime_checkable
-class HasFailures(Protocol):
-    """Options of an adapter that can be valid and certain to fail now: an expired token."""
-
-    def failures(self) -> Iterable[tuple[tuple[str | int, ...], str]]:
-        """Yield keys from the options on, and the message.
-
-        `provisioner check` fails for it. The controller starts all the same: a secret can be renewed while it runs.
-        """
-        ...
-
-
-@runtime_checkable
-class JudgesHost(Protocol):
-    """Options of an adapter whose drones run on this host, and that know which types never fit it."""
 
     def unfit(self, types: Sequence[DroneType]) -> Iterable[tuple[str, str]]:
-        """Yield the names of types that never fit this host, each with what is short.
-
-        Must be quick, without starting another program. The controller starts all the same: it may run on a larger
-        host.
-        """
-        ...
+        """Yield the names of types that never fit this host, each with what is short, as for ``failures``."""
 
 
 def placing_options(config: type[BaseModel]) -> list[str]:
@@ -168,6 +130,7 @@ class _ReadSite:
     document: YamlDocument
     model: SiteFile | None = None
     options: BaseModel | None = None
+    types: tuple[DroneType, ...] = ()
 
 
 @dataclass(slots=True)
@@ -189,16 +152,14 @@ class _ConfigReader:
         ]
 
     def warn(self, document: YamlDocument, at: Steps, message: str) -> None:
-        position = document.value_position(at)
-        self.warnings.append(Problem(document.file, position.line, position.col, f"warning: {message}"))
+        self.warnings.append(document.problem(document.value_position(at), f"warning: {message}"))
 
     def controller(self, path: Path, document: YamlDocument) -> Settings | None:
         self.documents.append(document)
         if not document.is_mapping:
             return None
         if _is_site_file(document):
-            position = document.key_position(("site",))
-            document.complain(position, "this is a site file: name the controller file that lists it")
+            document.complain_at_key(("site",), "this is a site file: name the controller file that lists it")
             return None
         model = self.validated(document, ControllerFile, (), document.tree, path)
         overlay = self.options(document, ("overlay",), overlay_adapter, path)
@@ -225,8 +186,8 @@ class _ConfigReader:
         if not document.is_mapping:
             return site
         if not _is_site_file(document) and set(document.tree) & _CONTROLLER_KEYS:
-            position = document.key_position(("controller",))
-            document.complain(position, "this is a controller file, not a site file: exclude it from `sites`")
+            message = "this is a controller file, not a site file: exclude it from `sites`"
+            document.complain_at_key(("controller",), message)
             return site
         site.model = self.validated(document, SiteFile, (), document.tree, path)
         site.options = self.options(document, (), site_adapter, path)
@@ -234,10 +195,8 @@ class _ConfigReader:
             _check_site_limits(document, site.model)
             self.check_grace(document, site.model)
             if site.options is not None:
-                types = [
-                    _drone_type(site.model, name, section, site.options) for name, section in site.model.types.items()
-                ]
-                self.check_types(document, site.options, types)
+                site.types = _drone_types(site.model, site.options)
+                self.check_types(document, site.options, site.types)
         return site
 
     def site_files(self, path: Path, document: YamlDocument) -> list[Path]:
@@ -263,15 +222,11 @@ class _ConfigReader:
         except ValidationError as error:
             report_errors(document, error, model, at)
         except Exception as error:  # an adapter's own validator may raise anything
-            document.complain(document.key_position(at), _adapter_failed(error))
+            document.complain_at_key(at, _adapter_failed(error))
         return None
 
     def options(
-        self,
-        document: YamlDocument,
-        at: Steps,
-        adapter: Callable[[str], SiteFactory | OverlayFactory],
-        path: Path,
+        self, document: YamlDocument, at: Steps, adapter: Callable[[str], SiteFactory | OverlayFactory], path: Path
     ) -> BaseModel | None:
         """Return the options beside the key ``adapter`` at ``at``, validated by the adapter's own model."""
         if not self.connects:
@@ -289,7 +244,7 @@ class _ConfigReader:
             document.complain_at((*at, "adapter"), str(error))
             return None
         if "options" not in section and any(field.is_required() for field in config.model_fields.values()):
-            document.complain(document.key_position((*at, "adapter")), missing_mapping("options", config))
+            document.complain_at_key((*at, "adapter"), missing_mapping("options", config))
             return None
         given, below = section.get("options", {}), (*at, "options")
         if not isinstance(given, dict):
@@ -307,48 +262,39 @@ class _ConfigReader:
         """Warn of unreadable secrets, and ask the options themselves what does not work here and now."""
         for steps, message in _unreadable_secrets(at, options):  # warnings: the controller may run as another user
             self.warn(document, steps, message)
-        try:
-            if isinstance(options, HasDoubts):
-                for steps, message in options.doubts():
-                    self.warn(document, (*at, *steps), message)
-        except Exception as error:  # an adapter's own code may raise anything
-            self.warn(document, at, _adapter_failed(error))
-        try:
-            if isinstance(options, HasFailures):
-                for steps, message in options.failures():
-                    position = document.value_position((*at, *steps))
-                    self.failures.append(Problem(document.file, position.line, position.col, message))
-        except Exception as error:
-            self.warn(document, at, _adapter_failed(error))
+        for steps, message in self.asked(document, at, options, "doubts"):
+            self.warn(document, (*at, *steps), message)
+        for steps, message in self.asked(document, at, options, "failures"):
+            self.failures.append(document.problem(document.value_position((*at, *steps)), message))
 
     def check_types(self, document: YamlDocument, options: BaseModel, types: Sequence[DroneType]) -> None:
         """Ask the adapter's options whether they and the site's types go together."""
+        at: Steps = ("options",)
+        for steps, message in self.asked(document, at, options, "misfits", types):
+            document.complain_at_key(steps, message)
+        for name, lack in self.asked(document, at, options, "unfit", types):
+            spot = document.key_position(("types", name))
+            self.failures.append(document.problem(spot, f"`{name}` can never start: {lack}. Make it smaller"))
+
+    def asked(
+        self, document: YamlDocument, at: Steps, options: BaseModel, method: str, *arguments: Any
+    ) -> Iterator[tuple[Any, str]]:
+        """Yield what a method of :class:`AdapterOptions` finds; report it if an adapter's own code fails."""
         try:
-            if isinstance(options, JudgesTypes):
-                for steps, message in options.misfits(types):
-                    document.complain(document.key_position(steps), message)
+            yield from getattr(options, method, lambda *_: ())(*arguments)
         except Exception as error:  # an adapter's own code may raise anything
-            document.complain(document.key_position(("options",)), _adapter_failed(error))
-        try:
-            if isinstance(options, JudgesHost):
-                for name, lack in options.unfit(types):
-                    position = document.key_position(("types", name))
-                    message = f"`{name}` can never start: {lack}. Make it smaller"
-                    self.failures.append(Problem(document.file, position.line, position.col, message))
-        except Exception as error:
-            self.warn(document, ("options",), _adapter_failed(error))
+            if method == "misfits":
+                document.complain_at_key(at, _adapter_failed(error))
+            else:
+                self.warn(document, at, _adapter_failed(error))
 
     def check_grace(self, document: YamlDocument, site: SiteFile) -> None:
         """Warn if a drone that uses its grace would be stopped again before it is over."""
         stop_s, grace_s = site.timeouts.stopping, site.timeouts.grace
         if grace_s and stop_s <= grace_s:
             at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
-            stop, grace = format_duration(stop_s), format_duration(grace_s)
-            self.warn(
-                document,
-                at,
-                f"`stopping` ({stop}) is not longer than `grace` ({grace}): drones are stopped again before it is over",
-            )
+            problem = f"`stopping` ({format_duration(stop_s)}) is not longer than `grace` ({format_duration(grace_s)})"
+            self.warn(document, at, f"{problem}: drones are stopped again before it is over")
 
     def check_policy_limits(self, document: YamlDocument, site: SiteFile, controller: ControllerFile) -> None:
         """Refuse types beyond the limits of all sites; warn of limits without effect because a lower one applies."""
@@ -367,23 +313,23 @@ class _ConfigReader:
 
     def settings(self, path: Path, model: ControllerFile, overlay: BaseModel, sites: list[_ReadSite]) -> Settings:
         configs = tuple(_site_config(site) for site in sites)
-        policy = model.policy
+        policy = Policy(
+            **_by_field(Policy, model.policy)
+            | {
+                "sites": {site.name: site.policy for site in configs},
+                "headroom": tuple(map(_headroom, model.policy.headroom)),
+            }
+        )
         return Settings(
             path=path.absolute(),
             controller=model.controller,
             store=StoreConfig(**_by_field(StoreConfig, model.store)),
             overlay=OverlayConfig(adapter=model.overlay.adapter, options=overlay),
             sites=configs,
-            policy=Policy(
-                **_by_field(Policy, policy)
-                | {
-                    "sites": {site.name: site.policy for site in configs},
-                    "headroom": tuple(map(_headroom, policy.headroom)),
-                }
-            ),
-            interval_s=policy.interval,
-            active_interval_s=policy.active_interval,
-            carbon_g_per_kwh=policy.carbon,
+            policy=policy,
+            interval_s=model.policy.interval,
+            active_interval_s=model.policy.active_interval,
+            carbon_g_per_kwh=model.policy.carbon,
             warnings=tuple(self.warnings),
         )
 
@@ -401,18 +347,15 @@ def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
 
 def _site_config(site: _ReadSite) -> SiteConfig:
     assert site.model is not None and site.options is not None
-    model, options = site.model, site.options
-    return SiteConfig(
-        name=model.site,
-        adapter=model.adapter,
-        options=options,
-        types=_drone_types(model, options),
-        policy=SitePolicy(
-            **_by_field(SitePolicy, model, model.limits, model.timeouts, model.owner)
-            | {"blocking": tuple(map(_reserve, model.blocking)), "idle_timeout_s": model.timeouts.idle}
-        ),
-        path=site.path.absolute(),
+    model = site.model
+    policy = SitePolicy(
+        **_by_field(SitePolicy, model, model.limits, model.timeouts, model.owner)
+        | {
+            "blocking": tuple(Reserve(**_by_field(Reserve, section)) for section in model.blocking),
+            "idle_timeout_s": model.timeouts.idle,
+        }
     )
+    return SiteConfig(model.site, model.adapter, site.options, site.types, policy, site.path.absolute())
 
 
 def _headroom(section: HeadroomSection) -> Headroom:
@@ -420,46 +363,31 @@ def _headroom(section: HeadroomSection) -> Headroom:
     return Headroom(**_by_field(Headroom, section) | {"site": section.site or "", "from_h": from_h, "to_h": to_h})
 
 
-def _reserve(section: BlockingSection) -> Reserve:
-    return Reserve(**_by_field(Reserve, section))
-
-
 def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
-    return tuple(_drone_type(site, name, section, options) for name, section in site.types.items())
-
-
-def _drone_type(site: SiteFile, name: str, section: TypeSection, options: BaseModel) -> DroneType:
-    """Return the drone type ``name`` of the site.
+    """Return the drone types of the site.
 
     The node of a drone is not known yet, so the drone reserves for its own free GPUs the most that any node of the site
     reserves, and never more than the drone has.
     """
-    gpus = section.gpus // WHOLE_GPU
-
-    def kept(all_of_it: int, per_gpu: Iterable[int]) -> int:
-        return min(max(per_gpu, default=0), all_of_it // gpus) if gpus else 0
-
-    walltime_s = section.walltime or 0.0
-    return DroneType(
-        **_by_field(DroneType, section)
-        | {
-            "site": site.site,
-            "name": name,
-            "walltime_s": walltime_s,
-            "margin_s": _margin_s(walltime_s, site.timeouts.grace, options) if walltime_s else 0.0,
-            "kept_cpus": kept(section.cpus, (b.cpus for b in site.blocking)),
-            "kept_memory_mib": kept(section.memory, (b.memory for b in site.blocking)),
-            "kept_disk_mib": kept(section.disk, (b.disk for b in site.blocking)),
-            "ad": dict(section.ad),
+    found = []
+    for name, section in site.types.items():
+        gpus, walltime_s = section.gpus // WHOLE_GPU, section.walltime or 0.0
+        kept = {
+            field: min(max((getattr(each, key) for each in site.blocking), default=0), getattr(section, key) // gpus)
+            for field, key in (("kept_cpus", "cpus"), ("kept_memory_mib", "memory"), ("kept_disk_mib", "disk"))
+            if gpus
         }
-    )
+        margin_s = _margin_s(walltime_s, site.timeouts.grace, options) if walltime_s else 0.0
+        rest = {"site": site.site, "name": name, "walltime_s": walltime_s, "margin_s": margin_s, "ad": dict(section.ad)}
+        found.append(DroneType(**_by_field(DroneType, section) | kept | rest))
+    return tuple(found)
 
 
 def _margin_s(walltime_s: float, grace_s: float, options: BaseModel) -> float:
     """Return the part of a drone's walltime that no job gets."""
-    start_s = min(DRONE_STARTUP_S, walltime_s / 10)
-    kept_s = options.kept_life_s(walltime_s, grace_s) if isinstance(options, KeepsLife) else 0.0
-    return start_s + grace_s + kept_s
+    kept_life_s = getattr(options, "kept_life_s", None)
+    kept_s: float = kept_life_s(walltime_s, grace_s) if kept_life_s else 0.0
+    return min(DRONE_STARTUP_S, walltime_s / 10) + grace_s + kept_s
 
 
 # -------------------------------------------------------------------------------- checks across values, sections, files
@@ -505,9 +433,8 @@ def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -
         document.complain_at(("store", "path"), f"`path`: {store} is a directory: name a file in it")
     for name, value in overlay:
         if isinstance(value, Path) and value == store:
-            document.complain_at(
-                ("overlay", "options", name), f"`{name}` is the same file as `store.path`: name another file"
-            )
+            message = f"`{name}` is the same file as `store.path`: name another file"
+            document.complain_at(("overlay", "options", name), message)
 
 
 def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: Sequence[SiteFile]) -> None:
@@ -533,21 +460,16 @@ def _check_site_limits(document: YamlDocument, site: SiteFile) -> None:
     grace_s = site.timeouts.grace
     for name, shape in site.types.items():
         if shape.walltime is not None and shape.walltime <= grace_s:
-            document.complain_at(
-                ("types", name, "walltime"),
-                f"`walltime` must be longer than `timeouts.grace` ({format_duration(grace_s)}): drones would leave at "
-                "once",
-            )
+            least = f"must be longer than `timeouts.grace` ({format_duration(grace_s)})"
+            document.complain_at(("types", name, "walltime"), f"`walltime` {least}: drones would leave at once")
 
 
 def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str) -> None:
     for name, shape in site.types.items():
         if max_gpus is not None and shape.gpus > max_gpus:
-            document.complain_at(
-                ("types", name, "gpus"),
-                f"`gpus`: a drone has more than `{limit}` ({format_gpus(max_gpus)}) and can never start: raise the "
-                f"limit to `{format_gpus(shape.gpus)}`",
-            )
+            problem = f"a drone has more than `{limit}` ({format_gpus(max_gpus)}) and can never start"
+            remedy = f"raise the limit to `{format_gpus(shape.gpus)}`"
+            document.complain_at(("types", name, "gpus"), f"`gpus`: {problem}: {remedy}")
 
 
 def _unreadable_secrets(at: Steps, options: BaseModel) -> Iterator[tuple[Steps, str]]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from provisioner.config import units
-from provisioner.config.strict_yaml import Steps, YamlDocument
+from provisioner.config.strict_yaml import Steps, YamlDocument, is_plain_text
+from provisioner.config.units import Secret, Unit, shortened
 
 _REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
 """Error types of which one place may have several; of all others only the first is reported."""
@@ -36,12 +37,11 @@ def report_errors(document: YamlDocument, error: ValidationError, model: type[Ba
         reported.add(steps)
         if kind == "mistake_at":
             steps = (*steps, detail["ctx"]["at"])
+        position = document.value_position(steps)
         if kind == "missing":
             position = document.key_position(steps[:-1])
         elif kind == "extra_forbidden" or detail["loc"][-1:] == ("[key]",):
             position = document.key_position(steps)
-        else:
-            position = document.value_position(steps)
         document.complain(position, _message(detail, model, steps, at))
 
 
@@ -74,58 +74,6 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
-    below = steps[len(at) :]
-    key = _key(steps)
-    context: dict[str, Any] = detail.get("ctx") or {}
-    match detail["type"]:
-        case "mistake_at":
-            return _with_key(key, str(context["message"]))
-        case "value_error":
-            return _with_key(key, str(context["error"]))
-        case "missing":
-            return f"missing key `{key}`{_repair(model, below, key)}"
-        case "extra_forbidden":
-            return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
-        case "literal_error" | "enum" if isinstance(detail["input"], str):
-            names = [name.strip(" '") for name in str(context["expected"]).replace(" or ", ", ").split(",")]
-            near = nearest(detail["input"], names)
-            hint = f": did you mean `{near}`?" if near else ""
-            return f"`{key}`: {_shown(detail['input'])} is not one of {', '.join(names)}{hint}"
-        case _:
-            return _wrong_value(detail, model, below, key, context)
-
-
-def _key(steps: Steps) -> str:
-    """Return the last key, with the index after it for an entry of a list: ``sites[0]``."""
-    name = next((step for step in reversed(steps) if isinstance(step, str)), "")
-    return f"{name}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else name
-
-
-def _with_key(key: str, message: str) -> str:
-    return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
-
-
-def _wrong_value(detail: ErrorDetails, model: type[BaseModel], below: Steps, key: str, context: dict[str, Any]) -> str:
-    found, kind = detail["input"], detail["type"]
-    repair = _repair(model, below, key)
-    if kind in _BOUNDS:
-        name, phrase = _BOUNDS[kind]
-        return f"`{key}` must be {phrase} {context[name]:g}, is {_shown(found)}"
-    if kind in ("too_short", "too_long"):
-        return f"`{key}` has too {'few' if kind == 'too_short' else 'many'} entries{repair}"
-    if kind in ("string_too_short", "string_too_long"):
-        return f"`{key}` is too {kind.rpartition('_')[2]}{repair}"
-    if kind == "string_type" and isinstance(found, bool | int | float):
-        quoted = f'"{json.dumps(found)}"'
-        return f"`{key}` must be text, is {_kind(found)}: write {_entry(below, key, quoted)}"
-    if kind.endswith("_type") or kind in _TYPE_MISMATCHES:
-        field = field_at(model, below)
-        expected = in_words(field.annotation, field.metadata) if field else _TYPES.get(kind, "other")
-        return f"`{key}`: expected {expected}, found {_kind(found)}{repair}"
-    return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{repair}"
-
-
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -142,27 +90,62 @@ _TYPES = {
     "dict_type": "mapping",
     "model_type": "mapping",
 }
+"""Expected values of entries that no field describes."""
+_PHRASES = {
+    "too_short": "has too few entries",
+    "too_long": "has too many entries",
+    "string_too_short": "is too short",
+    "string_too_long": "is too long",
+}
+
+
+def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
+    below, key = steps[len(at) :], _key(steps)
+    kind, found = detail["type"], detail["input"]
+    context: dict[str, Any] = detail.get("ctx") or {}
+    remedy = _remedy(model, below, key)
+    if kind in ("mistake_at", "value_error"):
+        message = str(context["message" if kind == "mistake_at" else "error"])
+        return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
+    if kind == "missing":
+        return f"missing key `{key}`{remedy}"
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
+    if kind in ("literal_error", "enum") and isinstance(found, str):
+        names = [name.strip(" '") for name in str(context["expected"]).replace(" or ", ", ").split(",")]
+        near = nearest(found, names)
+        hint = f": did you mean `{near}`?" if near else ""
+        return f"`{key}`: {_shown(found)} is not one of {', '.join(names)}{hint}"
+    if kind in _BOUNDS:
+        name, phrase = _BOUNDS[kind]
+        return f"`{key}` must be {phrase} {context[name]:g}, is {_shown(found)}"
+    if kind in _PHRASES:
+        return f"`{key}` {_PHRASES[kind]}{remedy}"
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        quoted = f'"{json.dumps(found)}"'
+        return f"`{key}` must be text, is {_kind(found)}: write {_entry(below, key, quoted)}"
+    if kind.endswith("_type") or kind in _TYPE_MISMATCHES:
+        field = field_at(model, below)
+        expected = in_words(field.annotation, field.metadata) if field else _TYPES.get(kind, "other")
+        return f"`{key}`: expected {expected}, found {_kind(found)}{remedy}"
+    return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
+
+
+def _key(steps: Steps) -> str:
+    """Return the last key, with the index after it for an entry of a list: ``sites[0]``."""
+    name = next((step for step in reversed(steps) if isinstance(step, str)), "")
+    return f"{name}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else name
 
 
 def _kind(value: object) -> str:
-    match value:
-        case bool():
-            return f"the boolean {_shown(value)}"
-        case int() | float():
-            return f"the number {_shown(value)}"
-        case str():
-            return "text"
-        case list():
-            return "a list"
-        case dict():
-            return "a mapping"
-        case _:
-            return "nothing"
+    if isinstance(value, bool | int | float):
+        return f"the {'boolean' if isinstance(value, bool) else 'number'} {_shown(value)}"
+    kinds: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+    return kinds.get(type(value), "nothing")
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value) if isinstance(value, bool | int | float) else " ".join(str(value).split())
-    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
+    return f"`{shortened(json.dumps(value) if isinstance(value, bool | int | float) else str(value))}`"
 
 
 def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
@@ -198,12 +181,10 @@ def missing_mapping(key: str, model: type[BaseModel]) -> str:
     return f"missing key `{key}`: write `{key}: {{{inner}}}`"
 
 
-def _repair(model: type[BaseModel], below: Steps, key: str) -> str:
+def _remedy(model: type[BaseModel], below: Steps, key: str) -> str:
     """Return what to write instead, from the field's example."""
     field = field_at(model, below)
-    if field is None or not field.examples:
-        return ""
-    return f": write {_entry(below, key, flow(field.examples[0]))}"
+    return f": write {_entry(below, key, flow(field.examples[0]))}" if field and field.examples else ""
 
 
 def _entry(below: Steps, key: str, text: str) -> str:
@@ -217,18 +198,10 @@ def flow(value: object) -> str:
             return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(flow(inner) for inner in value) + "]"
-        case str() if not _needs_quotes(value):
-            return value
+        case str() | Path() if is_plain_text(str(value)):
+            return str(value)
         case _:
-            return json.dumps(value)
-
-
-def _needs_quotes(text: str) -> bool:
-    plain = text.replace("_", "").replace("-", "").replace(" ", "").replace("/", "").replace(".", "")
-    first_is_letter = text[:1].isalpha() or text[:1] in "/0123456789"
-    looks_like_number = text.replace(".", "").isdigit()
-    word = text.lower() in ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
-    return not plain.isalnum() or not first_is_letter or looks_like_number or word
+            return json.dumps(value, default=str)
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
@@ -268,13 +241,20 @@ def union_members(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
+def _is_subclass(annotation: Any, of: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, of)
+
+
+def is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    """Return whether the annotation is a pydantic model."""
+    return _is_subclass(annotation, BaseModel)
+
+
 def model_at(annotation: Any, steps: Sequence[str | int]) -> type[BaseModel] | None:
     """Return the model whose keys are valid at ``steps`` below ``annotation``; unknown steps are skipped."""
     for step in steps:
         annotation = _below(annotation, step) or annotation
-    return next(
-        (each for each in union_members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)), None
-    )
+    return next(filter(is_model, union_members(annotation)), None)
 
 
 def field_at(annotation: Any, steps: Sequence[str | int]) -> FieldInfo | None:
@@ -288,31 +268,20 @@ def field_at(annotation: Any, steps: Sequence[str | int]) -> FieldInfo | None:
 def _below(annotation: Any, step: str | int) -> Any:
     for member in union_members(annotation):
         origin = get_origin(member)
-        if isinstance(member, type) and issubclass(member, BaseModel) and step in fields_of(member):
+        if is_model(member) and step in fields_of(member):
             return fields_of(member)[str(step)].annotation
-        if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(step, str):
+        if _is_subclass(origin, Mapping) and isinstance(step, str):
             return get_args(member)[1]
-        if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(step, int):
+        if _is_subclass(origin, Sequence) and isinstance(step, int):
             return get_args(member)[0]
     return None
 
 
-_UNITS: dict[Any, tuple[str, Callable[[Any], str]]] = {
-    units.parse_size: ("size", units.format_size),
-    units.parse_duration: ("duration", units.format_duration),
-    units.parse_gpus: ("GPUs", units.format_gpus),
-    units.parse_capability: ("number", lambda tenfold: f"{tenfold / 10:.1f}"),
-    units.parse_cuda_version: ("version in quotes", lambda v: f'"{v // 1000}.{v % 1000 // 10}"'),
-    units.parse_name: ("name", str),
-    units.parse_path: ("path", str),
-}
-
-
-def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[str, Callable[[Any], str]] | None:
-    """Return the name of a unit type and the function that formats its values; None for a type without a unit."""
+def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> Unit | None:
+    """Return the unit of a type; None for a type without one."""
     for mark in metadata:
-        if isinstance(mark, BeforeValidator) and mark.func in _UNITS:
-            return _UNITS[mark.func]
+        if isinstance(mark, Unit):
+            return mark
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         return unit_of(inner, marks)
@@ -321,12 +290,13 @@ def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> tuple[str, Callabl
     return None
 
 
-_PLAIN = {
+_WORDS = {
     int: "whole number",
     float: "number",
     str: "text",
     bool: "`true` or `false`",
-    units.Secret: "secret by reference",
+    Path: "path",
+    Secret: "secret by reference",
 }
 
 
@@ -334,7 +304,7 @@ def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """Return what to write for a value of this type, in words."""
     unit = unit_of(annotation, metadata)
     if unit is not None:
-        return unit[0]
+        return unit.name
     return " or ".join(dict.fromkeys(_member_in_words(member) for member in union_members(annotation)))
 
 
@@ -342,15 +312,13 @@ def _member_in_words(member: Any) -> str:
     origin = get_origin(member)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in get_args(member))
-    if isinstance(origin, type) and issubclass(origin, Mapping):
+    if _is_subclass(origin, Mapping):
         return _container_in_words("mapping", get_args(member)[1])
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if _is_subclass(origin, Sequence):
         return _container_in_words("list", get_args(member)[0])
-    if isinstance(member, type) and issubclass(member, Enum):
+    if _is_subclass(member, Enum):
         return ", ".join(f"`{each.value}`" for each in member)
-    if member in _PLAIN:
-        return _PLAIN[member]
-    return "mapping" if isinstance(member, type) and issubclass(member, BaseModel) else "value"
+    return _WORDS.get(member, "mapping" if is_model(member) else "value")
 
 
 def _container_in_words(container: str, inner: Any) -> str:

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticUndefined
 
 from provisioner import loader
-from provisioner.config.messages import fields_of, flow, in_words, union_members, unit_of
+from provisioner.config.messages import fields_of, flow, in_words, is_model, union_members, unit_of
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.units import Secret
 
@@ -55,14 +55,9 @@ def reference() -> str:
     """Return the page, with the adapters of this distribution."""
     parts = [INTRODUCTION, "## Controller file\n", *_sections(ControllerFile, "")]
     parts += ["## Site file\n", *_sections(SiteFile, "")]
-    for kind, group, names, adapter in (
-        ("Overlay", loader.OVERLAYS, loader.overlay_adapters(), loader.overlay_adapter),
-        ("Site", loader.SITES, loader.site_adapters(), loader.site_adapter),
-    ):
-        for name in names:
-            if loader.is_shipped(group, name):
-                parts.append(f"## {kind} adapter `{name}`: `options`\n")
-                parts += _sections(adapter(name).Config, "options")
+    for kind, group in (("Overlay", loader.OVERLAYS), ("Site", loader.SITES)):
+        for name, config in _configs(group, shipped_only=True).items():
+            parts += [f"## {kind} adapter `{name}`: `options`\n", *_sections(config, "options")]
     return "\n".join(parts)
 
 
@@ -81,13 +76,14 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
 
 
 def _models_below(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    for arm in union_members(annotation):
-        if isinstance(arm, type) and issubclass(arm, BaseModel) and arm is not Secret:
-            yield arm, ""
-        inner = getattr(arm, "__args__", ())
-        if inner and getattr(arm, "__origin__", None) in (dict, list, tuple):
-            for model, suffix in _models_below(inner[1] if arm.__origin__ is dict else inner[0]):
-                yield model, (".NAME" if arm.__origin__ is dict else "[]") + suffix
+    for member in union_members(annotation):
+        origin = get_origin(member)
+        if is_model(member) and member is not Secret:
+            yield member, ""
+        elif origin in (dict, list, tuple):
+            mark = ".NAME" if origin is dict else "[]"
+            for model, suffix in _models_below(get_args(member)[1 if origin is dict else 0]):
+                yield model, mark + suffix
 
 
 def _row(key: str, field: FieldInfo) -> str:
@@ -130,7 +126,7 @@ def _default(field: FieldInfo) -> str:
     unit = unit_of(field.annotation, field.metadata)
     if unit is None:
         return f"`{flow(getattr(value, 'value', value))}`"
-    return f"`{unit[1](value)}`" if value or unit[0] in ("duration", "GPUs") else ""
+    return f"`{unit.format(value)}`" if value or unit.name in ("duration", "GPUs") else ""
 
 
 # --------------------------------------------------------------------------------------------------------- JSON Schemas
@@ -141,77 +137,68 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def controller_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of the controller file, with the options of every installed overlay adapter."""
-    configs = _configs(loader.OVERLAYS, loader.overlay_adapters(), loader.overlay_adapter, shipped_only)
-    schema, options = _joint_schema(ControllerFile, configs, "GPU drone provisioner: controller file")
-    _branch_on_adapter(schema["$defs"]["OverlaySection"], configs, options)
-    return _finished(schema)
+    configs = _configs(loader.OVERLAYS, shipped_only)
+    return _schema(ControllerFile, configs, "GPU drone provisioner: controller file", "OverlaySection")
 
 
 def site_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of a site file, with the options of every installed site adapter."""
-    configs = _configs(loader.SITES, loader.site_adapters(), loader.site_adapter, shipped_only)
-    schema, options = _joint_schema(SiteFile, configs, "GPU drone provisioner: site file")
-    _branch_on_adapter(schema, configs, options)
-    return _finished(schema)
+    return _schema(SiteFile, _configs(loader.SITES, shipped_only), "GPU drone provisioner: site file")
 
 
-def _configs(
-    group: str, names: tuple[str, ...], adapter: Callable[[str], Any], shipped_only: bool
-) -> dict[str, type[BaseModel]]:
-    return {name: adapter(name).Config for name in names if not shipped_only or loader.is_shipped(group, name)}
+def _configs(group: str, shipped_only: bool) -> dict[str, type[BaseModel]]:
+    if group == loader.SITES:
+        configs = {name: loader.site_adapter(name).Config for name in loader.site_adapters()}
+    else:
+        configs = {name: loader.overlay_adapter(name).Config for name in loader.overlay_adapters()}
+    return {name: each for name, each in configs.items() if not shipped_only or loader.is_shipped(group, name)}
 
 
-def _joint_schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str) -> tuple[Json, Json]:
-    """Return the schema of ``top``, with those of ``configs`` as definitions, and the reference to each by adapter."""
-    references, definitions = models_json_schema([(model, "validation") for model in (top, *configs.values())])
-    body = definitions["$defs"].pop(references[top, "validation"]["$ref"].rpartition("/")[2])
-    schema = {"$schema": DIALECT, **body, "title": title, "$defs": definitions["$defs"]}
-    return schema, {name: references[config, "validation"] for name, config in configs.items()}
-
-
-def _branch_on_adapter(section: Json, configs: dict[str, type[BaseModel]], options: Json) -> None:
-    """Validate ``options`` beside ``adapter`` with that adapter's own schema."""
-    section["properties"]["adapter"]["enum"] = list(configs)
-    section["properties"]["options"] = {
-        "description": section["properties"]["options"]["description"],
-        "type": "object",
-    }
-    section["allOf"] = [
+def _schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str, section: str = "") -> Json:
+    """Return the schema of ``top``; in its ``section``, ``options`` beside ``adapter`` follow that adapter's schema."""
+    references, generated = models_json_schema([(model, "validation") for model in (top, *configs.values())])
+    definitions = generated["$defs"]
+    body = definitions.pop(references[top, "validation"]["$ref"].rpartition("/")[2])
+    schema = {"$schema": DIALECT, **body, "$defs": definitions}
+    place = definitions[section] if section else schema
+    place["properties"]["adapter"]["enum"] = list(configs)
+    options = place["properties"]["options"]
+    place["properties"]["options"] = {"description": options["description"], "type": "object"}
+    place["allOf"] = [
         {
             "if": {"properties": {"adapter": {"const": name}}, "required": ["adapter"]},
             "then": {
-                "properties": {"options": options[name]},
+                "properties": {"options": references[config, "validation"]},
                 "required": ["options"] if any(f.is_required() for f in config.model_fields.values()) else [],
             },
         }
         for name, config in configs.items()
     ]
+    return {**_written(schema), "title": title}
 
 
-def _finished(schema: Json) -> Json:
-    """Remove ``null``, which no file may hold, defaults in internal units, and generated titles."""
-    finished = _plain(schema)
-    assert isinstance(finished, dict)
-    return {**finished, "title": schema["title"]}
+def _written(node: Any, is_names: bool = False) -> Any:
+    """Return a schema without ``null``, which no file may hold, defaults in internal units, and generated titles.
 
-
-def _plain(node: Any, is_names: bool = False) -> Any:
-    """Return ``node`` without them. ``is_names``: its keys are names of properties, not words of JSON Schema."""
+    ``is_names``: the keys of ``node`` are names of properties, not words of JSON Schema.
+    """
     if isinstance(node, list):
-        return [_plain(item) for item in node]
+        return [_written(item) for item in node]
     if not isinstance(node, dict):
         return node
     if is_names:
-        return {key: _plain(value) for key, value in node.items()}
+        return {key: _written(value) for key, value in node.items()}
     if "patternProperties" in node:
         node = {"additionalProperties": False, **node}
-    arms = [arm for arm in node.get("anyOf", []) if arm != {"type": "null"}]
-    if len(arms) == 1:
-        node = {**arms[0], **{key: value for key, value in node.items() if key != "anyOf"}}
-    elif arms:
-        node = {**node, "anyOf": arms}
+    members = [member for member in node.get("anyOf", []) if member != {"type": "null"}]
+    if len(members) == 1:
+        node = {**members[0], **{key: value for key, value in node.items() if key != "anyOf"}}
+    elif members:
+        node = {**node, "anyOf": members}
+    if "description" in node:
+        node = {**node, "description": " ".join(node["description"].split())}
     return {
-        key: _plain(value, key in ("properties", "$defs", "patternProperties"))
+        key: _written(value, key in ("properties", "$defs", "patternProperties"))
         for key, value in node.items()
         if key not in ("default", "title")
     }
@@ -222,23 +209,16 @@ def schema_text(schema: Json) -> str:
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page and the schemas into the directory after ``--write``, or the page to standard output."""
-    match arguments:
-        case ["--write", directory]:
-            for name, text in (
-                ("configuration.md", reference()),
-                ("controller.schema.json", schema_text(controller_schema(shipped_only=True))),
-                ("site.schema.json", schema_text(site_schema(shipped_only=True))),
-            ):
-                (Path(directory) / name).write_text(text, encoding="utf-8")
-        case []:
-            sys.stdout.write(reference())
-        case _:
-            print("usage: python -m provisioner.config.reference [--write DIRECTORY]", file=sys.stderr)
-            return 2
-    return 0
+def main() -> None:
+    """Write the page and the schemas into a directory."""
+    parser = argparse.ArgumentParser(prog="python -m provisioner.config.reference", description=main.__doc__)
+    parser.add_argument("--write", type=Path, required=True, metavar="DIRECTORY")
+    directory: Path = parser.parse_args().write
+    (directory / "configuration.md").write_text(reference(), encoding="utf-8")
+    for name, schema in (("controller", controller_schema), ("site", site_schema)):
+        text = schema_text(schema(shipped_only=True))
+        (directory / f"{name}.schema.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

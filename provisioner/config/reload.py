@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-
-from pydantic import BaseModel
 
 from provisioner.config import Settings, SiteConfig
 from provisioner.config.loading import placing_options
+from provisioner.formatting import count
+from provisioner.model import DroneType, Policy, SitePolicy
 
 _NO_DRONES: Mapping[str, int] = {}
 
@@ -28,11 +28,6 @@ class ConfigChange:
     refused: tuple[str, ...] = ()
     """Reasons why a running controller cannot take over the change, with what to do instead; one line each."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Return whether the two configurations are equal."""
-        return not self.notes and not self.refused
-
 
 def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = _NO_DRONES) -> ConfigChange:
     """Return what would change if a controller that runs with ``old`` took over ``new``.
@@ -44,15 +39,21 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = _NO_
     added = tuple(name for name in after if name not in before)
     removed = tuple(name for name in before if name not in after)
     kept = [(before[name], after[name]) for name in after if name in before]
+    policy_fields = [field.name for field in fields(Policy) if field.name != "sites"]
     return ConfigChange(
         added=added,
-        rebuilt=tuple(new.name for old, new in kept if _needs_rebuilding(old, new)),
+        rebuilt=tuple(
+            now.name
+            for was, now in kept
+            if (was.adapter, was.options, was.types) != (now.adapter, now.options, now.types)
+        ),
         removed=removed,
         notes=(
-            *_of_controller(old, new),
+            *_notes("", old, new, ("interval_s", "active_interval_s")),
+            *_notes("policy.", old.policy, new.policy, policy_fields),
             *(f"site {name}: added" for name in added),
             *(f"site {name}: removed" for name in removed),
-            *(note for was, now in kept for note in _of_site(was, now)),
+            *(note for was, now in kept for note in _site_notes(was, now)),
         ),
         refused=(
             *_fixed_while_running(old, new),
@@ -61,45 +62,26 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int] = _NO_
     )
 
 
-def _needs_rebuilding(old: SiteConfig, new: SiteConfig) -> bool:
-    return (old.adapter, old.options, old.types) != (new.adapter, new.options, new.types)
-
-
-def _of_controller(old: Settings, new: Settings) -> Iterator[str]:
-    for name in ("interval_s", "active_interval_s"):
-        yield from _note(name, getattr(old, name), getattr(new, name))
-    yield from _differences("policy", old.policy, new.policy, without=("sites",))
-
-
-def _of_site(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
+def _site_notes(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
     scope = f"site {new.name}"
-    yield from _note(f"{scope}: adapter", old.adapter, new.adapter)
-    yield from _differences(scope, old.policy, new.policy)
+    yield from _notes(f"{scope}: ", old, new, ["adapter"])
+    yield from _notes(f"{scope}.", old.policy, new.policy, [field.name for field in fields(SitePolicy)])
     if old.adapter == new.adapter:
-        yield from _of_options(f"{scope}: options", old.options, new.options)
+        yield from _notes(f"{scope}: options.", old.options, new.options, type(new.options).model_fields)
     was, now = ({t.name: t for t in site.types} for site in (old, new))
     for name in now.keys() - was.keys():
         yield f"{scope}: type {name}: added"
     for name in was.keys() - now.keys():
         yield f"{scope}: type {name}: removed; its drones are drained"
     for name in was.keys() & now.keys():
-        yield from _differences(f"{scope}: type {name}", was[name], now[name])
+        yield from _notes(f"{scope}: type {name}.", was[name], now[name], [field.name for field in fields(DroneType)])
 
 
-def _of_options(scope: str, old: BaseModel, new: BaseModel) -> Iterator[str]:
-    for name in type(new).model_fields:
-        yield from _note(f"{scope}.{name}", getattr(old, name, None), getattr(new, name))
-
-
-def _differences(scope: str, old: object, new: object, without: tuple[str, ...] = ()) -> Iterator[str]:
-    for field in fields(new):  # type: ignore[arg-type]  # frozen dataclasses of the model, both
-        if field.name not in without:
-            yield from _note(f"{scope}.{field.name}", getattr(old, field.name), getattr(new, field.name))
-
-
-def _note(name: str, old: object, new: object) -> Iterator[str]:
-    if old != new:
-        yield f"{name}: {old} -> {new}"
+def _notes(scope: str, old: object, new: object, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        before, after = getattr(old, name, None), getattr(new, name)
+        if before != after:
+            yield f"{scope}{name}: {before} -> {after}"
 
 
 def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
@@ -121,27 +103,18 @@ def _leaves_drones(
 ) -> Iterator[str]:
     for name in removed:
         if live := live_by_site.get(name, 0):
-            yield (
-                f"site {name}: removed, but {_drones(live)} would be left without a controller; set `enabled: false`, "
-                f"drain them, then remove it"
-            )
+            remedy = "set `enabled: false`, drain them, then remove it"
+            yield f"site {name}: removed, but {count(live, 'live drone')} would be left without a controller; {remedy}"
     for old, new in kept:
-        if live := live_by_site.get(new.name, 0):
-            yield from _loses_drones(old, new, _drones(live))
-
-
-def _loses_drones(old: SiteConfig, new: SiteConfig, drones: str) -> Iterator[str]:
-    scope = f"site {new.name}"
-    if old.adapter != new.adapter:
-        yield (
-            f"{scope}: adapter {old.adapter} -> {new.adapter}, but {drones} of the old one would be lost; drain them "
-            f"first, or give the new one another name"
-        )
-        return
-    for name in placing_options(type(new.options)):
-        if getattr(old.options, name) != getattr(new.options, name):
-            yield f"{scope}: options.{name} places its drones, and {drones} would be lost; drain them first"
-
-
-def _drones(count: int) -> str:
-    return "1 live drone" if count == 1 else f"{count} live drones"
+        live = live_by_site.get(new.name, 0)
+        if not live:
+            continue
+        scope, drones = f"site {new.name}", count(live, "live drone")
+        if old.adapter != new.adapter:
+            remedy = "drain them first, or give the new one another name"
+            change = f"adapter {old.adapter} -> {new.adapter}"
+            yield f"{scope}: {change}, but {drones} of the old one would be lost; {remedy}"
+            continue
+        for name in placing_options(type(new.options)):
+            if getattr(old.options, name) != getattr(new.options, name):
+                yield f"{scope}: options.{name} places its drones, and {drones} would be lost; drain them first"

@@ -10,12 +10,13 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from provisioner.config import Problem
 
+CORE_TAG = "tag:yaml.org,2002:"
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
 Steps = tuple[str | int, ...]
 """Keys and indices that lead from the root to a value."""
@@ -63,12 +64,18 @@ class YamlDocument:
             return
         if len(self.problems) == _MAX_PROBLEMS:
             message = f"more than {_MAX_PROBLEMS} problems: the rest is omitted. Fix these first"
-        line = "".join(c if c.isprintable() else " " for c in message)
-        self.problems.append(Problem(self.file, spot.line, spot.col, line))
+        self.problems.append(self.problem(spot, "".join(c if c.isprintable() else " " for c in message)))
 
     def complain_at(self, steps: Steps, message: str) -> None:
         """Add a problem with the value at ``steps``."""
         self.complain(self.value_position(steps), message)
+
+    def complain_at_key(self, steps: Steps, message: str) -> None:
+        """Add a problem with the key at ``steps``."""
+        self.complain(self.key_position(steps), message)
+
+    def problem(self, spot: Position, message: str) -> Problem:
+        return Problem(self.file, spot.line, spot.col, message)
 
     def value_position(self, steps: Steps) -> Position:
         """Return the position of the value; for a missing one, that of its nearest parent."""
@@ -79,13 +86,8 @@ class YamlDocument:
         return self._position(steps, self.keys)
 
     def _position(self, steps: Steps, first: dict[Steps, Position]) -> Position:
-        if steps in first:
-            return first[steps]
-        for n in range(len(steps), -1, -1):
-            spot = self.keys.get(steps[:n]) or self.values.get(steps[:n])
-            if spot is not None:
-                return spot
-        return Position(1, 1)
+        spots = (self.keys.get(steps[:n]) or self.values.get(steps[:n]) for n in range(len(steps), -1, -1))
+        return first.get(steps) or next(filter(None, spots), Position(1, 1))
 
 
 def read(path: Path) -> YamlDocument:
@@ -109,21 +111,14 @@ def text_of(path: Path, document: YamlDocument) -> str | None:
     except OSError as error:
         document.complain(Position(1, 1), f"cannot be read: {error.strerror}")
     else:
-        return _decoded(raw, document)
+        try:
+            if len(raw) <= _MAX_FILE_BYTES:
+                return raw.decode("utf-8-sig")
+            document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
+        except UnicodeDecodeError as error:
+            before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
+            document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
     return None
-
-
-def _decoded(raw: bytes, document: YamlDocument) -> str | None:
-    if len(raw) > _MAX_FILE_BYTES:
-        document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
-        return None
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = raw[: error.start].decode("utf-8", "replace")
-        byte = raw[error.start]
-        document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
-        return None
 
 
 def _spot_at(text: str, index: int) -> Position:
@@ -166,8 +161,15 @@ class _BoundedLoader(yaml.SafeLoader):
 def parse(text: str, document: YamlDocument) -> None:
     """Fill ``document`` from ``text``."""
     node = composed(text, document)
-    if node is not None or not document.problems:
-        _fill(document, node)
+    if node is None:
+        if not document.problems:
+            document.complain(Position(1, 1), "is empty: write a mapping such as `controller: kit` or `site: local`")
+    elif not isinstance(node, yaml.MappingNode):
+        document.complain(_mark(node), "expected a mapping at the top, such as `controller: kit` or `site: local`")
+    else:
+        tree = TreeBuilder(document).build(node)
+        if isinstance(tree, dict):  # a tag on the whole file is a problem already
+            document.tree, document.is_mapping = tree, True
 
 
 def composed(text: str, document: YamlDocument) -> yaml.Node | None:
@@ -184,30 +186,13 @@ def composed(text: str, document: YamlDocument) -> yaml.Node | None:
     return None
 
 
-def _fill(document: YamlDocument, node: yaml.Node | None) -> None:
-    if node is None:
-        document.complain(Position(1, 1), "is empty: write a mapping such as `controller: kit` or `site: local`")
-        return
-    if not isinstance(node, yaml.MappingNode):
-        document.complain(_mark(node), "expected a mapping at the top, such as `controller: kit` or `site: local`")
-        return
-    try:
-        tree = _TreeBuilder(document).value(node, ())
-    except YamlTooLargeError as error:
-        document.complain(Position(1, 1), str(error))
-    else:
-        if not isinstance(tree, dict):
-            return  # a tag on the whole file: it has a problem already
-        document.tree, document.is_mapping = tree, True
-
-
 def _mark(node: yaml.Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
 # -------------------------------------------------------------------------------------------------------- syntax errors
 
-_REPAIRS = (
+_REMEDIES = (
     ("found character '\\t'", "a tab cannot indent or begin a value: use spaces"),
     ("mapping values are not allowed here", "unexpected `:`: align the keys, and quote text that contains `: `"),
     ("could not find expected ':'", "missing `:` after a key: write `key: value`"),
@@ -235,16 +220,16 @@ def _syntax(error: yaml.MarkedYAMLError) -> tuple[Position, str]:
         return spot, "unclosed `[`: write `[a, b]`"
     if "flow mapping" in context:
         return spot, "unclosed `{`: write `{a: 1, b: 2}`"
-    for fragment, repair in _REPAIRS:
+    for fragment, remedy in _REMEDIES:
         if fragment in what:
-            return spot, repair
+            return spot, remedy
     return spot, f"not YAML: {what}"
 
 
 # ------------------------------------------------------------------------------------------------------------- building
 
 
-class _TreeBuilder:
+class TreeBuilder:
     """Builder of plain values from composed nodes, with the position of each."""
 
     def __init__(self, document: YamlDocument) -> None:
@@ -252,61 +237,85 @@ class _TreeBuilder:
         self.active: set[int] = set()
         self.nodes = 0
 
-    def value(self, node: yaml.Node, steps: Steps) -> Tree:
+    def build(self, node: yaml.Node) -> Any:
+        """Return the whole tree; None, with a problem, if it is too large."""
+        try:
+            return self.value(node, ())
+        except YamlTooLargeError as error:
+            self.document.complain(Position(1, 1), str(error))
+            return None
+
+    def value(self, node: yaml.Node, steps: Steps) -> Any:
         self.nodes += 1
         _within_bounds(self.nodes, len(steps))
         self.document.values[steps] = _mark(node)
         if id(node) in self.active:
             self.broken(node, steps, "recursive alias: write the value out")
             return None
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in ("str", "seq", "map"):
-            self.broken(node, steps, f"tag `{_plain_tag(node.tag)}` is not supported: remove it")
+        if not self.accepts_tag(node, steps):
             return None
         self.active.add(id(node))
         try:
-            return self.inner(node, steps)
+            if isinstance(node, yaml.ScalarNode):
+                return self.scalar(node, steps)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.value(item, (*steps, n)) for n, item in enumerate(node.value)]
+            assert isinstance(node, yaml.MappingNode)
+            return self.mapping(node, steps)
         finally:
             self.active.discard(id(node))
 
-    def inner(self, node: yaml.Node, steps: Steps) -> Tree:
-        match node:
-            case yaml.ScalarNode():
-                try:
-                    return scalar(node.value) if node.style is None else _text(node.value)
-                except AmbiguousScalarError as error:
-                    self.broken(node, steps, str(error))
-                    return None
-            case yaml.SequenceNode():
-                return [self.value(item, (*steps, n)) for n, item in enumerate(node.value)]
-            case yaml.MappingNode():
-                return self.mapping(node, steps)
-            case _:
-                raise AssertionError(node)
+    def accepts_tag(self, node: yaml.Node, steps: Steps) -> bool:
+        if node.tag in (f"{CORE_TAG}str", f"{CORE_TAG}seq", f"{CORE_TAG}map"):
+            return True
+        self.broken(node, steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it")
+        return False
+
+    def scalar(self, node: yaml.ScalarNode, steps: Steps) -> Tree:
+        try:
+            return _scalar(node)
+        except AmbiguousScalarError as error:
+            self.broken(node, steps, str(error))
+            return None
 
     def broken(self, node: yaml.Node, steps: Steps, message: str) -> None:
         self.document.broken.add(steps)
         self.document.complain(_mark(node), message)
 
-    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Tree]:
-        tree: dict[str, Tree] = {}
+    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
-            spot, key = _mark(key_node), self.key(key_node)
-            if key is None:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.document.complain(_mark(key_node), "expected a key: a plain word, not a list or mapping")
                 continue
+            key = self.key(key_node)
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
-            elif key in tree:
-                first = self.document.keys[(*steps, key)].line
-                self.document.complain(spot, f"duplicate key `{key}` (first defined on line {first})")
-            else:
-                self.document.keys[(*steps, key)] = spot
+            elif key is not None and (key not in tree or self.replaces(key, _mark(key_node), steps)):
+                self.document.keys[(*steps, key)] = _mark(key_node)
                 tree[key] = self.value(value_node, (*steps, key))
         for source in merged:
             self.merge(source, tree, steps, 1)
         return tree
 
-    def merge(self, source: yaml.Node, tree: dict[str, Tree], steps: Steps, depth: int) -> None:
+    def key(self, node: yaml.ScalarNode) -> str | None:
+        try:
+            key = _scalar(node)
+        except AmbiguousScalarError:
+            key = None
+        if isinstance(key, str):
+            return key
+        self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
+        return None
+
+    def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
+        """Return whether a duplicate key replaces the first one."""
+        first = self.document.keys[(*steps, key)].line
+        self.document.complain(spot, f"duplicate key `{key}` (first defined on line {first})")
+        return False
+
+    def merge(self, source: yaml.Node, tree: dict[str, Any], steps: Steps, depth: int) -> None:
         """Add the keys of ``source`` (``<<``) that ``tree`` lacks, with their positions in ``source``."""
         self.nodes += 1
         _within_bounds(self.nodes, len(steps) + depth)
@@ -317,31 +326,14 @@ class _TreeBuilder:
         if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
             self.document.complain(_mark(source), "`<<` needs a mapping: write `<<: *anchor`")
             return
-        for key_node, value_node in source.value:
-            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+        pairs = {key.value: (key, value) for key, value in source.value if isinstance(key, yaml.ScalarNode)}
+        for key, (key_node, value_node) in pairs.items():
             self.nodes += 1
             if key == "<<":
                 self.merge(value_node, tree, steps, depth + 1)
-            elif isinstance(key, str) and key not in tree:
+            elif key not in tree:
                 self.document.keys[(*steps, key)] = _mark(key_node)
                 tree[key] = self.value(value_node, (*steps, key))
-
-    def key(self, node: yaml.Node) -> str | None:
-        if not isinstance(node, yaml.ScalarNode):
-            self.document.complain(_mark(node), "expected a key: a plain word, not a list or mapping")
-            return None
-        try:
-            key = scalar(node.value) if node.style is None else _text(node.value)
-        except AmbiguousScalarError:
-            key = None
-        if not isinstance(key, str):
-            self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
-            return None
-        return key
-
-
-def _plain_tag(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")
 
 
 # -------------------------------------------------------------------------------------------------------------- scalars
@@ -364,51 +356,53 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
 
 
 def scalar(text: str) -> bool | int | float | str:
-    """Return the value of an unquoted scalar. Raises :class:`AmbiguousScalarError`, with a repair."""
+    """Return the value of an unquoted scalar. Raises :class:`AmbiguousScalarError`, with a remedy."""
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):
-        return _whole(text)
+        if len(text) > 18:
+            raise AmbiguousScalarError("number out of range: too many digits")
+        return int(text)
     if _FLOAT.fullmatch(text):
-        return _finite(text)
-    _refuse_ambiguous(text)
-    return text
-
-
-def _text(text: str) -> str:
-    """Return a quoted scalar. Raises :class:`AmbiguousScalarError` for escapes that are not a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise AmbiguousScalarError(f"`\\u{ord(text[error.start]):04x}` is not a character: remove it") from None
-    return text
-
-
-def _whole(text: str) -> int:
-    if len(text) > 18:
-        raise AmbiguousScalarError("number out of range: too many digits")
-    return int(text)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise AmbiguousScalarError(f"`{text}` is out of range: write a smaller number")
-    return number
-
-
-def _refuse_ambiguous(text: str) -> None:
-    """Check a plain scalar that is text in YAML 1.2. Raises :class:`AmbiguousScalarError` if YAML 1.1 disagrees."""
+        if not math.isfinite(float(text)):
+            raise AmbiguousScalarError(f"`{text}` is out of range: write a smaller number")
+        return float(text)
     if text in ("", "~") or text.lower() == "null":
         raise AmbiguousScalarError("missing value: write one, or remove the key")
     if _NOT_FINITE.fullmatch(text):
         raise AmbiguousScalarError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
     if _DATE.fullmatch(text):
         raise AmbiguousScalarError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
-    meaning, repair = _in_yaml11(text)
+    meaning, remedy = _in_yaml11(text)
     if meaning:
-        message = f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {repair}, or `"{text}"` for text'
+        message = f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {remedy}, or `"{text}"` for text'
         raise AmbiguousScalarError(message)
+    return text
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./+~][A-Za-z0-9_./+@=:% -]*")
+
+
+def is_plain_text(text: str) -> bool:
+    """Return whether ``text``, written without quotes, is read back unchanged."""
+    if not _PLAIN.fullmatch(text) or ": " in text or text[-1] in ": ":
+        return False
+    try:
+        return isinstance(scalar(text), str)
+    except AmbiguousScalarError:
+        return False
+
+
+def _scalar(node: yaml.ScalarNode) -> bool | int | float | str:
+    """Return the value of a scalar. Raises :class:`AmbiguousScalarError`, also for escapes that are not a character."""
+    if node.style is None:
+        return scalar(node.value)
+    try:
+        node.value.encode()
+    except UnicodeEncodeError as error:
+        code = ord(node.value[error.start])
+        raise AmbiguousScalarError(f"`\\u{code:04x}` is not a character: remove it") from None
+    return str(node.value)
 
 
 def _in_yaml11(text: str) -> tuple[str, str]:

@@ -11,7 +11,9 @@ import ipaddress
 import math
 import os
 import re
-from decimal import Decimal, InvalidOperation
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,55 +23,75 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
+from pydantic.config import JsonDict
+from pydantic_core import CoreSchema, core_schema
 
 from provisioner.model import WHOLE_GPU
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Unit:
+    """Mark of an annotated type whose values are written in a form of their own."""
+
+    name: str
+    """Its name in messages and in the reference."""
+    parse: Callable[[object], Any]
+    """Returns the value in the internal unit. Raises ValueError with the remedy."""
+    format: Callable[[Any], str]
+    """Returns a text that ``parse`` reads back."""
+    schema: dict[str, Any]
+    """JSON Schema of what is written."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return self.schema
+
+
+def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": pattern, **({"examples": list(examples)} if examples else {})}
+
+
+def shortened(text: str) -> str:
+    """Return untrusted text, shortened for one line of a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= 40 else line[:37] + "..."
+
 
 _NUMBER = r"\d+(?:\.\d+)?"
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
-_MIB = 1024**2
-_SIZE_BYTES = {
-    "B": 1,
-    "kB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "TB": 1000**4,
-    "KiB": 1024,
-    "MiB": _MIB,
-    "GiB": 1024**3,
-    "TiB": 1024**4,
-}
+_DECIMAL_SIZES = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+_SIZE_BYTES = _DECIMAL_SIZES | {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _SIZE = re.compile(rf"({_NUMBER})\s*([A-Za-z]+)")
 _SIZE_LIMIT_MIB = 1024**3
-SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
 
 
 def parse_size(value: object) -> int:
-    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError tells what to write."""
+    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f"a size needs a unit: write `{_with_unit(max(value, 0))}`")
+        size = max(value, 0)  # nobody writes thousands of GiB, and HTCondor and Slurm use MiB
+        text = f"{size:.0f} MiB" if 1024 <= size <= _SIZE_LIMIT_MIB else f"{size:g} GiB"
+        raise ValueError(f"a size needs a unit: write `{text}`")
     if not isinstance(value, str):
         raise ValueError("expected a size: write `20 GiB` or `512 MiB`")
     parts = _SIZE.fullmatch(value.strip())
     if not parts:
-        raise ValueError(f"`{_short(value)}` is not a size: write `20 GiB` or `512 MiB`")
+        raise ValueError(f"`{shortened(value)}` is not a size: write `20 GiB` or `512 MiB`")
     number, unit = parts.groups()
     if unit not in _SIZE_BYTES:
         raise ValueError(_wrong_size_unit(number, unit))
-    size_mib = math.ceil(Decimal(number) * _SIZE_BYTES[unit] / _MIB)
+    size_mib = math.ceil(Decimal(number) * _SIZE_BYTES[unit] / 1024**2)
     if size_mib > _SIZE_LIMIT_MIB:
-        raise ValueError(f"`{_short(value)}` is more than 1024 TiB: is the unit right?")
+        raise ValueError(f"`{shortened(value)}` is more than 1024 TiB: is the unit right?")
     return size_mib
-
-
-def _with_unit(number: float) -> str:
-    """Return the probable size: nobody writes thousands of GiB, and HTCondor and Slurm use MiB."""
-    return f"{number:.0f} MiB" if 1024 <= number <= _SIZE_LIMIT_MIB else f"{number:g} GiB"
 
 
 def _wrong_size_unit(number: str, unit: str) -> str:
@@ -89,72 +111,49 @@ def format_size(size_mib: int) -> str:
     return f"{size_mib} MiB"
 
 
-Size = Annotated[
-    int,
-    BeforeValidator(parse_size),
-    WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["20 GiB"]}),
-]
+_SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
+Size = Annotated[int, Unit("size", parse_size, format_size, _text_schema(_SIZE_PATTERN, "20 GiB"))]
 """An amount of memory or disk: an int in MiB, rounded up."""
 
 # ------------------------------------------------------------------------------------------------------------ durations
 
-_MS = Decimal("0.001")
-_SECONDS: dict[str, int | Decimal] = {"w": 604800, "d": 86400, "h": 3600, "min": 60, "m": 60, "s": 1, "ms": _MS}
-_ORDER = {"w": 0, "d": 1, "h": 2, "min": 3, "m": 3, "s": 4, "ms": 5}
-_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
-_LONGEST_S = 3660 * 86400
-_OTHER_WORDS = {
-    "sec": "s",
-    "secs": "s",
-    "second": "s",
-    "seconds": "s",
-    "mins": "min",
-    "minute": "min",
-    "minutes": "min",
-    "hr": "h",
-    "hrs": "h",
-    "hour": "h",
-    "hours": "h",
-    "day": "d",
-    "days": "d",
-    "week": "w",
-    "weeks": "w",
+_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
+_SPELLINGS = {
+    "w": "w week weeks",
+    "d": "d day days",
+    "h": "h hr hrs hour hours",
+    "min": "min mins minute minutes",
+    "s": "s sec secs second seconds",
 }
-DURATION_PATTERN = (
+"""Words that are not units of time here, with those meant."""
+_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
+_MAX_DURATION_MS = 3660 * 86_400_000
+_DURATION_PATTERN = (
     rf"^\s*(?=\d)({_NUMBER}\s*w\s*)?({_NUMBER}\s*d\s*)?({_NUMBER}\s*h\s*)?({_NUMBER}\s*(min|m)\s*)?"
     rf"({_NUMBER}\s*s\s*)?({_NUMBER}\s*ms)?\s*$"
 )
 
 
 def parse_duration(value: object) -> float:
-    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError tells what to write."""
+    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"a duration needs a unit: write `{max(value, 0):g}s` or `{max(value, 0):g}min`")
     if not isinstance(value, str):
         raise ValueError("expected a duration: write `30s`, `10min` or `2h30m`")
-    total, last, at = Decimal(0), -1, 0
-    while at < len(value):
-        part = _PART.match(value, at)
-        if part is None:
-            break
-        number, unit = part.groups()
-        if unit not in _SECONDS:
-            raise ValueError(_wrong_duration_unit(number, unit))
-        if _ORDER[unit] <= last:
-            raise ValueError(f"`{_short(value)}`: write each unit once, the largest first, as in `2h30m`")
-        last = _ORDER[unit]
-        total += Decimal(number) * _SECONDS[unit]
-        at = part.end()
-    if at < len(value) or last < 0:
-        raise ValueError(f"`{_short(value)}` is not a duration: write `30s`, `10min` or `2h30m`")
-    if total > _LONGEST_S:
-        raise ValueError(f"`{_short(value)}` is more than ten years: is the unit right?")
-    return float(total)
-
-
-def _wrong_duration_unit(number: str, unit: str) -> str:
-    known = _OTHER_WORDS.get(unit.lower()) or next((u for u in ("d", "h", "min", "s") if u == unit.lower()), None)
-    return f"`{unit}` is not a unit of time: write `{number}{known or 'min'}`; known are w, d, h, min, s, ms"
+    parts = _PART.findall(value)
+    if not parts or _PART.sub("", value):
+        raise ValueError(f"`{shortened(value)}` is not a duration: write `30s`, `10min` or `2h30m`")
+    for number, unit in parts:
+        if unit not in _MILLISECONDS:
+            meant = next((known for known, words in _SPELLINGS.items() if unit.lower() in words.split()), "min")
+            raise ValueError(f"`{unit}` is not a unit of time: write `{number}{meant}`; known are w, d, h, min, s, ms")
+    sizes = [_MILLISECONDS[unit] for _, unit in parts]
+    if sizes != sorted(set(sizes), reverse=True):
+        raise ValueError(f"`{shortened(value)}`: write each unit once, the largest first, as in `2h30m`")
+    total = sum((Decimal(number) * _MILLISECONDS[unit] for number, unit in parts), Decimal(0))
+    if total > _MAX_DURATION_MS:
+        raise ValueError(f"`{shortened(value)}` is more than ten years: is the unit right?")
+    return float(total / 1000)
 
 
 def format_duration(seconds: float) -> str:
@@ -163,18 +162,15 @@ def format_duration(seconds: float) -> str:
     if milliseconds == 0:
         return "0s"
     parts: list[str] = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
-        count, milliseconds = divmod(milliseconds, size)
+    for unit in ("d", "h", "min", "s", "ms"):
+        count, milliseconds = divmod(milliseconds, _MILLISECONDS[unit])
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["2h30m"]}),
-]
+_DURATION = Unit("duration", parse_duration, format_duration, _text_schema(_DURATION_PATTERN, "2h30m"))
+Duration = Annotated[float, _DURATION]
 """A time span: a float in seconds, 0 allowed."""
 
 
@@ -184,12 +180,7 @@ def _above_zero(seconds: float) -> float:
     return seconds
 
 
-PositiveDuration = Annotated[
-    float,
-    BeforeValidator(parse_duration),
-    AfterValidator(_above_zero),
-    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["2h30m"]}),
-]
+PositiveDuration = Annotated[float, _DURATION, AfterValidator(_above_zero)]
 """A :data:`Duration` above zero."""
 
 # ----------------------------------------------------------------------------------------------------------------- GPUs
@@ -199,18 +190,13 @@ _GPUS_LIMIT = 1_000_000
 
 def parse_gpus(value: object) -> int:
     """Return a number of GPUs, in steps of 0.001, in milli-GPU; decimal, so without rounding errors."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError("expected a number of GPUs: write `1` or `0.5`")
-    try:
-        milli = Decimal(repr(value)) * WHOLE_GPU
-    except InvalidOperation:  # nan and inf have no place on the scale
-        milli = Decimal("nan")
-    if not milli.is_finite():
-        raise ValueError("expected a number of GPUs: write `1` or `0.5`")
+    milli = Decimal(repr(value)) * WHOLE_GPU
     if milli < 0:
         raise ValueError(f"GPUs cannot be negative: write `{abs(value):g}`")
     if milli > _GPUS_LIMIT * WHOLE_GPU:
-        raise ValueError(f"`{_short(str(value))}` is more than {_GPUS_LIMIT} GPUs")
+        raise ValueError(f"`{shortened(str(value))}` is more than {_GPUS_LIMIT} GPUs")
     if milli != milli.to_integral_value():
         raise ValueError(f"GPUs are in steps of 0.001: write `{round(value, 3):g}`")
     return int(milli)
@@ -222,11 +208,8 @@ def format_gpus(gpu_milli: int) -> str:
     return f"{whole}.{rest:03}".rstrip("0") if rest else str(whole)
 
 
-Gpus = Annotated[
-    int,
-    BeforeValidator(parse_gpus),
-    WithJsonSchema({"type": "number", "minimum": 0, "maximum": _GPUS_LIMIT, "examples": [1, 0.5]}),
-]
+_GPUS_SCHEMA = {"type": "number", "minimum": 0, "maximum": _GPUS_LIMIT, "examples": [1, 0.5]}
+Gpus = Annotated[int, Unit("GPUs", parse_gpus, format_gpus, _GPUS_SCHEMA)]
 """A number of GPUs, fractions in steps of 0.001: an int in milli-GPU."""
 
 _CAPABILITY = re.compile(r"(\d{1,2})(?:\.(\d))?")
@@ -241,19 +224,11 @@ def parse_capability(value: object) -> int:
     return int(parts[1]) * 10 + int(parts[2] or 0)
 
 
-Capability = Annotated[
-    int,
-    BeforeValidator(parse_capability),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "number", "minimum": 1, "exclusiveMaximum": 31},
-                {"type": "string", "pattern": r"^\d{1,2}(\.\d)?$"},
-            ],
-            "examples": [8.0],
-        }
-    ),
-]
+_CAPABILITY_SCHEMA = {
+    "anyOf": [{"type": "number", "minimum": 1, "exclusiveMaximum": 31}, _text_schema(r"^\d{1,2}(\.\d)?$")],
+    "examples": [8.0],
+}
+Capability = Annotated[int, Unit("number", parse_capability, lambda tenfold: f"{tenfold / 10:.1f}", _CAPABILITY_SCHEMA)]
 """A CUDA compute capability: an int, times ten: 8.0 is 80."""
 
 _CUDA = re.compile(r"(\d{1,2})\.(\d{1,2})")
@@ -273,11 +248,12 @@ def parse_cuda_version(value: object) -> int:
     return int(parts[1]) * 1000 + int(parts[2]) * 10
 
 
-CudaVersion = Annotated[
-    int,
-    BeforeValidator(parse_cuda_version),
-    WithJsonSchema({"type": "string", "pattern": r"^\d{1,2}\.\d{1,2}$", "examples": ["12.4"]}),
-]
+def _format_cuda_version(version: int) -> str:
+    return f'"{version // 1000}.{version % 1000 // 10}"'
+
+
+_CUDA_SCHEMA = _text_schema(r"^\d{1,2}\.\d{1,2}$", "12.4")
+CudaVersion = Annotated[int, Unit("version in quotes", parse_cuda_version, _format_cuda_version, _CUDA_SCHEMA)]
 """A CUDA version in quotes: an int in HTCondor's form: 12.4 is 12040."""
 
 # ---------------------------------------------------------------------------------------------------------------- names
@@ -292,59 +268,53 @@ def parse_name(value: object) -> str:
     if not re.fullmatch(NAME_PATTERN[1:-1], value):
         better = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")[:63].strip("-")
         raise ValueError(
-            f"`{_short(value)}` is not a name (lower-case letters, digits, `-` inside, at most 63): "
+            f"`{shortened(value)}` is not a name (lower-case letters, digits, `-` inside, at most 63): "
             f"write `{better or 'a1'}`"
         )
     return value
 
 
-Name = Annotated[str, BeforeValidator(parse_name), WithJsonSchema({"type": "string", "pattern": NAME_PATTERN})]
+Name = Annotated[str, Unit("name", parse_name, str, _text_schema(NAME_PATTERN))]
 """A name: lower-case letters, digits and ``-``, a DNS label."""
 
 # ------------------------------------------------------------------------------------------------------------ addresses
 
-_HOST = r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
-_ONE_ADDRESS = rf"{_HOST}:\d{{1,5}}(\?sock=[A-Za-z0-9._-]{{1,100}})?"
-ADDRESSES_PATTERN = rf"^{_ONE_ADDRESS}(\s*,\s*{_ONE_ADDRESS})*$"
+_HOST_PATTERN = r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
+_ADDRESS_PATTERN = rf"{_HOST_PATTERN}:\d{{1,5}}(\?sock=[A-Za-z0-9._-]{{1,100}})?"
+_ADDRESSES_PATTERN = rf"^{_ADDRESS_PATTERN}(\s*,\s*{_ADDRESS_PATTERN})*$"
 
 
 def parse_addresses(value: object) -> str:
     """Return addresses of daemons that stand in for each other, separated by commas without blanks.
 
     Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. The
-    ValueError tells what is missing.
+    ValueError names the remedy.
     """
     if not isinstance(value, str):
         raise ValueError("expected an address: write `host.example.org:9618`")
-    return ",".join(_address(each.strip()) for each in value.split(","))
+    return ",".join(_parse_address(each.strip()) for each in value.split(","))
 
 
-def _address(text: str) -> str:
-    if re.fullmatch(_HOST, text):
-        raise ValueError(f"`{_short(text)}` has no port: write `{_short(text)}:9618`, `host:port`")
-    parts = re.fullmatch(_ONE_ADDRESS, text)
+def _parse_address(text: str) -> str:
+    if re.fullmatch(_HOST_PATTERN, text):
+        raise ValueError(f"`{shortened(text)}` has no port: write `{shortened(text)}:9618`, `host:port`")
+    parts = re.fullmatch(_ADDRESS_PATTERN, text)
     if not parts or not _is_host(parts[1]):
-        raise ValueError(
-            f"`{_short(text)}` is not an address: write `host.example.org:9618`, `host:port`, or `[2001:db8::1]:9618`"
-        )
+        remedy = "write `host.example.org:9618`, `host:port`, or `[2001:db8::1]:9618`"
+        raise ValueError(f"`{shortened(text)}` is not an address: {remedy}")
     if not 1 <= int(text.partition("?")[0].rpartition(":")[2]) <= 65535:
-        raise ValueError(f"`{_short(text)}`: a port is a number from 1 to 65535")
+        raise ValueError(f"`{shortened(text)}`: a port is a number from 1 to 65535")
     return text
 
 
 def _is_host(host: str) -> bool:
-    if not host.startswith("["):
-        return True
     try:
-        ipaddress.IPv6Address(host[1:-1])
+        return not host.startswith("[") or bool(ipaddress.IPv6Address(host[1:-1]))
     except ValueError:
         return False
-    return True
 
 
-Addresses = Annotated[
-    str, BeforeValidator(parse_addresses), WithJsonSchema({"type": "string", "pattern": ADDRESSES_PATTERN})
-]
+Addresses = Annotated[str, Unit("text", parse_addresses, str, _text_schema(_ADDRESSES_PATTERN))]
 """``host:port``, or several, separated by commas."""
 
 # ------------------------------------------------------------------------------------------------------ paths, secrets
@@ -358,7 +328,7 @@ def parse_path(value: object, info: ValidationInfo) -> str:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise ValueError(f"`{_short(text)}`: no such user") from None
+        raise ValueError(f"`{shortened(text)}`: no such user") from None
     root = info.context.get("root") if isinstance(info.context, dict) else None
     return os.path.normpath(root / path) if isinstance(root, Path) else str(path)
 
@@ -371,24 +341,20 @@ class SecretUnreadableError(Exception):
     """A secret that cannot be read now; the message never contains the secret."""
 
 
+_ONE_OF_BOTH: JsonDict = {"oneOf": [{"required": ["file"]}, {"required": ["env"]}]}
+
+
 class Secret(BaseModel):
     """A reference to a secret, ``{file: path}`` or ``{env: NAME}``; the secret itself is read when needed."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        json_schema_extra={"oneOf": [{"required": ["file"]}, {"required": ["env"]}]},
+        extra="forbid", frozen=True, use_attribute_docstrings=True, json_schema_extra=_ONE_OF_BOTH
     )
 
-    file: ConfigPath | None = Field(
-        default=None, description="File that contains the secret; white space around it is removed.", examples=["token"]
-    )
-    env: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Environment variable of the controller that contains the secret.",
-        examples=["POOL_TOKEN"],
-    )
+    file: ConfigPath | None = Field(None, examples=["token"])
+    """File that contains the secret; white space around it is removed."""
+    env: str | None = Field(None, min_length=1, examples=["POOL_TOKEN"])
+    """Environment variable of the controller that contains the secret."""
 
     @model_validator(mode="before")
     @classmethod
@@ -409,24 +375,15 @@ class Secret(BaseModel):
         Raises:
             SecretUnreadableError: no such file or variable, not readable, not text, or empty.
         """
-        secret = self._read_file(self.file) if self.file is not None else os.environ.get(self.env or "", "").strip()
-        if not secret:
-            raise SecretUnreadableError(f"secret {self} is empty or not set")
-        return secret
-
-    def _read_file(self, file: Path) -> str:
         try:
-            return file.read_text(encoding="utf-8").strip()
+            secret = self.file.read_text(encoding="utf-8") if self.file else os.environ.get(self.env or "", "")
         except OSError as error:
             raise SecretUnreadableError(f"secret {self} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise SecretUnreadableError(f"secret {self} is not UTF-8 text") from None
+        if not secret.strip():
+            raise SecretUnreadableError(f"secret {self} is empty or not set")
+        return secret.strip()
 
     def __str__(self) -> str:
         return f"file {self.file}" if self.file is not None else f"environment variable {self.env}"
-
-
-def _short(text: str) -> str:
-    """Return untrusted text, shortened for one line of a message."""
-    line = " ".join(text.split())
-    return line if len(line) <= 40 else line[:37] + "..."

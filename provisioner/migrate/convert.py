@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -10,12 +10,12 @@ from provisioner.config.strict_yaml import Position, YamlDocument
 from provisioner.formatting import sanitize
 from provisioner.migrate import controller
 from provisioner.migrate.controller import CobaldPipeline, tardis_file
-from provisioner.migrate.executors import KINDS, kind_of
 from provisioner.migrate.htcondor import ReadFile
 from provisioner.migrate.machine_types import our_name, renamed
 from provisioner.migrate.report import ImportFinding, ImportOutcome, ImportReport, KeyReader
-from provisioner.migrate.sites import FAKE, SiteImport
-from provisioner.migrate.yaml11 import YamlValue, read, walk
+from provisioner.migrate.site_options import EXECUTORS, kind_of
+from provisioner.migrate.sites import SIMULATED, SiteImport, drones_in
+from provisioner.migrate.yaml11 import read, walk
 
 _SIMULATED = {"PeriodicValue", "RandomGauss"}
 
@@ -43,7 +43,7 @@ class ImportResult:
 
 
 def convert(
-    tardis: ImportSource, cobald: ImportSource | None, *, installed: Collection[str], read_file: ReadFile
+    tardis: ImportSource, cobald: ImportSource | None = None, *, installed: Collection[str], read_file: ReadFile
 ) -> ImportResult | None:
     """Return our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
 
@@ -55,56 +55,50 @@ def convert(
         return None
     notes = ImportReport(tardis.document.file)
     steering = CobaldPipeline(notes)
-    inside, root = _root(reading.root, notes, steering)
+    inside, root = reading.root, KeyReader(reading.root, "", notes)
+    inner = root.peek("tardis")
+    if root.peek("Sites") is None and inner is not None:  # COBalD's configuration, with TARDIS's in it
+        whole, inside, root = root, inner, root.below("tardis")
+        steering.read(whole)
     sites = _sites(root, tardis.document)
     if tardis.document.problems:
         return None
     if cobald is not None and outer is not None:
         steering = CobaldPipeline(ImportReport(cobald.document.file, notes.found))
         section = KeyReader(outer.root, "", steering.notes)
-        inner = section.take("tardis")
-        if inner is not None:
-            steering.notes.dropped(inner.line, "tardis", "a TARDIS configuration of its own: import it by itself")
+        if section.take("tardis") is not None:
+            section.dropped("tardis", "a TARDIS configuration of its own: import it by itself")
         steering.read(section)
-    files = {site.file: site.text(tardis.document.file, installed, read_file) for site in sites if site.kind != FAKE}
+    real = [site for site in sites if site.kind != SIMULATED]
+    files = {site.file: site.text(tardis.document.file, installed, read_file) for site in real}
     pool = controller.overlay(root.below("BatchSystem"))
     controller.plugins(root.below("Plugins"))
     limit = _limit(steering, sites)
     files = {controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), limit)} | files
-    _rest(root, notes, reading.oddities)
-    for one in walk(inside):
-        _tag(one, notes)
+    text = "give it a name: it begins each drone's id, and no two controllers share one"
+    notes.needed(1, "", f"{controller.FILE}: controller", text)
+    root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
+    for line, oddity in reading.oddities:
+        notes.needed(line, "", "", oddity)
+    for value in walk(inside):
+        if value.tag and kind_of(value) not in EXECUTORS | _SIMULATED and not value.tag.startswith("!Tardis"):
+            text = "nothing is done for a tag that TARDIS does not have: write the value"
+            notes.needed(value.line, value.tag, "", text)
     order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
     found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
     return ImportResult(files, tuple(found))
-
-
-def _root(whole: YamlValue, notes: ImportReport, steering: CobaldPipeline) -> tuple[YamlValue, KeyReader]:
-    """Return what contains ``Sites``: TARDIS's own file, or ``tardis`` in COBalD's, which is read as well."""
-    root = KeyReader(whole, "", notes)
-    inner = root.peek("tardis")
-    if root.peek("Sites") is not None or inner is None:
-        return whole, root
-    section = root.below("tardis")
-    steering.read(root)
-    return inner, section
 
 
 def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
     """Return the sites. Adds a problem if this is not a TARDIS configuration."""
     setting = root.take("Sites")
     if setting is None or not setting.items:
-        line = root.line_of(setting)
-        named = tardis_file(root.peek("pipeline")) if setting is None else ""
-        if named:
+        message = "missing key `Sites`: a list of sites, each with `name` and `adapter`"
+        if setting is None and (named := tardis_file(root.peek("pipeline"))):
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
-            document.complain(
-                Position(line, 1),
-                f"this is COBalD's configuration, which names that of TARDIS: "
-                f"`provisioner import {theirs} --cobald {document.file}`",
-            )
-            return []
-        document.complain(Position(line, 1), "missing key `Sites`: a list of sites, each with `name` and `adapter`")
+            command = f"`provisioner import {theirs} --cobald {document.file}`"
+            message = f"this is COBalD's configuration, which names that of TARDIS: {command}"
+        document.complain(Position(root.line_of("Sites"), 1), message)
         return []
     found: list[SiteImport] = []
     for n, one in enumerate(setting.items):
@@ -114,27 +108,18 @@ def _sites(root: KeyReader, document: YamlDocument) -> list[SiteImport]:
             document.complain(Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text")
             continue
         ours = our_name(name.text, [site.name for site in found])
-        site = SiteImport(entry, root.below(name.text), ours, adapter)
+        site = SiteImport(entry, root.below(name.text), ours, adapter.text)
         found.append(site)
-        if adapter.text == FAKE:
-            root.notes.needed(
-                adapter.line,
-                entry.name("adapter"),
-                f"{controller.FILE}: sites",
-                "a simulated site is not taken over: `provisioner demo` has one; write a real one",
-            )
-            root.notes.dropped(name.line, entry.name("name"), "of a simulated site")
+        if site.kind == SIMULATED:
+            text = "a simulated site is not taken over: `provisioner demo` has one; write a real one"
+            entry.needed("adapter", f"{controller.FILE}: sites", text)
+            entry.dropped("name", "of a simulated site")
             entry.drop_rest("of a simulated site")
             site.section.drop_rest("of a simulated site")
             continue
-        root.notes.converted(
-            name.line,
-            entry.name("name"),
-            f"{site.file}: site",
-            renamed(name.text, ours),
-        )
+        entry.converted("name", f"{site.file}: site", renamed(name.text, ours))
         if not site.section.is_there:
-            root.notes.needed(name.line, entry.name("name"), site.file, f"there is no section `{name.text}`")
+            entry.needed("name", site.file, f"there is no section `{name.text}`")
     return found
 
 
@@ -143,35 +128,11 @@ def _limit(steering: CobaldPipeline, sites: list[SiteImport]) -> tuple[int, str]
     if steering.cores is None:
         return None
     cores, line, key = steering.cores
-    smallest = min((m.cores for site in sites for m in site.machines if m.cores), default=0)
+    smallest = min((machine.cores for site in sites for machine in site.machines if machine.cores), default=0)
     if not smallest:
         steering.notes.dropped(line, key, f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
         return None
-    most = min(max(int(cores // smallest), 1), 1_000_000)
-    steering.notes.changed(
-        line,
-        key,
-        f"{controller.FILE}: policy.max_drones",
-        f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)",
-    )
+    most = drones_in(cores, smallest)
+    text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"
+    steering.notes.changed(line, key, f"{controller.FILE}: policy.max_drones", text)
     return most, f"{cores:g} cores, {smallest} each"
-
-
-def _rest(root: KeyReader, notes: ImportReport, oddities: Sequence[tuple[int, str]]) -> None:
-    notes.needed(
-        1,
-        "",
-        f"{controller.FILE}: controller",
-        "give it a name: it begins each drone's id, and no two controllers share one",
-    )
-    root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
-    for line, oddity in oddities:
-        notes.needed(line, "", "", oddity)
-
-
-def _tag(setting: YamlValue, notes: ImportReport) -> None:
-    known = KINDS | _SIMULATED
-    if setting.tag and kind_of(setting) not in known and not setting.tag.startswith("!Tardis"):
-        notes.needed(
-            setting.line, setting.tag, "", "nothing is done for a tag that TARDIS does not have: write the value"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,8 @@ from provisioner.migrate.report import KeyReader
 from provisioner.migrate.yaml11 import YamlValue
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
-_MOST_CPUS = 100_000
-_MOST_MIB = 1024**3
+_MAX_CPUS = 100_000
+_MAX_SIZE_MIB = 1024**3
 
 
 @dataclass(slots=True)
@@ -63,8 +64,7 @@ def machine_types(section: KeyReader, ours: str) -> list[MachineType]:
             key = f"{section.name('MachineTypes')}.{name}"
             section.notes.converted(one.line, key, f"{ours}: types.{made.ours}", renamed(name, made.ours))
     if not found:
-        line = section.line_of(setting)
-        section.notes.needed(line, section.name("MachineTypes"), f"{ours}: types", "no machine type: write one")
+        section.needed("MachineTypes", f"{ours}: types", "no machine type: write one")
     return found
 
 
@@ -76,29 +76,26 @@ def drone_type(
     ``decimal``: its sizes are in GB, not GiB. ``hidden_gpus``: TARDIS's configuration does not tell its GPUs.
     """
     at = f"{ours}: types.{machine.ours}"
-    block, notes = YamlBlock(), sizes.notes
-    _gpus(machine, block, sizes, at, hidden=hidden_gpus)
-    cores = sizes.take("Cores")
-    number = cores.number if cores is not None else None
-    if cores is not None and number is not None and number == int(number) and 1 <= number <= _MOST_CPUS:
-        machine.cores = int(number)
-        machine.numbers["Cores"] = str(int(number))
-        block.put("cpus", machine.cores)
-        notes.converted(cores.line, sizes.name("Cores"), f"{at}.cpus")
-    else:
-        block.put("cpus", placeholder("CPU cores of one drone"))
-        notes.needed(sizes.line_of(cores), sizes.name("Cores"), f"{at}.cpus", "a whole number of cores is wanted")
+    block = YamlBlock()
+    _put_gpus(machine, block, sizes, at, hidden=hidden_gpus)
+    remedy = "a whole number of cores is wanted"
+    what = "CPU cores of one drone"
+    machine.cores = sizes.put(
+        block, "Cores", f"{at}.cpus", lambda value: value.whole(_MAX_CPUS), what=what, remedy=remedy
+    )
+    if machine.cores is not None:
+        machine.numbers["Cores"] = str(machine.cores)
     for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
         setting = sizes.take(theirs)
         size_mib = _size_mib(setting, decimal=decimal)
         if setting is not None and size_mib:
             block.put(key, format_size(size_mib))
-            notes.converted(setting.line, sizes.name(theirs), f"{at}.{key}", f"{format_size(size_mib)} of each drone")
+            sizes.converted(theirs, f"{at}.{key}", f"{format_size(size_mib)} of each drone")
             machine.numbers[theirs] = f"{(setting.number or 0) * factor:g}"
         else:
             block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
-            notes.needed(sizes.line_of(setting), sizes.name(theirs), f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
-    sizes.drop_rest("TARDIS knows Cores, Memory and Disk; what else the slot should say goes into `ad`")
+            sizes.needed(theirs, f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
+    sizes.drop_rest("TARDIS knows Cores, Memory and Disk; write further attributes of the slot under `ad`")
     if machine.walltime_s is not None:
         block.put("walltime", format_duration(machine.walltime_s))
     return block
@@ -107,75 +104,60 @@ def drone_type(
 def _size_mib(setting: YamlValue | None, *, decimal: bool) -> int:
     """Return GiB (or GB) in MiB, rounded up; 0 if it is not a valid number."""
     number = setting.number if setting is not None else None
-    if number is None or number <= 0 or number > _MOST_MIB / 1024:
+    if number is None or number <= 0 or number > _MAX_SIZE_MIB / 1024:
         return 0
-    size_mib = number * 1e9 / 1024**2 if decimal else number * 1024
-    return max(-int(-size_mib // 1), 1)
+    return max(math.ceil(number * 1e9 / 1024**2 if decimal else number * 1024), 1)
 
 
-def _gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str, *, hidden: bool) -> None:
+def _put_gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str, *, hidden: bool) -> None:
     notes = sizes.notes
-    if hidden and not machine.gpus:
-        block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone"))
-        notes.needed(
-            machine.line,
-            f"{sizes.path}",
-            f"{at}.gpus",
-            "only the flavour tells whether it has GPUs: write their number, 0 for a CPU drone; with GPUs also `vram`"
-            " and `capability`",
-        )
+    if not machine.gpus:
+        block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone") if hidden else 0)
+        if hidden:
+            remedy = "write their number, 0 for a CPU drone; with GPUs also `vram` and `capability`"
+            text = f"only the flavour shows whether it has GPUs: {remedy}"
+            notes.needed(machine.line, sizes.path, f"{at}.gpus", text)
+        else:
+            remedy = "a CPU drone. If it has some, write `gpus`, `vram` and `capability`"
+            text = f"TARDIS does not know GPUs and nothing here asks for one: {remedy}"
+            notes.changed(machine.line, sizes.path, f"{at}.gpus", text)
         return
     block.put("gpus", machine.gpus)
-    if not machine.gpus:
-        notes.changed(
-            machine.line,
-            f"{sizes.path}",
-            f"{at}.gpus",
-            "TARDIS does not know GPUs and nothing here asks for one: a CPU drone. If it has some, write `gpus`, `vram`"
-            " and `capability`",
-        )
-        return
-    block.put(
-        "vram", format_size(machine.vram_mib) if machine.vram_mib else placeholder("memory of each GPU, as 40 GiB")
-    )
-    if not machine.vram_mib:
+    if machine.vram_mib:
+        block.put("vram", format_size(machine.vram_mib))
+    else:
+        block.put("vram", placeholder("memory of each GPU, as 40 GiB"))
         notes.needed(machine.line, machine.gpu_key, f"{at}.vram", "jobs ask for GPUs by memory: write it, as `40 GiB`")
     block.put("capability", placeholder("CUDA compute capability, as 8.0"))
-    block.remark(
-        "gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it"
-        + (f"; the site says {machine.gpu_model}" if machine.gpu_model else "")
-    )
+    site_model = f"; the site says {machine.gpu_model}" if machine.gpu_model else ""
+    block.remark(f"gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it{site_model}")
     block.remark('driver: "12.4"                # newest CUDA version of the driver')
-    notes.needed(
-        machine.line,
-        machine.gpu_key,
-        f"{at}.capability",
-        "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model` if jobs ask for it",
+    text = (
+        "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model` if jobs ask for it"
     )
+    notes.needed(machine.line, machine.gpu_key, f"{at}.capability", text)
 
 
-_SLURM = re.compile(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?")
+_SLURM_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}(?::\d{1,7}){0,2})")
 
 
 def slurm_walltime_s(text: str) -> float | None:
     """Return Slurm's ``--time`` (M, M:S, H:M:S, D-H, D-H:M, D-H:M:S) in seconds; None for anything else, and for 0."""
-    parts = _SLURM.fullmatch(text.strip())
+    parts = _SLURM_TIME.fullmatch(text.strip())
     if parts is None:
         return None
-    days, *rest = parts.groups()
-    numbers = [int(n) for n in rest if n is not None]
-    if days is not None:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    else:
-        hours, minutes, seconds = {1: [0, *numbers, 0], 2: [0, *numbers], 3: numbers}[len(numbers)]
-    return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds) or None
+    numbers = [int(number) for number in parts[2].split(":")]
+    unit_s = 3600 if parts[1] is not None or len(numbers) == 3 else 60
+    seconds = int(parts[1] or 0) * 86400
+    for number in numbers:
+        seconds += number * unit_s
+        unit_s //= 60
+    return float(seconds) or None
 
 
 def moab_walltime_s(text: str) -> float | None:
     """Return Moab's ``walltime`` (seconds, or ``[[DD:]HH:]MM:SS``) in seconds; None for anything else, and for 0."""
     if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,3}", text.strip()):
         return None
-    seconds = 0
-    for number, factor in zip(reversed(text.strip().split(":")), (1, 60, 3600, 86400), strict=False):
-        seconds += int(number) * factor
-    return float(seconds) or None
+    numbers = reversed(text.strip().split(":"))
+    return float(sum(int(n) * unit_s for n, unit_s in zip(numbers, (1, 60, 3600, 86400), strict=False))) or None

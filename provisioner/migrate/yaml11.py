@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import yaml
 
-from provisioner.config.strict_yaml import Position, YamlDocument, composed
+from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, composed
 
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
 
-_MAX_VALUES = 50_000
-_CORE = "tag:yaml.org,2002:"
 _RESOLVER = yaml.SafeLoader("")
 
 
@@ -45,18 +43,23 @@ class YamlValue:
             return None
         return number if math.isfinite(number) else None
 
+    def whole(self, most: int) -> int | None:
+        """Return a whole number from 1 to ``most``; None for anything else."""
+        number = self.number
+        return int(number) if number is not None and number == int(number) and 1 <= number <= most else None
+
     @property
     def items(self) -> list[YamlValue]:
         """Return the items of a plain list; of anything else none."""
         return self.value if isinstance(self.value, list) and not self.tag else []
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class YamlFile:
     """The content of a file."""
 
     root: YamlValue
-    oddities: list[tuple[int, str]] = field(default_factory=list)
+    oddities: list[tuple[int, str]]
     """Lines that are valid YAML and probably not intended, with the explanation."""
 
 
@@ -67,12 +70,8 @@ def read(text: str, document: YamlDocument) -> YamlFile | None:
         if not document.problems:
             document.complain(Position(1, 1), "is empty")
         return None
-    builder = _ValueBuilder(document)
-    try:
-        root = builder.value(node, node.start_mark.line + 1)
-    except _TooManyValuesError:
-        document.complain(Position(1, 1), f"aliases expand to more than {_MAX_VALUES} values")
-        return None
+    builder = _Yaml11Builder(document)
+    root = builder.build(node)
     if not document.problems and not isinstance(root.value, dict):
         document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
     return None if document.problems else YamlFile(root, builder.oddities)
@@ -89,96 +88,56 @@ def walk(setting: YamlValue) -> Iterator[YamlValue]:
             yield from walk(one)
 
 
-class _TooManyValuesError(Exception):
-    """Aliases that expand to more values than the limit."""
+class _Yaml11Builder(TreeBuilder):
+    """Builder that keeps tags, and takes keys, duplicates and scalars as TARDIS does."""
 
-
-class _ValueBuilder:
     def __init__(self, document: YamlDocument) -> None:
-        self.document = document
+        super().__init__(document)
         self.oddities: list[tuple[int, str]] = []
-        self.active: set[int] = set()
-        self.count = 0
+        self.tags: dict[Steps, str] = {}
 
-    def value(self, node: yaml.Node, line: int) -> YamlValue:
-        self.count += 1
-        if self.count > _MAX_VALUES:
-            raise _TooManyValuesError
-        if id(node) in self.active:
-            self.complain(node, "recursive alias: write the value out")
-            return YamlValue(None, line)
-        self.active.add(id(node))
-        try:
-            return self.inner(node, line)
-        finally:
-            self.active.discard(id(node))
+    def value(self, node: yaml.Node, steps: Steps) -> YamlValue:
+        value = super().value(node, steps)
+        position = self.document.keys.get(steps) or self.document.values[steps]
+        return YamlValue(value, position.line, self.tags.get(steps, ""))
 
-    def inner(self, node: yaml.Node, line: int) -> YamlValue:
-        tag = "" if node.tag.startswith(_CORE) and "/" not in node.tag else node.tag.replace(_CORE, "!!")
-        match node:
-            case yaml.ScalarNode():
-                return YamlValue((node.value or None) if tag else self.scalar(node), line, tag)
-            case yaml.SequenceNode():
-                return YamlValue([self.value(item, _line(item)) for item in node.value], line, tag)
-            case yaml.MappingNode():
-                return self.mapping(node, line, tag)
-            case _:
-                raise AssertionError(node)
+    def accepts_tag(self, node: yaml.Node, steps: Steps) -> bool:
+        is_core = node.tag.startswith(CORE_TAG) and "/" not in node.tag
+        self.tags[steps] = "" if is_core else node.tag.replace(CORE_TAG, "!!")
+        return True
 
-    def scalar(self, node: yaml.ScalarNode) -> Value:
+    def scalar(self, node: yaml.ScalarNode, steps: Steps) -> bool | int | float | str | None:
+        if self.tags[steps]:
+            return node.value or None
         value = _scalar(node)
         if isinstance(value, int | float) and ":" in str(node.value):
-            self.oddities.append(
-                (_line(node), f"`{node.value}` without quotes is the number {value:g} to YAML 1.1, and so to TARDIS")
-            )
+            meaning = f"`{node.value}` without quotes is the number {value:g} to YAML 1.1, and so to TARDIS"
+            self.oddities.append((node.start_mark.line + 1, meaning))
         return value
 
-    def mapping(self, node: yaml.MappingNode, line: int, tag: str) -> YamlValue:
-        found: dict[str, YamlValue] = {}
-        merged: list[yaml.Node] = []
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.complain(key_node, "expected a key: a plain word, not a list or mapping")
-                continue
-            key = str(key_node.value)
-            if key == "<<" and key_node.style is None:
-                merged.append(value_node)
-                continue
-            if key in found:
-                self.oddities.append((_line(key_node), f"duplicate key `{key}`: the last one counts, as in TARDIS"))
-            found[key] = self.value(value_node, _line(key_node))
-        for source in merged:
-            self.merge(source, found)
+    def key(self, node: yaml.ScalarNode) -> str:
+        return str(node.value)
+
+    def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
+        self.oddities.append((spot.line, f"duplicate key `{key}`: the last one counts, as in TARDIS"))
+        return True
+
+    def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, YamlValue]:
+        found = super().mapping(node, steps)
         kind = found.get("__type__")
-        if not tag and kind is not None and isinstance(kind.value, str):
+        if kind is not None and isinstance(kind.value, str) and not self.tags[steps]:
             del found["__type__"]
-            tag = "!" + kind.value.rpartition(".")[2]
-        return YamlValue(found, line, tag)
-
-    def merge(self, source: yaml.Node, found: dict[str, YamlValue]) -> None:
-        for one in source.value if isinstance(source, yaml.SequenceNode) else [source]:
-            setting = self.value(one, _line(one))
-            if not isinstance(setting.value, dict):
-                self.complain(one, "`<<` needs a mapping: write `<<: *anchor`")
-                continue
-            for key, value in setting.value.items():
-                found.setdefault(key, value)
-
-    def complain(self, node: yaml.Node, message: str) -> None:
-        self.document.complain(Position(_line(node), node.start_mark.column + 1), message)
+            self.tags[steps] = "!" + kind.value.rpartition(".")[2]
+        return found
 
 
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _scalar(node: yaml.ScalarNode) -> Value:
+def _scalar(node: yaml.ScalarNode) -> bool | int | float | str | None:
     """Return the value of a scalar in YAML 1.1; a date or an invalid number stays text."""
     text, tag = str(node.value), node.tag
-    if tag == f"{_CORE}str" and node.style is None:
+    if tag == f"{CORE_TAG}str" and node.style is None:
         tag = str(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
     try:
-        match tag.removeprefix(_CORE):
+        match tag.removeprefix(CORE_TAG):
             case "null":
                 return None
             case "bool":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Union
 
-from provisioner.config.strict_yaml import AmbiguousScalarError, scalar
+from provisioner.config.strict_yaml import is_plain_text
 from provisioner.formatting import sanitize
 
 Scalar = str | int | float | bool
+Writable = Union[Scalar, Sequence[Scalar], Mapping[str, "Writable"], "YamlBlock"]
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+@=:% -]*")
 _REMARK_COLUMN = 34
 
 
@@ -21,27 +21,29 @@ class QuotedText(str):
 class YamlBlock:
     """A mapping to be written, or only comments."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Mapping[str, Writable] | None = None) -> None:
         self.lines: list[str] = []
         self.keys: set[str] = set()
+        for key, value in (values or {}).items():
+            self.put(key, value)
 
-    def put(self, key: str, value: Scalar | Sequence[Scalar] | YamlBlock, remark: str = "") -> None:
+    def put(self, key: str, value: Writable, remark: str = "") -> None:
         """Add ``key: value``, unless the key is present."""
         if key in self.keys:
             return
         self.keys.add(key)
         name = _text(key)
-        match value:
-            case YamlBlock() if value.keys:
-                self.lines += [f"{name}:", *(f"  {line}" if line else "" for line in value.lines)]
-            case YamlBlock():
-                self.lines += [f"{name}: {{}}", *(f"  {line}" for line in value.lines)]
-            case str() | bool() | int() | float():
-                self._line(f"{name}: {_text(value)}", remark)
-            case _ if value:
-                self.lines += [f"{name}:", *(f"  - {_text(item)}" for item in value)]
-            case _:
-                self._line(f"{name}: []", remark)
+        if isinstance(value, Mapping):
+            value = YamlBlock(value)
+        if isinstance(value, YamlBlock):
+            self.lines.append(f"{name}:" if value.keys else f"{name}: {{}}")
+            self.lines += [f"  {line}".rstrip() for line in value.lines]
+        elif isinstance(value, Scalar):
+            line = f"{name}: {_text(value)}"
+            self.lines.append(f"{line:<{_REMARK_COLUMN}}# {sanitize(remark, 160)}" if remark else line)
+        else:
+            self.lines.append(f"{name}:" if value else f"{name}: []")
+            self.lines += [f"  - {_text(item)}" for item in value]
 
     def remark(self, text: str) -> None:
         """Add a comment line."""
@@ -50,9 +52,6 @@ class YamlBlock:
     def space(self) -> None:
         """Add an empty line."""
         self.lines.append("")
-
-    def _line(self, line: str, remark: str) -> None:
-        self.lines.append(f"{line:<{_REMARK_COLUMN}}# {sanitize(remark, 160)}" if remark else line)
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)
@@ -70,23 +69,9 @@ def _text(value: Scalar) -> str:
         case int() | float():
             return f"{value:g}" if isinstance(value, float) else str(value)
         case _:
-            return value if not isinstance(value, QuotedText) and _is_plain(value) else _quoted(value)
-
-
-def _is_plain(text: str) -> bool:
-    if not _PLAIN.fullmatch(text) or ": " in text or text[-1] in ": ":
-        return False
-    try:
-        return isinstance(scalar(text), str)
-    except AmbiguousScalarError:
-        return False
+            return value if not isinstance(value, QuotedText) and is_plain_text(value) else _quoted(value)
 
 
 def _quoted(text: str) -> str:
-    return '"' + "".join(_escaped(c) for c in text) + '"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return f"\\{char}"
-    return char if char.isprintable() else f"\\U{ord(char):08X}"
+    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in text)
+    return f'"{"".join(escaped)}"'

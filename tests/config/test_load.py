@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from pydantic import BaseModel
 
 from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
+from provisioner import loader
 from provisioner.config import (
     ConfigError,
     OverlayConfig,
@@ -20,19 +24,11 @@ from provisioner.config import (
     StoreConfig,
     check,
     load,
+    models,
     warnings,
 )
 from provisioner.config.loading import _by_field
-from provisioner.config.models import (
-    BlockingSection,
-    HeadroomSection,
-    LimitsSection,
-    OwnerSection,
-    PolicySection,
-    StoreSection,
-    TimeoutsSection,
-    TypeSection,
-)
+from provisioner.loader import AdapterBrokenError, AdapterUnknownError
 from provisioner.model import DroneType, Headroom, Policy, Reserve, Sharing, SitePolicy
 
 CONTROLLER = """\
@@ -83,18 +79,40 @@ types:
 options: {root: ../drones, cpus: 8}
 """
 
+GONE = "No such file or directory"
+BROKEN = Path(__file__).parent / "broken"
+REPOSITORY = Path(loader.__file__).resolve().parent.parent
 CLOUD = """
 from pydantic import BaseModel, Field
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
     speed: int = 0
-    project: str = Field(json_schema_extra={"places_drones": True})
+    project: str = Field(default="", json_schema_extra={"places_drones": True})
 class Cloud:
     Config = Config
     def poll(self): ...
     def start(self): ...
     def stop(self): ...
 """
+InstallAdapter = Callable[..., str]
+
+
+@pytest.fixture
+def install_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallAdapter:
+    """Install ``source`` as a module with site adapter ``name``; return the module's name."""
+
+    def install(name: str, source: str = CLOUD, method: str = "") -> str:
+        """``method``: a further method of ``Config``, indented by four."""
+        module = f"adapter_module_{name}"
+        (tmp_path / f"{module}.py").write_text(source.replace("class Cloud:", f"{method}\nclass Cloud:"))
+        egg = tmp_path / f"{name}-1.0.dist-info"
+        egg.mkdir()
+        (egg / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (egg / "entry_points.txt").write_text(f"[provisioner.sites]\n{name} = {module}:Cloud\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return module
+
+    return install
 
 
 def written(directory: Path, *, controller: str = CONTROLLER, **sites: str) -> Path:
@@ -219,18 +237,15 @@ def test_a_directory_name_with_wildcards_in_it_is_only_a_name(tmp_path: Path) ->
     assert [site.name for site in load(written(odd, big=SITE)).sites] == ["big"]
 
 
-def test_two_sites_with_their_drones_in_one_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_adapter(name: str, options: str = "{project: x}") -> str:
+    return SITE.partition("options:")[0].replace("adapter: local", f"adapter: {name}") + f"options: {options}\n"
+
+
+def test_two_sites_with_their_drones_in_one_place_are_refused(tmp_path: Path, install_adapter: InstallAdapter) -> None:
     """Each would take the other's drones for strays. What says where drones are, the adapter marks."""
-    module = tmp_path / "cloud_with_a_place.py"
-    module.write_text(CLOUD)
-    egg = tmp_path / "placed-1.0.dist-info"
-    egg.mkdir()
-    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: placed\nVersion: 1.0\n")
-    (egg / "entry_points.txt").write_text("[provisioner.sites]\nplaced = cloud_with_a_place:Cloud\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    site = SITE.partition("options:")[0].replace("adapter: local", "adapter: placed")
+    install_adapter("placed")
     sites = {
-        name: site.replace("site: big", f"site: {name}") + f"options: {{speed: 1, project: {project}}}\n"
+        name: with_adapter("placed", f"{{speed: 1, project: {project}}}").replace("site: big", f"site: {name}")
         for name, project in (("a", "gpu"), ("b", "other"), ("c", "gpu"))
     }
 
@@ -267,21 +282,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ]
 
 
+def with_pool(options: str) -> str:
+    before, after = CONTROLLER.index("overlay:"), CONTROLLER.index("sites:")
+    return f"{CONTROLLER[:before]}overlay:\n  adapter: htcondor\n  options: {options}\n{CONTROLLER[after:]}"
+
+
 def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     generous = SITE.replace("max_drones: 5, max_gpus: 4", "max_drones: 50, max_gpus: 40")
     pool = (
-        "overlay:\n  adapter: htcondor\n  options:\n    collector: cm.example.org:9618\n    trust_domain: example.org\n"
-        "    token: {file: token}\n    drone_token: {env: NO_SUCH_TOKEN}\nsites:"
+        "\n    collector: cm.example.org:9618\n    trust_domain: example.org\n    token: {file: token}\n"
+        "    drone_token: {env: NO_SUCH_TOKEN}"
     )
-    before, after = CONTROLLER.index("overlay:"), CONTROLLER.index("sites:") + len("sites:")
-    file = written(tmp_path, controller=CONTROLLER[:before] + pool + CONTROLLER[after:], big=generous)
+    file = written(tmp_path, controller=with_pool(pool), big=generous)
 
     assert check(file) == []
-    gone = "No such file or directory"
     told = [str(warning).removeprefix(f"{tmp_path}/") for warning in load(file).warnings]
     assert told == [
-        f"provisioner.yaml:8:12: warning: `token`: secret file {tmp_path}/token cannot be read: {gone}",
+        f"provisioner.yaml:8:12: warning: `token`: secret file {tmp_path}/token cannot be read: {GONE}",
         "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
         "provisioner.yaml:6:16: warning: `cm.example.org:9618` is a placeholder: write the real name",
         "provisioner.yaml:7:19: warning: `example.org` is a placeholder: write the real name",
@@ -292,12 +310,9 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
 
 def test_real_names_are_no_placeholders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "x")
-    pool = (
-        "overlay:\n  adapter: htcondor\n  options: {collector: cm.myexample.org:9618, trust_domain: example.org.cern.ch"
-        ", token: {env: TOKEN}, drone_token: {env: TOKEN}}\nsites:"
-    )
-    before, after = CONTROLLER.index("overlay:"), CONTROLLER.index("sites:") + len("sites:")
-    file = written(tmp_path, controller=CONTROLLER[:before] + pool + CONTROLLER[after:], big=SITE)
+    tokens = "token: {env: TOKEN}, drone_token: {env: TOKEN}"
+    pool = f"{{collector: cm.myexample.org:9618, trust_domain: example.org.cern.ch, {tokens}}}"
+    file = written(tmp_path, controller=with_pool(pool), big=SITE)
     assert not [each for each in load(file).warnings if "placeholder" in str(each)]
 
 
@@ -315,24 +330,16 @@ def test_being_asked_again_within_the_grace_is_a_warning(tmp_path: Path) -> None
     assert warnings(tmp_path / "sites/one.yaml") == []
 
 
-def test_an_adapter_judges_types_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapter: InstallAdapter) -> None:
     """What the hook says is told where it points; and what it raises is the adapter's fault."""
-    judging = CLOUD.replace(
-        "class Cloud:",
+    judging = (
         "    def misfits(self, types):\n"
         "        yield ('types', types[0].name, 'gpus'), f'no {types[0].gpu_milli} here'\n"
         "        raise RuntimeError('not so')\n"
-        "class Cloud:",
     )
-    (tmp_path / "cloud_that_judges.py").write_text(judging)
-    egg = tmp_path / "judging-1.0.dist-info"
-    egg.mkdir()
-    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: judging\nVersion: 1.0\n")
-    (egg / "entry_points.txt").write_text("[provisioner.sites]\njudging = cloud_that_judges:Cloud\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    site = SITE.partition("options:")[0].replace("adapter: local", "adapter: judging")
+    install_adapter("judging", method=judging)
 
-    problems = check(written(tmp_path, big=site + "options: {project: x}\n"))
+    problems = check(written(tmp_path, big=with_adapter("judging")))
 
     assert [(p.line, p.message) for p in problems] == [
         (11, "no 500 here"),
@@ -340,40 +347,23 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, monkeypatch: p
     ]
 
 
-@pytest.mark.parametrize(
-    ("hook", "severity"),
-    [("doubts(self)", "warning: "), ("failures(self)", "warning: "), ("unfit(self, types)", "warning: ")],
-)
+@pytest.mark.parametrize("hook", ["doubts(self)", "failures(self)", "unfit(self, types)"])
 def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, severity: str
+    tmp_path: Path, install_adapter: InstallAdapter, hook: str
 ) -> None:
     """Report the other problems of the file all the same."""
     name = f"failing_{hook.partition('(')[0]}"
-    failing = CLOUD.replace(
-        "class Cloud:", f"    def {hook}:\n        yield from ()\n        raise RuntimeError('not so')\nclass Cloud:"
-    )
-    (tmp_path / f"{name}.py").write_text(failing)
-    egg = tmp_path / f"{name}-1.0.dist-info"
-    egg.mkdir()
-    (egg / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (egg / "entry_points.txt").write_text(f"[provisioner.sites]\n{name} = {name}:Cloud\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    site = SITE.partition("options:")[0].replace("adapter: local", f"adapter: {name}")
-    file = written(tmp_path, big=site + "options: {project: x}\n")
+    install_adapter(name, method=f"    def {hook}:\n        yield from ()\n        raise RuntimeError('not so')\n")
+    file = written(tmp_path, big=with_adapter(name))
     told = [(p.line, p.message) for p in (*check(file), *warnings(file)) if "adapter" in p.message]
-    assert told == [(25, f"{severity}the adapter failed on its options: RuntimeError: not so")]
+    assert told == [(25, "warning: the adapter failed on its options: RuntimeError: not so")]
 
 
 def test_an_adapter_that_cannot_be_imported_is_a_problem_of_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, install_adapter: InstallAdapter
 ) -> None:
-    (tmp_path / "cloud_of_nothing.py").write_text("import no_such_library\n")
-    egg = tmp_path / "nothing-1.0.dist-info"
-    egg.mkdir()
-    (egg / "METADATA").write_text("Metadata-Version: 2.1\nName: nothing\nVersion: 1.0\n")
-    (egg / "entry_points.txt").write_text("[provisioner.sites]\nnothing = cloud_of_nothing:Cloud\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (problem,) = check(written(tmp_path, big=SITE.replace("adapter: local", "adapter: nothing")))
+    install_adapter("nothing", "import no_such_library\n")
+    (problem,) = check(written(tmp_path, big=with_adapter("nothing")))
     assert problem.line == 2 and "Python module `no_such_library` is missing" in problem.message
 
 
@@ -384,33 +374,37 @@ def test_of_a_short_walltime_a_tenth_is_kept_for_the_start(tmp_path: Path, wallt
 
 
 def test_a_literal_secret_is_never_repeated() -> None:
-    broken = Path(__file__).parent / "broken"
-    for case in broken.glob("literal-secret*.yaml"):
+    for case in BROKEN.glob("literal-secret*.yaml"):
         assert "eyJ" in case.read_text()
         assert all("eyJ" not in str(problem) for problem in check(case))
+
+
+MANGLED = st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6)
 
 
 @settings(max_examples=300, deadline=None)
 @example(at=0, cut=0, put="!0\n")  # a tag on the whole file
 @example(at=153, cut=0, put="\n\n")  # a line break within a pattern
-@given(st.integers(0, len(CONTROLLER) - 1), st.integers(0, 12), st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6))
+@given(st.integers(0, len(CONTROLLER) - 1), st.integers(0, 12), MANGLED)
 def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         mangled = CONTROLLER[:at] + put + CONTROLLER[at + cut :]
-        for problem in check(written(Path(directory), controller=mangled, big=SITE)):
-            assert problem.line >= 1
-            assert "\n" not in problem.message
+        check_problems(written(Path(directory), controller=mangled, big=SITE))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, len(SITE) - 1), st.integers(0, 12), st.text(alphabet="a0:-[]{}\"'&*!|# \n\t~.", max_size=6))
+@given(st.integers(0, len(SITE) - 1), st.integers(0, 12), MANGLED)
 def test_however_a_site_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "site.yaml"
         file.write_text(SITE[:at] + put + SITE[at + cut :])
-        for problem in check(file):
-            assert problem.line >= 1
-            assert "\n" not in problem.message
+        check_problems(file)
+
+
+def check_problems(file: Path) -> None:
+    for problem in check(file):
+        assert problem.line >= 1
+        assert "\n" not in problem.message
 
 
 def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: Path) -> None:
@@ -422,16 +416,13 @@ def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: P
 
 
 def test_headroom_arrives_in_inner_units(tmp_path: Path) -> None:
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites" / "big.yaml").write_text(SITE)
     text = CONTROLLER + (
         "  headroom:\n"
         "    - {name: day, count: 2, gpus: 0.5, vram: 40 GiB, cpus: 8, memory: 20 GiB, disk: 1 GiB, site: big,"
         " types: [a100], hours: [22, 6]}\n"
         "    - {name: always, count: 1}\n"
     )
-    (tmp_path / "provisioner.yaml").write_text(text)
-    assert load(tmp_path / "provisioner.yaml").policy.headroom == (
+    assert load(written(tmp_path, controller=text, big=SITE)).policy.headroom == (
         Headroom("day", 500, 8, 20480, 1024, 40960, 2, "big", ("a100",), 22, 6),
         Headroom("always"),
     )
@@ -440,17 +431,90 @@ def test_headroom_arrives_in_inner_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "target", "elsewhere"),
     [
-        (StoreSection, StoreConfig, set()),
-        (PolicySection, Policy, {"interval", "active_interval", "carbon"}),
-        (HeadroomSection, Headroom, {"hours"}),
-        (LimitsSection, SitePolicy, set()),
-        (TimeoutsSection, SitePolicy, {"idle"}),
-        (OwnerSection, SitePolicy, set()),
-        (BlockingSection, Reserve, set()),
-        (TypeSection, DroneType, set()),
+        (models.StoreSection, StoreConfig, set()),
+        (models.PolicySection, Policy, {"interval", "active_interval", "carbon"}),
+        (models.HeadroomSection, Headroom, {"hours"}),
+        (models.LimitsSection, SitePolicy, set()),
+        (models.TimeoutsSection, SitePolicy, {"idle"}),
+        (models.OwnerSection, SitePolicy, set()),
+        (models.BlockingSection, Reserve, set()),
+        (models.TypeSection, DroneType, set()),
     ],
 )
 def test_each_key_has_a_field_of_the_same_name(section: type[BaseModel], target: type, elsewhere: set[str]) -> None:
     """A key whose field has another name would be ignored."""
     empty = section.model_construct(**dict.fromkeys(section.model_fields))
     assert len(_by_field(target, empty)) == len(section.model_fields) - len(elsewhere)
+
+
+# ------------------------------------------------------------------------------------------ adapters by entry point
+
+
+@pytest.fixture
+def installed(install_adapter: InstallAdapter, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Install a site adapter of the source in the test's parameter; return its name and its module."""
+    name = f"cloud{abs(hash(request.node.name))}"
+    return name, install_adapter(name, request.param)
+
+
+def test_the_shipped_adapters_are_found_and_whole() -> None:
+    assert "local" in loader.site_adapters()
+    assert {"embedded", "htcondor"} <= set(loader.overlay_adapters())
+    assert loader.site_adapter("local").Config.__name__
+    assert loader.overlay_adapter("embedded").Config.__name__
+    assert loader.is_shipped(loader.SITES, "local")
+
+
+@pytest.mark.parametrize("installed", [CLOUD], indirect=True)
+def test_an_adapter_of_another_distribution_is_found(installed: tuple[str, str]) -> None:
+    name, module = installed
+    assert getattr(loader.site_adapter(name), "__module__", "") == module
+    assert name in loader.site_adapters()
+    assert not loader.is_shipped(loader.SITES, name)
+
+
+def test_an_unknown_adapter_comes_with_the_known_ones() -> None:
+    with pytest.raises(AdapterUnknownError, match="no site adapter `locale` is installed") as raised:
+        loader.site_adapter("locale")
+    assert "local" in raised.value.known
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        ("import no_such_library\n", "cannot be imported: Python module `no_such_library` is missing"),
+        ("raise OSError('libslurm.so: cannot open')\n", r"cannot be imported: OSError: libslurm.so: cannot open"),
+        ("x = 1\n", "has no attribute 'Cloud'"),
+        ("class Cloud: ...\n", "has no `Config`"),
+        (CLOUD.replace('"forbid"', '"allow"'), "lets unknown options pass"),
+        (CLOUD.replace("def stop", "def halt"), "lacks the methods stop"),
+    ],
+    indirect=["installed"],
+)
+def test_an_adapter_that_cannot_be_used_says_why(installed: tuple[str, str], words: str) -> None:
+    name, module = installed
+    with pytest.raises(AdapterBrokenError, match=words) as raised:
+        loader.site_adapter(name)
+    assert f"site adapter `{name}` ({module}:Cloud)" in str(raised.value)
+
+
+def test_another_package_of_our_name_is_told_by_its_place(tmp_path: Path) -> None:
+    other = tmp_path / "adapters"
+    other.mkdir()
+    (other / "__init__.py").write_text("")
+    script = "from provisioner import loader\nloader.site_adapter('local')"
+
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert run.returncode == 1
+    assert (
+        f"lives in package `adapters` at {REPOSITORY}/adapters, but Python finds {other} under that name" in run.stderr
+    )

@@ -10,33 +10,7 @@ import yaml
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.yaml11 import read as read_yaml
-from tests.migrate.examples import ALL, CLOUDS, COBALD, FAKE, HTCONDOR, SLURM, about, converted, finding
-
-PROVISIONER = """\
-# yaml-language-server: $schema=docs/reference/controller.schema.json
-#
-# From tardis.yml, by `provisioner import`.
-# What stands in <...> is yours to fill in: `provisioner check` names each with its line.
-
-controller: "<name of this controller: it begins each drone's id>"
-
-store:
-  path: var/provisioner.db
-
-overlay:
-  adapter: htcondor
-  options:
-    collector: pool.example.org:9620
-    trust_domain: "<TRUST_DOMAIN of the pool>"
-    token: "<{file: controller.token}>"
-    drone_token: "<{file: drone.token}>"
-
-sites:
-  - site_configs/hpc.yaml
-
-policy:
-  max_drones: 4                     # 85 cores, 20 each
-"""
+from tests.migrate.examples import ALL, CLOUDS, COBALD, EXPECTED, FAKE, HTCONDOR, SLURM, about, converted, finding
 
 
 def controller(made: ImportResult) -> Any:
@@ -44,7 +18,7 @@ def controller(made: ImportResult) -> Any:
 
 
 def test_the_controller_file_names_the_pool_and_the_sites() -> None:
-    assert converted(SLURM, COBALD).files["provisioner.yaml"] == PROVISIONER
+    assert converted(SLURM, COBALD).files["provisioner.yaml"] == (EXPECTED / "provisioner.yaml").read_text()
 
 
 @pytest.mark.parametrize(

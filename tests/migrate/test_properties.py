@@ -10,61 +10,15 @@ from provisioner.config.strict_yaml import YamlDocument, parse
 from provisioner.migrate import ImportOutcome
 from tests.migrate.examples import ALL, JDLS, read
 
-JUNK = [
-    "",
-    "~",
-    "3",
-    "-1",
-    "0",
-    "1e400",
-    ".nan",
-    ".inf",
-    "12:30:00",
-    "0x10",
-    "0b",
-    "0o7",
-    "1_000",
-    "2001-01-01",
-    "yes",
-    "[]",
-    "{}",
-    "[[]]",
-    "{a: {b: [1]}}",
-    "!x",
-    "!x {a: 1}",
-    "!!int x",
-    "!!float y",
-    "!!bool z",
-    "!!null n",
-    "!!binary x",
-    "!!timestamp t",
-    "*none",
-    "&a [*a]",
-    "&b {<<: *b}",
-    "<",
-    "'",
-    '"',
-    "|",
-    ">-",
-    "%",
-    "@",
-    "`",
-    "- ",
-    "? ",
-    ": ",
-    "\t",
-    "x: y: z",
-    '"\\ud800"',
-    '"\\0\\n"',
-    "9" * 400,
-    '"</>: # ${x} $$"',
-    "{__type__: 3}",
-    "{__type__: a.ShellExecutor}",
-    "{<<: 3}",
-    "\u2028",
-    "\u00e9",
-    "\U0001f642",
-]
+_WORDS = """
+~ 3 -1 0 1e400 .nan .inf 12:30:00 0x10 0b 0o7 1_000 2001-01-01 yes [] {} [[]] !x *none < ' | >- % @ `
+"""
+_PHRASES = (
+    '{a: {b: [1]}} ; !x {a: 1} ; !!int x ; !!float y ; !!bool z ; !!null n ; !!binary x ; !!timestamp t ; &a [*a] ; "'
+    " ; &b {<<: *b} ; x: y: z ; {__type__: 3} ; {__type__: a.ShellExecutor} ; {<<: 3}"
+)
+_CHARACTERS = ("", "- ", "? ", ": ", "\t", '"\\ud800"', '"\\0\\n"', '"</>: # ${x} $$"', "\u2028", "\xe9", "\U0001f642")
+JUNK = [*_WORDS.split(), *_PHRASES.split(" ; "), *_CHARACTERS, "9" * 400]
 
 
 @st.composite

@@ -11,65 +11,9 @@ from adapters.htcondor.site import settings
 from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_SITE
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.migrate import ImportOutcome, ImportResult
-from provisioner.migrate.htcondor import OUR_VARIABLES, OURS
+from provisioner.migrate.htcondor import RESERVED, RESERVED_VARIABLES
 from provisioner.migrate.machine_types import moab_walltime_s, slurm_walltime_s
-from tests.migrate.examples import CLOUDS, FAKE, HTCONDOR, SLURM, about, converted, finding, read
-
-TOPAS = """\
-# yaml-language-server: $schema=../docs/reference/site.schema.json
-#
-# Site topas, from tardis.yml, by `provisioner import`.
-# What stands in <...> is yours to fill in: `provisioner check` names each with its line.
-
-site: topas
-adapter: htcondor
-
-limits:
-  max_drones: 5                     # 42 cores, 8 each
-
-# blocking:                       # what each free GPU keeps for the drone that will take it
-#   - {nodes: ["*"], cpus: 8, memory: 20 GiB}
-# owner:                          # drones make room for the jobs that `options.owner` names
-#   preempt_proactively: true
-
-types:
-  one-gpu:
-    gpus: 1
-    vram: 30000 MiB
-    capability: "<CUDA compute capability, as 8.0>"
-    # gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it
-    # driver: "12.4"                # newest CUDA version of the driver
-    cpus: 8
-    memory: 19968 MiB
-    disk: 50 GiB
-    max_drones: 5
-  whole:
-    gpus: 0
-    cpus: 42
-    memory: 256 GiB
-    disk: 840 GiB
-    max_drones: 1
-
-options:
-  collector: condor.example.org:9618
-  schedd: grid@submit.example.org
-  transport: tools                  # the site's tools, run on this host
-  work_directory: ../var/topas      # what drones take along and leave, from this file
-  submit:
-    accounting_group: "tardis"
-    +IsBackfill: "True"
-  types:
-    one-gpu:
-      submit:
-        rank: "$(kflops)"
-      requirements: "TARGET.GpuClass == \\"a100\\" && TARGET.Cpus >= 8"
-    whole:
-      submit:
-        x509userproxy: "/home/tardis/proxy"
-  # owner:                        # whose jobs come first here, and where they wait
-  #   jobs: AcctGroup == "group_of_the_owner"
-  #   schedds: [submit.example.org]
-"""
+from tests.migrate.examples import ALL, CLOUDS, EXPECTED, FAKE, HTCONDOR, SLURM, about, converted, finding, read
 
 
 def site(made: ImportResult, name: str) -> Any:
@@ -80,7 +24,7 @@ def site(made: ImportResult, name: str) -> Any:
 
 
 def test_an_htcondor_site_keeps_its_types_its_place_and_its_submit_commands() -> None:
-    assert converted(HTCONDOR).files["site_configs/topas.yaml"] == TOPAS
+    assert converted(HTCONDOR).files["site_configs/topas.yaml"] == (EXPECTED / "topas.yaml").read_text()
 
 
 def test_every_command_of_a_template_is_told_of_at_its_own_line() -> None:
@@ -158,7 +102,7 @@ def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
 
 
 def test_the_variables_that_are_the_sites_are_so_in_both_places() -> None:
-    assert settings._RESERVED_JOB_VARIABLES.pattern == OUR_VARIABLES.pattern
+    assert settings._RESERVED_JOB_VARIABLES.pattern == RESERVED_VARIABLES.pattern
 
 
 def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_written() -> None:
@@ -201,7 +145,7 @@ def test_blocking_and_owner_are_named_once_and_stand_there_as_remarks() -> None:
 
 def test_the_site_takes_every_command_that_is_taken_over() -> None:
     """And none that the site sets itself is: it would refuse the file."""
-    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(OURS)
+    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(RESERVED)
     options = site(converted(HTCONDOR), "topas")["options"]
     options["types"]["one-gpu"].pop("requirements")
     made = settings.HTCondorSiteConfig.model_validate(options)
@@ -437,10 +381,11 @@ def test_a_second_factor_and_an_unchecked_host_need_you() -> None:
     assert about(made, f"{key}.known_hosts")[0][0] is ImportOutcome.CHANGED
 
 
-@pytest.mark.parametrize("text", [CLOUDS, FAKE, SLURM, HTCONDOR], ids=["clouds", "fake", "slurm", "htcondor"])
-def test_no_secret_leaves_the_old_file(text: str) -> None:
-    made = converted(text)
+@pytest.mark.parametrize("name", ALL)
+def test_no_secret_leaves_the_old_file(name: str) -> None:
+    made = converted(ALL[name])
     everything = "".join(made.files.values()) + "".join(f"{f.key}{f.ours}{f.text}" for f in made.findings)
+    assert ("gee-heim" in ALL[name]) is (name in ("clouds", "openstack"))
     assert "gee-heim" not in everything.lower()
 
 
@@ -482,7 +427,7 @@ def test_a_thousand_laughs_are_refused() -> None:
     )
     made, problems = read(laughs + "Sites: []\n")
     assert made is None
-    assert ["aliases expand" in p.message for p in problems] == [True]
+    assert ["with its aliases" in p.message for p in problems] == [True]
 
 
 def test_anchors_and_merges_are_what_they_are_to_tardis() -> None:

@@ -55,7 +55,7 @@ def test_it_writes_our_files_and_shows_what_became_of_each_key(old: Path, capsys
     assert any(line.startswith("gpu.jdl:11") and "accounting_group" in line for line in lines)
     assert any(line.startswith("cobald.yml:2") and "no counterpart" in line for line in lines)
     assert "written to new: provisioner.yaml, site_configs/topas.yaml" in err
-    assert "needs you; fill in what stands in <...>, then: provisioner check" in err
+    assert "needs you; fill in each <...>, then: provisioner check" in err
 
 
 def test_what_needs_you_comes_first(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFi
     Path("site_configs").mkdir()
     Path("site_configs/topas.yaml").write_text("mine")
     assert run(old / "tardis.yml") == Exit.FAILED
-    assert "site_configs/topas.yaml is there already" in capsys.readouterr().err
+    assert "site_configs/topas.yaml exists already" in capsys.readouterr().err
     assert made(Path(".")) == ["site_configs/topas.yaml"]
     assert Path("site_configs/topas.yaml").read_text() == "mine"
     assert run(old / "tardis.yml", "--force") == Exit.UNMET
