@@ -241,25 +241,10 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
     except UnsupportedOptionError as error:
         raise RejectedError(str(error), FaultKind.CONFIG) from None
     attributes: dict[str, object] = {
-        "name": submission.name,
-        "script": submission.script.decode("utf-8", "surrogateescape"),
-        "array": format_ranges(submission.tasks),
-        "partitions": submission.partition,
-        "account": submission.account,
-        "qos": submission.qos,
-        "reservations": submission.reservation,
-        "constraints": submission.constraint,
-        "gres_per_node": submission.gres,
-        "memory_per_node": submission.memory_mib,
-        "temporary_disk_per_node": submission.tmp_mib,
-        "time_limit": submission.minutes,
-    }
-    if submission.notice_s:
-        attributes["signal"] = {"signal": 15, "time": submission.notice_s, "batch_only": True}
-    return {
         "profile_types": "none",  # by default pyslurm requests all of them
         **options,
-        **{attribute: value for attribute, value in attributes.items() if value},
+        "name": submission.name,
+        "script": submission.script.decode("utf-8", "surrogateescape"),
         "nodes": 1,
         "ntasks": 1,
         "cpus_per_task": submission.cpus,
@@ -268,6 +253,15 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
         "working_directory": "/",
         "standard_output": submission.output,
     }
+    if submission.tasks:
+        attributes["array"] = format_ranges(submission.tasks)
+    if submission.memory_mib:
+        attributes["memory_per_node"] = submission.memory_mib
+    if submission.minutes:
+        attributes["time_limit"] = submission.minutes
+    if submission.notice_s:
+        attributes["signal"] = {"signal": 15, "time": submission.notice_s, "batch_only": True}
+    return attributes
 
 
 # ------------------------------------------------------------------------------------------------------------- records

@@ -196,21 +196,10 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
         "maximum_nodes": 1,
         "cpus_per_task": submission.cpus,
     }
-    words = {
-        "partition": submission.partition,
-        "account": submission.account,
-        "qos": submission.qos,
-        "reservation": submission.reservation,
-        "constraints": submission.constraint,
-        # 24.11 would take `gpu:a100:1` too, 26.05 does not
-        "tres_per_node": f"gres/{submission.gres}" if submission.gres else "",
-        "array": format_ranges(submission.tasks),
-    }
-    job |= {name: word for name, word in words.items() if word}
+    if submission.tasks:
+        job["array"] = format_ranges(submission.tasks)
     if submission.memory_mib:
         job["memory_per_node"] = {"set": True, "number": submission.memory_mib}
-    if submission.tmp_mib:
-        job["temporary_disk_per_node"] = submission.tmp_mib
     if submission.minutes:
         job["time_limit"] = {"set": True, "number": submission.minutes}
     if submission.notice_s:

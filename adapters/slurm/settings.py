@@ -111,6 +111,11 @@ class SlurmJobOptions(BaseModel):
         examples=[{"exclude": "hkn0815", "nice": "100"}],
     )
 
+    def sbatch_options(self) -> dict[str, str | bool]:
+        """Return all of these as options of sbatch by their long names: `submit`, and every other key that is set."""
+        named = {key: getattr(self, key) for key in SlurmJobOptions.model_fields if key != "submit"}
+        return {**self.submit, **{key: value for key, value in named.items() if value}}
+
 
 class SlurmTypeOptions(SlurmJobOptions):
     """Options of one drone type, which override those of the site."""
@@ -297,7 +302,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     def options_for(self, type_name: str) -> SlurmJobOptions:
         """Return the options for drones of a type: those of the type, else those of the site."""
         special = self.types.get(type_name, SlurmTypeOptions())
-        keys = ("partition", "account", "qos", "reservation", "constraint")
+        keys = SlurmJobOptions.model_fields.keys() - {"submit"}
         options = {key: getattr(special, key) or getattr(self, key) for key in keys}
         return SlurmJobOptions(**options, submit={**self.submit, **special.submit})
 

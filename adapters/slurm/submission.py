@@ -80,8 +80,10 @@ def make_batches(
 def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBatch:
     """Return one submission for orders that differ only in their number, ascending."""
     drone_type, base = orders[0].type, _number(orders[0])
-    options = config.options_for(drone_type.name)
     drone_ids = tuple(order.drone_id for order in orders)
+    options = config.options_for(drone_type.name).sbatch_options()
+    if gres := _gres(drone_type, config):
+        options["gres"] = gres
     output = "/dev/null"
     if config.output_directory:
         output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"
@@ -89,19 +91,13 @@ def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBa
         name=job_name(drone_ids, drone_type.name, drone_type.site),
         script=render_script(orders, config),
         tasks=tuple(_number(order) - base for order in orders) if len(orders) > 1 else (),
-        partition=options.partition,
-        account=options.account,
-        qos=options.qos,
-        reservation=options.reservation,
-        constraint=options.constraint,
-        gres=_gres(drone_type, config),
         cpus=drone_type.cpus,
         memory_mib=drone_type.memory_mib,
-        tmp_mib=0,  # Slurm knows only the size of a node's disk, not its free space: it would reserve nothing
+        # Not `tmp`: Slurm knows only the size of a node's disk, not its free space, and would reserve nothing.
         minutes=int(drone_type.walltime_s // 60),  # whole minutes, rounded down: the type may not live longer
         notice_s=min(_MAX_NOTICE_S, round(orders[0].grace_s) + LIMIT_CHECK_INTERVAL_S),
         output=output,
-        options=options.submit,
+        options=options,
     )
     return SlurmBatch(drone_ids, tuple(orders), submission)
 

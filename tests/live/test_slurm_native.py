@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import pytest
 
 from adapters.slurm.native import SlurmNativeClient
-from adapters.slurm.records import SlurmJob, SlurmSubmission
+from adapters.slurm.records import SlurmJob
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
@@ -29,7 +29,7 @@ from provisioner.model import FaultKind
 from tests.labs.horeka import horeka
 from tests.labs.htcondor import OWN, Condor, LabError, children_of, own
 from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
-from tests.labs.slurm_sites import SlurmWorld
+from tests.labs.slurm_sites import SlurmWorld, lab_job
 from tests.live.conftest import wanted
 from tests.live.test_slurm_drones import twenty_jobs_run
 
@@ -97,13 +97,6 @@ def config(python: Path, **more: Any) -> SlurmSiteConfig:
     return SlurmSiteConfig.model_validate({**usual, "deadline": "20s", **more})
 
 
-def drones(name: str, script: str = "exec /bin/sleep 600", **special: Any) -> SlurmSubmission:
-    usual: dict[str, Any] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 20480}
-    return SlurmSubmission(
-        name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special}
-    )
-
-
 @pytest.fixture
 async def cluster(slurm: SlurmLab, python: Path) -> AsyncIterator[SlurmNativeClient]:
     async with SlurmNativeClient(config(python), "hk") as found:
@@ -153,14 +146,14 @@ def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm
 async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: SlurmNativeClient) -> None:
     """Also the last one to start, whose number is the whole array's."""
     name = f"{own('array')}-0+.a100.hk"
-    job = await cluster.submit(drones(name, tasks=(0, 1, 2, 7)))
+    job = await cluster.submit(lab_job(name, tasks=(0, 1, 2, 7)))
     ids = {f"{job}_{task}" for task in (0, 1, 2, 7)}
     there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"] * 4)
     assert there.keys() == ids
     one = there[f"{job}_7"]
-    assert (one.user, one.account, one.partition, one.limit_s) == ("drone", "lab", "accelerated", 600.0)
-    assert (one.cpus, one.memory_mib, one.gpus, one.exit_code) == (8, 20480, {"a100": 1}, None)
-    assert one.ends_at - one.started_at == 600
+    assert (one.user, one.account, one.partition, one.limit_s) == ("drone", "lab", "accelerated", 300.0)
+    assert (one.cpus, one.memory_mib, one.gpus, one.exit_code) == (8, 2048, {"a100": 1}, None)
+    assert one.ends_at - one.started_at == 300
     await cluster.cancel([f"{job}_7", f"{job}_999", "999999"])
     left = await seen(cluster, name, lambda jobs: "CANCELLED" in {each.state for each in jobs})
     assert states(left) == {each: "CANCELLED" if each == f"{job}_7" else "RUNNING" for each in ids}
@@ -171,7 +164,7 @@ async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: Slur
 async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
     name = f"{own('long')}-0+.a100.hk"
     tasks = tuple(range(0, 1000, 3))
-    job = await cluster.submit(drones(name, tasks=tasks, gres="gpu:a100:4"))
+    job = await cluster.submit(lab_job(name, tasks=tasks, gres="gpu:a100:4"))
     there = await seen(cluster, name, lambda jobs: len(jobs) == len(tasks))
     assert set(there) == {f"{job}_{task}" for task in tasks}
     waiting = sorted(each for each, found in there.items() if found.state == "PENDING")
@@ -184,13 +177,13 @@ async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
 
 async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, cluster: SlurmNativeClient) -> None:
     name = f"{own('room')}-1.a100.hk"
-    await cluster.submit(drones(name, gres="gpu:a100:3"))
+    await cluster.submit(lab_job(name, gres="gpu:a100:3"))
     there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
     (job,) = there.values()
     nodes = {node.name: node for node in await cluster.nodes()}
     busy = nodes[job.nodes[0]]
     assert (busy.gpus, busy.used_gpus, busy.cpus, busy.used_cpus) == ({"a100": 4}, {"a100": 3}, 152, 8)
-    assert (busy.state, busy.memory_mib, busy.used_memory_mib) == ("MIXED", 512000, 20480)
+    assert (busy.state, busy.memory_mib, busy.used_memory_mib) == ("MIXED", 512000, 2048)
     assert nodes["hkn0901"].gpus == {"h100": 4} and nodes["hkn0901"].used_gpus == {}
     partitions = {partition.name: partition for partition in await cluster.partitions()}
     assert partitions["accelerated"].nodes == ("hkn0801", "hkn0802") and partitions["accelerated"].default
@@ -217,7 +210,7 @@ async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, 
 async def test_ends_are_in_the_accounting_database(cluster: SlurmNativeClient) -> None:
     name = f"{own('ends')}-0+.a100.hk"
     before = time.time() - 1
-    job = await cluster.submit(drones(name, "exit $SLURM_ARRAY_TASK_ID", tasks=(0, 3)))
+    job = await cluster.submit(lab_job(name, "exit $SLURM_ARRAY_TASK_ID", tasks=(0, 3)))
     await seen(cluster, name, lambda jobs: {each.state for each in jobs} == {"COMPLETED", "FAILED"})
     for ids in ([f"{job}_0", f"{job}_3"], []):
         ended = await cluster.ended_jobs(ids, before)
@@ -236,10 +229,10 @@ async def test_a_job_gets_nothing_of_our_environment(
     said = slurm.shared / own("environment")
     async with SlurmNativeClient(config(python), "hk") as cluster:
         name = f"{own('env')}-1.a100.hk"
-        await cluster.submit(drones(name, "/usr/bin/env", output=str(said)))
+        await cluster.submit(lab_job(name, "/usr/bin/env", output=str(said)))
         await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["COMPLETED"])
     told = dict(line.split("=", 1) for line in said.read_text().splitlines() if "=" in line)
-    assert told["SLURM_EXPORT_ENV"] == "NIL" and told["SLURM_MEM_PER_NODE"] == "20480"
+    assert told["SLURM_EXPORT_ENV"] == "NIL" and told["SLURM_MEM_PER_NODE"] == "2048"
     assert not told.keys() & {"SLURM_SECRET", "SECRET_OF_OURS", "SLURM_BITSTR_LEN"}
     slurm.empty()
 
@@ -250,7 +243,7 @@ async def test_a_job_gets_nothing_of_our_environment(
         ({"partition": "nix"}, FaultKind.CONFIG),
         ({"account": "nobody"}, FaultKind.CONFIG),
         ({"gres": "gpu:a100:9"}, FaultKind.CONFIG),
-        ({"options": {"bb": "x"}}, FaultKind.CONFIG),
+        ({"bb": "x"}, FaultKind.CONFIG),
     ],
     ids=["partition", "account", "gpus", "unsayable"],
 )
@@ -258,7 +251,7 @@ async def test_a_refusal_says_of_which_kind_it_is(
     cluster: SlurmNativeClient, special: dict[str, Any], kind: FaultKind
 ) -> None:
     with pytest.raises(RejectedError) as refused:
-        await cluster.submit(drones(f"{own('no')}-1.a100.hk", **special))
+        await cluster.submit(lab_job(f"{own('no')}-1.a100.hk", **special))
     assert refused.value.kind is kind
 
 
@@ -274,7 +267,7 @@ async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, 
         slurm.signal("slurmctld", SIGSTOP)
         try:
             with pytest.raises(OutcomeUnknownError):
-                await cluster.submit(drones(f"{own('late')}-1.a100.hk"))
+                await cluster.submit(lab_job(f"{own('late')}-1.a100.hk"))
             with pytest.raises(UnavailableError):
                 await cluster.own_jobs()
         finally:
@@ -290,7 +283,7 @@ async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.M
             await cluster.own_jobs()
         assert down.value.kind is FaultKind.CONFIG
         with pytest.raises(UnavailableError):
-            await cluster.submit(drones(f"{own('nowhere')}-1.a100.hk"))
+            await cluster.submit(lab_job(f"{own('nowhere')}-1.a100.hk"))
 
 
 async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +299,7 @@ async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: P
     with cluster_with_us(accounting=False) as lab:
         async with SlurmNativeClient(config(interpreter(lab, pyslurm, tmp_path)), "hk") as cluster:
             name = f"{own('plain')}-1.a100.hk"
-            await cluster.submit(drones(name, gres="gpu:2"))
+            await cluster.submit(lab_job(name, gres="gpu:2"))
             there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
             (job,) = there.values()
             used = {node.name: node.used_gpus for node in await cluster.nodes()}

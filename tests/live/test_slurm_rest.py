@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.records import SlurmJob, SlurmSubmission
+from adapters.slurm.records import SlurmJob
 from adapters.slurm.rest import SlurmRestClient
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.labs.htcondor import own
 from tests.labs.slurm import Slurm, SlurmLab
+from tests.labs.slurm_sites import lab_job
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180), pytest.mark.asyncio]
 
@@ -64,13 +65,6 @@ def unique(word: str) -> str:
     return f"{own(f'{word}{next(_NTH)}')}.a100.kit"
 
 
-def drones(name: str, script: str = "exec sleep 600", **special: Any) -> SlurmSubmission:
-    usual: dict[str, Any] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 20480}
-    return SlurmSubmission(
-        name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special}
-    )
-
-
 async def seen(
     cluster: SlurmRestClient, name: str, wanted: Callable[[Sequence[SlurmJob]], bool]
 ) -> dict[str, SlurmJob]:
@@ -95,12 +89,12 @@ def in_state(state: str, count: int) -> Callable[[Sequence[SlurmJob]], bool]:
 async def test_an_array_task_keeps_its_name_from_waiting_to_its_end(rest: dict[str, Any], slurm: SlurmLab) -> None:
     name = unique("array")
     async with by(rest) as cluster:
-        number = await cluster.submit(drones(name, tasks=tuple(range(10))))
+        number = await cluster.submit(lab_job(name, tasks=tuple(range(10))))
         jobs = await seen(cluster, name, in_state("RUNNING", 8))
 
         assert set(jobs) == {f"{number}_{task}" for task in range(10)}
         for job in jobs.values():
-            assert (job.user, job.account, job.limit_s, job.gpus) == ("drone", "lab", 600.0, {"a100": 1})
+            assert (job.user, job.account, job.limit_s, job.gpus) == ("drone", "lab", 300.0, {"a100": 1})
             assert (job.nodes != ()) == (job.state == "RUNNING")
         known = {job.remote_id for job in await cluster.active_jobs(["accelerated"])}
         assert set(jobs) <= known
@@ -120,7 +114,7 @@ async def test_an_array_task_keeps_its_name_from_waiting_to_its_end(rest: dict[s
 
 async def test_the_accounting_tells_the_end_of_single_tasks(slurm: SlurmLab, cluster: SlurmRestClient) -> None:
     name, begun_at = unique("ended"), time.time() - 5
-    number = await cluster.submit(drones(name, "exit 3", tasks=(0, 2)))
+    number = await cluster.submit(lab_job(name, "exit 3", tasks=(0, 2)))
     await seen(cluster, name, in_state("FAILED", 2))
 
     until = time.monotonic() + 30
@@ -138,7 +132,7 @@ async def test_a_step_has_time_at_a_polite_end_and_none_at_a_kill(slurm: SlurmLa
     heard = slurm.shared / name
     step = f"""exec >>{heard}.$SLURM_ARRAY_TASK_ID; trap 'sleep 2; echo left; exit' TERM; echo up
         while :; do sleep 0.1; done"""
-    number = await cluster.submit(drones(name, f'srun sh -c "$(cat <<\\EOF\n{step}\nEOF\n)"', tasks=(0, 1)))
+    number = await cluster.submit(lab_job(name, f'srun sh -c "$(cat <<\\EOF\n{step}\nEOF\n)"', tasks=(0, 1)))
     await seen(cluster, name, lambda jobs: all(Path(f"{heard}.{task}").exists() for task in (0, 1)))
 
     await cluster.cancel([f"{number}_0"])
@@ -152,7 +146,7 @@ async def test_a_no_is_told_by_its_kind_and_its_record_is_no_life(slurm: SlurmLa
     name = unique("refused")
     for special in ({"partition": "nowhere"}, {"gres": "gpu:a100:9"}, {"constraint": "gold"}):
         with pytest.raises(RejectedError) as told:
-            await cluster.submit(drones(name, **special))
+            await cluster.submit(lab_job(name, **special))
         assert told.value.kind is FaultKind.CONFIG, told.value
     records = [job for job in await cluster.own_jobs() if job.name == name]
     assert {(job.state, job.reason, job.nodes) for job in records} <= {("FAILED", "BadConstraints", ())}
@@ -171,7 +165,7 @@ async def test_what_the_admin_adds_arrives(slurm: SlurmLab, cluster: SlurmRestCl
         "prefer": "",
     }
     options = {option: value for option, value in more.items() if value}
-    number = await cluster.submit(drones(unique("more"), options=options))
+    number = await cluster.submit(lab_job(unique("more"), **options))
     told = slurm.run("scontrol", "show", "job", "-d", str(number))
     for wanted in ("Nice=7", "Comment=hello", "ExcNodeList=hkn0801", "=USER", "Requeue=0"):
         assert wanted.lower() in told.lower(), told
@@ -186,7 +180,7 @@ async def test_a_job_that_was_taken_in_silence_is_found_afterwards(slurm: SlurmL
             with pytest.raises(UnavailableError):
                 await cluster.own_jobs()
             with pytest.raises(OutcomeUnknownError):
-                await cluster.submit(drones(name))
+                await cluster.submit(lab_job(name))
         finally:
             slurm.signal("slurmctld", SIGCONT)
         until = time.monotonic() + 60
@@ -244,4 +238,4 @@ async def test_a_socket_that_is_not_there_is_a_site_that_is_down(slurm: SlurmLab
         with pytest.raises(UnavailableError, match="no connection to its socket /nowhere"):
             await cluster.own_jobs()
         with pytest.raises(UnavailableError):
-            await cluster.submit(drones("x"))
+            await cluster.submit(lab_job("x"))

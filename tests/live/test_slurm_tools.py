@@ -8,30 +8,23 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from adapters.slurm.records import SlurmJob, SlurmSubmission
+from adapters.slurm.records import SlurmJob
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.labs.htcondor import OWN
 from tests.labs.slurm import SlurmLab
+from tests.labs.slurm_sites import lab_job
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180)]
 
-SLEEP = b"#!/bin/sh\nexec sleep 300\n"
-STUBBORN = b"""#!/bin/sh
-export PATH=/usr/bin:/bin
+STUBBORN = """\
 trap 'echo told' TERM
 srun --export=ALL /bin/sh -c 'trap "" TERM; echo begun; while :; do sleep 1; done' &
 wait
 wait
-echo cleaned up
-"""
-
-
-def submission(name: str, script: bytes = SLEEP, tasks: Sequence[int] = (), **more: object) -> SlurmSubmission:
-    shape: dict[str, object] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 2048}
-    return SlurmSubmission(f"{name}-{OWN}", script, tuple(tasks), minutes=5, notice_s=60, **{**shape, **more})  # type: ignore[arg-type]
+echo cleaned up"""
 
 
 @pytest.fixture(params=["here", "over ssh"])
@@ -80,8 +73,8 @@ async def accounted(cluster: SlurmToolsClient, remote_ids: Sequence[str]) -> Seq
 
 async def test_drones_come_and_go(slurm: SlurmLab, cluster: SlurmToolsClient) -> None:
     before = time.time()
-    array = await cluster.submit(submission("kit-a1-7+.a100.horeka", tasks=(0, 1, 3)))
-    held = await cluster.submit(submission("kit-a1-17+.a100.horeka", tasks=range(4), options={"hold": True}))
+    array = await cluster.submit(lab_job(f"kit-a1-7+.a100.horeka-{OWN}", tasks=(0, 1, 3)))
+    held = await cluster.submit(lab_job(f"kit-a1-17+.a100.horeka-{OWN}", tasks=range(4), hold=True))
     begun = await reaches(cluster, array, "RUNNING", count=3)
 
     assert set(begun) == {f"{array}_0", f"{array}_1", f"{array}_3"}
@@ -139,7 +132,7 @@ async def test_a_drone_that_does_not_listen_is_killed_and_its_script_cleans_up(
 ) -> None:
     output = slurm.shared / f"stubborn-{OWN}"
     output.unlink(missing_ok=True)
-    number = await cluster.submit(submission("stubborn", STUBBORN, output=str(output)))
+    number = await cluster.submit(lab_job(f"stubborn-{OWN}", STUBBORN, output=str(output)))
     limit = time.monotonic() + 60
     while not output.exists() or "begun" not in output.read_text():
         assert time.monotonic() < limit, slurm.story()
@@ -152,7 +145,7 @@ async def test_a_drone_that_does_not_listen_is_killed_and_its_script_cleans_up(
 async def test_what_is_refused_is_no_drone(slurm: SlurmLab, cluster: SlurmToolsClient) -> None:
     for more in ({"gres": "gpu:h100:9"}, {"partition": "nosuch"}, {"reservation": "nosuch"}, {"constraint": "nosuch"}):
         with pytest.raises(RejectedError) as refused:
-            await cluster.submit(submission("refused", **more))
+            await cluster.submit(lab_job(f"refused-{OWN}", **more))
         assert refused.value.kind is FaultKind.CONFIG
     jobs = [job for job in await cluster.own_jobs() if job.name == f"refused-{OWN}"]
     assert {(job.state, job.nodes) for job in jobs} <= {("FAILED", ())}
@@ -163,7 +156,7 @@ async def test_a_controller_that_is_away_is_no_empty_queue(slurm: SlurmLab) -> N
     async with SlurmToolsClient(config, "horeka") as cluster:
         await asyncio.to_thread(slurm.stop_daemon, "slurmctld")
         try:
-            calls = (cluster.own_jobs(), cluster.nodes(), cluster.submit(submission("away")), cluster.cancel(["1"]))
+            calls = (cluster.own_jobs(), cluster.nodes(), cluster.submit(lab_job(f"away-{OWN}")), cluster.cancel(["1"]))
             answers = await asyncio.gather(*calls, return_exceptions=True)
         finally:
             await asyncio.to_thread(slurm.restart, "slurmctld")

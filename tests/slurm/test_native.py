@@ -184,13 +184,17 @@ def test_a_submission_in_pyslurms_words() -> None:
             "kit-a-0+.a100.hk",
             b"#!/bin/sh\n",
             tasks=(0, 1, 4),
-            partition="accelerated",
-            gres="gpu:a100:1",
             cpus=8,
             memory_mib=20480,
             minutes=10,
             notice_s=60,
-            options={"nice": "100", "exclude": "hkn0815", "exclusive": True},
+            options={
+                "partition": "accelerated",
+                "gres": "gpu:a100:1",
+                "nice": "100",
+                "exclude": "hkn0815",
+                "exclusive": True,
+            },
         )
     )
     assert said["array"] == "0-1,4" and said["gres_per_node"] == "gpu:a100:1"

@@ -32,6 +32,14 @@ def recorded(version: str, name: str) -> str:
     return (RECORDED / version / f"{name}.txt").read_text()
 
 
+def own_jobs(text: str) -> list[SlurmJob]:
+    return slurm_tools.parse_jobs(text, SEPARATOR, slurm_tools.OWN_JOB_COLUMNS)
+
+
+def active_jobs(text: str) -> list[SlurmJob]:
+    return slurm_tools.parse_jobs(text, SEPARATOR, slurm_tools.ACTIVE_JOB_COLUMNS)
+
+
 def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
     found: dict[str, list[SlurmJob]] = {}
     for job in jobs:
@@ -44,7 +52,7 @@ def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
 
 @each_version
 def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
-    jobs = by_name(slurm_tools.parse_own_jobs(recorded(version, "ours"), SEPARATOR))
+    jobs = by_name(own_jobs(recorded(version, "ours")))
 
     drones = jobs["kit-a1b2-7+.a100.horeka"]
     assert sorted(job.remote_id.partition("_")[2] for job in drones) == ["0", "1", "2", "5"]
@@ -108,7 +116,7 @@ def test_waiting_tasks_in_one_row_of_accounting_are_listed_singly() -> None:
 
 @each_version
 def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> None:
-    jobs = slurm_tools.parse_active_jobs(recorded(version, "others"), SEPARATOR)
+    jobs = active_jobs(recorded(version, "others"))
     runs = [job for job in jobs if job.state == "RUNNING"]
     assert len(runs) == 5
     for job in runs:
@@ -146,8 +154,9 @@ def test_without_accounting_an_account_may_be_any_text() -> None:
         "N/A",
         "hkn0[1-",
     ]
-    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.ACTIVE_JOB_COLUMNS.values(), cells))
-    (job,) = slurm_tools.parse_active_jobs(text, SEPARATOR)
+    headings = [heading for heading, _ in slurm_tools.ACTIVE_JOB_COLUMNS.values()]
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (headings, cells))
+    (job,) = active_jobs(text)
     assert (job.account, job.qos, job.limit_s, job.required_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
     assert (job.cpus, job.memory_mib, dict(job.gpus)) == (1, 1024, {"": 2})
 
@@ -186,8 +195,8 @@ def test_a_sentence_means_no_reservations() -> None:
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    "ours": lambda text: slurm_tools.parse_own_jobs(text, SEPARATOR),
-    "others": lambda text: slurm_tools.parse_active_jobs(text, SEPARATOR),
+    "ours": own_jobs,
+    "others": active_jobs,
     "ended": lambda text: slurm_tools.parse_ended_jobs(text, SEPARATOR),
     "nodes": lambda text: slurm_tools.parse_nodes(text, SEPARATOR),
 }
@@ -239,7 +248,7 @@ def test_incomplete_partitions_are_no_answer(text: str) -> None:
 )
 def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]) -> None:
     text = recorded("24.11", "ours").replace("RUNNING@c0deNone", f"{told}@c0deNone")
-    job = by_name(slurm_tools.parse_own_jobs(text, SEPARATOR))["kit-a1b2-7+.a100.horeka"][0]
+    job = by_name(own_jobs(text))["kit-a1b2-7+.a100.horeka"][0]
     assert (job.state, job.flags) == (state, flags)
 
 
@@ -336,14 +345,11 @@ SUBMISSION = SlurmSubmission(
     "kit-a1b2-7+.a100.horeka",
     b"#!/bin/sh\n",
     (0, 1, 2, 5),
-    "accelerated,dev",
-    "lab",
-    gres="gpu:a100:1",
     cpus=8,
     memory_mib=20000,
     minutes=60,
     notice_s=120,
-    options={"exclude": "hkn0815", "exclusive": True, "export": "ALL"},
+    options={"exclude": "hkn0815", "exclusive": True, "partition": "accelerated,dev", "gres": "gpu:a100:1"},
 )
 
 
@@ -385,7 +391,7 @@ async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> No
     ]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         assert list(cluster.notices()) == []
-        assert await cluster.own_jobs() == slurm_tools.parse_own_jobs(whole, SEPARATOR)
+        assert await cluster.own_jobs() == own_jobs(whole)
         await cluster.partitions()
         (notice,) = cluster.notices()
         assert LEFTOVER in notice
@@ -469,11 +475,9 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
         "sbatch",
         "--exclude=hkn0815",
         "--exclusive",
-        "--export=ALL",
-        "--job-name=kit-a1b2-7+.a100.horeka",
         "--partition=accelerated,dev",
-        "--account=lab",
         "--gres=gpu:a100:1",
+        "--job-name=kit-a1b2-7+.a100.horeka",
         "--nodes=1",
         "--ntasks=1",
         "--cpus-per-task=8",
