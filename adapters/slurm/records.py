@@ -250,6 +250,11 @@ def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
     return list(remote_ids)
 
 
+def chunks(remote_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Yield the ids in parts that fit into one call."""
+    yield from (remote_ids[start : start + size] for start in range(0, len(remote_ids), size))
+
+
 def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
     """Yield the same jobs with the tasks of one array together, ``123_[0-5,7]``, as scancel takes them."""
     tasks: dict[str, list[int]] = {}

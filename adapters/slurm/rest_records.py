@@ -18,6 +18,7 @@ from adapters.slurm.records import (
     gpus_per_node,
     parse_gpus,
     parse_tres,
+    split_state,
 )
 from adapters.slurm.states import UNFINISHED_STATES
 from provisioner.interfaces import UnavailableError
@@ -94,12 +95,6 @@ def _states(value: object) -> list[str]:
     return [word.upper() for word in found if isinstance(word, str) and word]
 
 
-def _split_state(value: object, base_states: frozenset[str]) -> tuple[str, frozenset[str]]:
-    words = _states(value)
-    base = next((word for word in words if word in base_states), words[0] if words else "")
-    return base, frozenset(words) - {base}
-
-
 def _nodes(value: object) -> tuple[str, ...]:
     if isinstance(value, list):
         value = ",".join(word for word in value if isinstance(word, str))
@@ -115,7 +110,7 @@ def _nodes(value: object) -> tuple[str, ...]:
 def parse_job_state(record: JsonObject) -> RestJobState:
     """Return a line of ``jobs/state/``. UnavailableError if it is invalid: the listing would not be complete."""
     found = _REST_JOB_ID.fullmatch(str(record.get("job_id")))
-    state, flags = _split_state(record.get("state"), JOB_STATES)
+    state, flags = split_state(_states(record.get("state")), JOB_STATES)
     if not found or not state:
         raise UnavailableError("slurmrestd reports the state of a job in an unknown format")
     task = int(found[2]) if found[2] and found[2] != "*" else None
@@ -133,7 +128,7 @@ def parse_job_details(record: JsonObject) -> RestJobDetails:
     total = parse_tres(tres).get("cpu", "")
     cpus = max(1, -(-(int(total) if total.isdecimal() else _int(record.get("cpus"))) // count))
     per_cpu = _number(record.get("memory_per_cpu"))
-    state, flags = _split_state(record.get("job_state"), JOB_STATES)
+    state, flags = split_state(_states(record.get("job_state")), JOB_STATES)
     job = replace(
         _job(record, _remote_id(number, array, task), state),
         flags=flags,
@@ -157,7 +152,7 @@ def parse_accounted_job(record: JsonObject) -> SlurmJob:
     """Return a job of the accounting database."""
     times, array, state = (_object(record.get(key)) for key in ("time", "array", "state"))
     array_id = _int(array.get("job_id"))
-    base, flags = _split_state(state.get("current"), JOB_STATES)
+    base, flags = split_state(_states(state.get("current")), JOB_STATES)
     return replace(
         _job(record, _remote_id(_int(record.get("job_id")), array_id, _task(array_id, array.get("task_id"))), base),
         flags=flags,
@@ -209,7 +204,7 @@ def parse_node(record: JsonObject) -> SlurmNode:
     """Return a record of ``nodes/``."""
     if not _text(record.get("name")):
         raise UnavailableError("slurmrestd reports a node without a name")
-    state, flags = _split_state(record.get("state"), NODE_STATES)
+    state, flags = split_state(_states(record.get("state")), NODE_STATES)
     return SlurmNode(
         name=record["name"],
         state=state or "UNKNOWN",

@@ -30,6 +30,7 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
+    chunks,
     expand_hostlist,
     fold_job_ids,
     format_ranges,
@@ -116,7 +117,7 @@ class SlurmToolsClient:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
         separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
-        selections = [["-j", ",".join(some)] for some in _chunks(valid_job_ids(remote_ids))]
+        selections = [["-j", ",".join(some)] for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL)]
         found: list[SlurmJob] = []
         for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
             if not self._accounting:
@@ -208,7 +209,7 @@ class SlurmToolsClient:
         script may clean up. (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
         waiting task, cancels them all.)
         """
-        for some in _chunks(valid_job_ids(remote_ids)):
+        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL):
             if kill:
                 with contextlib.suppress(RejectedError):  # it has no step yet, or none any more
                     await self._scancel(["--signal=KILL", *(f"{job}.0" for job in some)])
@@ -256,10 +257,6 @@ def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
     }
     yield from (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value)
     yield from ("--no-requeue", "--parsable")
-
-
-def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    yield from (ids[start : start + _JOBS_PER_CALL] for start in range(0, len(ids), _JOBS_PER_CALL))
 
 
 def _separator() -> str:
