@@ -18,9 +18,6 @@ from adapters.slurm.capacity import (
     MISMATCH_DIMENSIONS,
     NodeMismatch,
     SlurmDroneType,
-    admits_lifetime,
-    gpu_types,
-    mismatch,
     resolve_types,
 )
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
@@ -359,7 +356,7 @@ def _type_gaps(
         label = f"drone type {kind.type.name}"
         life_s = kind.type.walltime_s
         up = [each for each in kind.partitions if each.up]
-        if up and not any(admits_lifetime(kind, each) for each in up):
+        if up and not any(kind.admitted_by(each) for each in up):
             most_s = max(each.max_s for each in up)
             yield AuditFinding(
                 ",".join(each.name for each in up),
@@ -367,14 +364,12 @@ def _type_gaps(
                 f"{label} lives {life_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be rejected;"
                 f" write `walltime: {most_s / 3600:g}h` at most",
             )
-        tried = [(node, mismatch(kind, node)) for node in nodes if node.state != "FUTURE"]
+        tried = [(node, kind.mismatch(node)) for node in nodes if node.state != "FUTURE"]
         if tried and all(why is not None for _, why in tried):
             yield AuditFinding(
                 kind.options.partition or "default", "types", f"{label}: no node could host one. {_nearest(tried)}"
             )
-        mixed = [
-            n.name for n in nodes if kind.gpus and mismatch(kind, n) is None and _hosts_other_gpus(n, kind, hosted)
-        ]
+        mixed = [n.name for n in nodes if kind.gpus and kind.mismatch(n) is None and _hosts_other_gpus(n, kind, hosted)]
         if mixed:
             yield AuditFinding(
                 _names(mixed),
@@ -382,7 +377,7 @@ def _type_gaps(
                 f"{label} shares nodes with a type that needs other GPUs of them: such a node is planned with one type"
                 " of GPU at a time, that of which most is free",
             )
-        if "exclusive" in kind.options.submit and any(_is_small(kind, n) for n in nodes if mismatch(kind, n) is None):
+        if "exclusive" in kind.options.submit and any(_is_small(kind, n) for n in nodes if kind.mismatch(n) is None):
             yield AuditFinding(
                 kind.options.partition or "default",
                 "exclusive",
@@ -401,8 +396,8 @@ def _nearest(tried: Sequence[tuple[SlurmNode, NodeMismatch | None]]) -> str:
 
 
 def _hosts_other_gpus(node: SlurmNode, kind: SlurmDroneType, hosted: Sequence[SlurmDroneType]) -> bool:
-    mine = gpu_types(node, kind.gres)
-    return any(each.gpus and mismatch(each, node) is None and not gpu_types(node, each.gres) & mine for each in hosted)
+    mine = kind.gpu_types(node)
+    return any(each.gpus and each.mismatch(node) is None and not each.gpu_types(node) & mine for each in hosted)
 
 
 def _is_small(kind: SlurmDroneType, node: SlurmNode) -> bool:
@@ -426,13 +421,13 @@ def _blocking_gaps(
         repair += " (but pyslurm does not tell RestrictedCoresPerGPU: see `scontrol show node` first)"
     for node in nodes:
         gpus = sum(node.gpus.values())
-        if not gpus or not any(mismatch(kind, node) is None for kind in gpu_kinds):
+        if not gpus or not any(kind.mismatch(node) is None for kind in gpu_kinds):
             continue
         reserve = reserve_of([node.name], policy.blocking)
         through = [known[name] for name in node.partitions if name in known and known[name].up]
         if reserve is not None:
             yield from _reserve_gaps(node, gpus, reserve, through, repair)
-        elif node.restricted_cores_per_gpu and any(not k.gpus and mismatch(k, node) is None for k in hosted):
+        elif node.restricted_cores_per_gpu and any(not k.gpus and k.mismatch(node) is None for k in hosted):
             yield AuditFinding(
                 node.name,
                 "cpus",

@@ -13,7 +13,7 @@ from adapters.shared.parcel import UnfitError
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
 from adapters.slurm.blocking import audit_cluster, render_blocking
-from adapters.slurm.capacity import list_nodes, next_downtime
+from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.drones import (
     CancelledDrones,
     ForgottenDrones,
@@ -119,8 +119,8 @@ class SlurmSite:
         slurm_nodes = await self._cluster.nodes()
         partitions, reservations = await self._partitions_and_reservations()
         users = (self._user,) if self._user else ()
-        options = [self._config.options_for(each.name) for each in self._types]
-        downtime_at = next_downtime(reservations, slurm_nodes, partitions, options, taken_at, users)
+        types = resolve_types(self._types, partitions, self._config)
+        downtime_at = next_downtime(reservations, slurm_nodes, types, taken_at, users)
         nodes = list_nodes(
             slurm_nodes,
             partitions,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from adapters.slurm.blocking import audit_cluster, render_blocking
-from adapters.slurm.capacity import list_nodes, next_downtime
+from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
@@ -235,12 +235,12 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     )
     try:
         slurm_nodes, partitions, reservations, _ = told(plain)
-        wheres = [CONFIG.options_for(DRONE.name)]
-        assert next_downtime(reservations, slurm_nodes, partitions, wheres, time.time()) == starts_at
+        now = time.time()
+        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, CONFIG), now) == starts_at
         assert free(plain).free_gpu_milli == 0  # for a drone that would not be done in time
         [node] = list_nodes(slurm_nodes, partitions, [DRONE], CONFIG, reservations, downtime_at=starts_at)
         assert node.free_gpu_milli == 4000  # for one whose life is cut
         inside = CONFIG.model_copy(update={"reservation": "service"})
-        assert next_downtime(reservations, slurm_nodes, partitions, [inside.options_for(DRONE.name)], time.time()) == 0
+        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, inside), now) == 0
     finally:
         plain.run("scontrol", "delete", "ReservationName=service", user="root")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes, mismatch, resolve_types
+from adapters.slurm.capacity import list_nodes, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
@@ -146,7 +146,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     node = replace(NODE, **change)
     assert list_nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
     [kind] = resolve_types((A100,), PARTITIONS, config())
-    found = mismatch(kind, node)
+    found = kind.mismatch(node)
     assert found and (found.dimension, found.requested, found.available) == (dimension, wanted, offered)
 
 
@@ -223,7 +223,7 @@ def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
 def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
     [kind] = resolve_types((replace(FULL, cpus=76),), (limited,), config())
-    found = mismatch(kind, NODE)
+    found = kind.mismatch(NODE)
     assert found and found.dimension == "cpus" and found.requested == "492 (for its 491520 MiB, by MaxMemPerCPU)"
 
 
