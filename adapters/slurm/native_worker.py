@@ -77,9 +77,8 @@ class NativeWorker:
         numbers = sorted({int(each.partition("_")[0]) for each in remote_ids})
         query = {"ids": numbers} if numbers else {"users": [uid], "start_time": int(since)}
         found = self._query(lambda: database.Jobs.load(database.JobFilter(**query)), "the accounting database")
-        own = [each for each in found.values() if each.user_id == uid and each.state != "PENDING"]
-        jobs = [convert_accounted_job(each) for each in own]
-        return [job for job in jobs if not remote_ids or job.remote_id in remote_ids]
+        jobs = [convert_accounted_job(each) for each in found.values() if each.user_id == uid]
+        return [job for job in jobs if job.state != "PENDING" and (not remote_ids or job.remote_id in remote_ids)]
 
     def nodes(self) -> list[SlurmNode]:
         found = list(self._query(self._pyslurm.Nodes.load).values())
@@ -127,23 +126,22 @@ class NativeWorker:
             raise RejectedError(f"pyslurm: {printable(str(error), 300)}", FaultKind.CONFIG) from None
 
     def cancel(self, remote_ids: Sequence[str], kill: bool) -> None:
-        """Cancel jobs by the library's own call, as scancel does.
+        """Cancel jobs by the library's own call, as scancel does. A failed one does not spare the others.
 
         pyslurm knows jobs by number only, and the number of one task is that of its whole array. With ``kill`` the
-        drone, a step, gets SIGKILL first.
+        drone, a step, gets SIGKILL first, if there is one.
         """
-        failure: AdapterError | None = None
+        failures = []
         for remote_id in fold_job_ids(remote_ids):
-            for flags in (_STEPS_ONLY, 0) if kill else (0,):
-                ctypes.set_errno(0)
-                if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, flags, None) != 0:
-                    message = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
-                    if (
-                        message not in _PYSLURM_NOTHING_TO_CANCEL and not flags
-                    ):  # a failed one does not spare the others
-                        failure = failure or refusal_error(f"{remote_id}: {message}")
-        if failure is not None:
-            raise failure
+            if kill:
+                self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, _STEPS_ONLY, None)
+            ctypes.set_errno(0)
+            if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, 0, None) != 0:
+                message = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
+                if message not in _PYSLURM_NOTHING_TO_CANCEL:
+                    failures.append(refusal_error(f"{remote_id}: {message}"))
+        if failures:
+            raise failures[0]
 
 
 # ------------------------------------------------------------------------------------------------------ initialization
@@ -420,41 +418,25 @@ def convert_reservation(record: Any) -> Reservation:
     )
 
 
-_PYSLURM_SECONDS = {
-    "KillWait": "kill_wait_time",
-    "MinJobAge": "min_job_age",
-    "SlurmdTimeout": "slurmd_timeout",
-    "MessageTimeout": "message_timeout",
-    "PreemptExemptTime": "preempt_exempt_time",
-}
+_PYSLURM_SECONDS = {"KillWait": "kill_wait_time", "MinJobAge": "min_job_age"}
 _PYSLURM_SETTINGS = {
-    "ClusterName": "cluster_name",
     "SLURM_VERSION": "version",
     "MaxArraySize": "max_array_size",
-    "MaxJobCount": "max_job_count",
     "PreemptType": "preempt_type",
     "PreemptMode": "preempt_mode",
     "AccountingStorageType": "accounting_storage_type",
-    "SchedulerType": "scheduler_type",
-    "SelectType": "select_type",
-    "PreemptParameters": "preempt_parameters",
-    "SchedulerParameters": "scheduler_parameters",
     "AccountingStorageTRES": "accounting_storage_tres",
-    "SelectTypeParameters": "select_type_parameters",
-    "AccountingStorageEnforce": "accounting_storage_enforce",
     "PrivateData": "private_data",
 }
 """scontrol's name of a setting -> pyslurm's."""
 
 
 def convert_configuration(record: Any) -> Mapping[str, str]:
-    """Return the settings of slurm.conf that pyslurm reports, as ``scontrol show config`` prints them."""
+    """Return the settings of slurm.conf that are asked for, as ``scontrol show config`` prints them."""
     found = {name: f"{_number(getattr(record, attribute)):g} sec" for name, attribute in _PYSLURM_SECONDS.items()}
     for name, attribute in _PYSLURM_SETTINGS.items():
         value = getattr(record, attribute, None)
-        if isinstance(value, dict):
-            value = [key if item is None or item is True else f"{key}={item}" for key, item in value.items()]
-        if isinstance(value, list | tuple):
+        if isinstance(value, dict | list | tuple):
             value = ",".join(str(item) for item in value)
         found[name] = "" if value is None else str(value)
     return {name: value for name, value in found.items() if value}
