@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters.shared.printing import printable
@@ -71,13 +71,13 @@ class _JobShape:
         )
 
 
-def are_jobs_hidden(jobs: Iterable[SlurmJob], private: Collection[str], user: str) -> bool:
+def are_jobs_hidden(jobs: Iterable[SlurmJob], configuration: Mapping[str, str], user: str) -> bool:
     """Return whether the owner's jobs are hidden from us.
 
-    They are if ``private``, the words of PrivateData, say so and no job in ``jobs`` is of another user than ``user``
-    ("" if unknown): operators see all jobs.
+    They are if PrivateData of slurm.conf says so and no job in ``jobs`` is of another user than ``user`` ("" if
+    unknown): operators see all jobs.
     """
-    if "jobs" not in private:
+    if "jobs" not in configuration.get("PrivateData", "").lower().split(","):
         return False
     return not any(job.user != user if user else not is_drone(job) for job in jobs)
 

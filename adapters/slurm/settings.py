@@ -135,7 +135,7 @@ class SlurmRestConfig(BaseModel):
 
     url: str = Field(
         pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
-        description="SlurmJobOptions it listens: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
+        description="Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
         examples=["https://slurm.example.org:6820"],
     )
     user: str = Field(default="", pattern=r"^[A-Za-z0-9_.@-]{0,63}$", description="Account that the token is for.")
@@ -241,11 +241,11 @@ class SlurmSiteConfig(SlurmJobOptions):
         " (`native`).",
     )
     tools: SlurmToolsConfig = Field(
-        default_factory=SlurmToolsConfig, description="SlurmJobOptions the tools are, with `transport: tools`."
+        default_factory=SlurmToolsConfig, description="Host and directory of the tools, with `transport: tools`."
     )
     rest: SlurmRestConfig | None = Field(default=None, description="slurmrestd, with `transport: rest`.")
     native: SlurmNativeConfig = Field(
-        default_factory=SlurmNativeConfig, description="SlurmJobOptions pyslurm is, with `transport: native`."
+        default_factory=SlurmNativeConfig, description="Interpreter that has pyslurm, with `transport: native`."
     )
     types: dict[str, SlurmTypeOptions] = Field(
         default_factory=dict, description="Options of single drone types, by name."
