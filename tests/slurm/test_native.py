@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -27,43 +28,17 @@ from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
+RECORDED = json.loads((Path(__file__).parent / "recorded/pyslurm.json").read_text())
+"""Attributes of objects of pyslurm 25.11.2 beside Slurm 26.05."""
+
 
 def native(**more: Any) -> SlurmNativeClient:
     return SlurmNativeClient(SlurmSiteConfig.model_validate({"transport": "native", **more}), "hk")
 
 
 def told(**special: Any) -> SimpleNamespace:
-    """A job as pyslurm tells it (recorded from 25.11.2 beside Slurm 26.05): None for what is 0."""
-    usual: dict[str, Any] = {
-        "id": 3,
-        "array_id": None,
-        "array_task_id": None,
-        "array_tasks_waiting": None,
-        "name": "kit-a-1.a100.hk",
-        "state": "RUNNING",
-        "state_reason": "None",
-        "user_id": os.getuid(),
-        "account": "lab",
-        "partition": "accelerated",
-        "qos": "normal",
-        "submit_time": 1795277069,
-        "start_time": 1795277069,
-        "end_time": 1795277669,
-        "time_limit": 10,
-        "preempt_time": None,
-        "allocated_nodes": "hkn0801",
-        "exit_code": 0,
-        "exit_code_signal": 0,
-        "requeue_count": 0,
-        "num_nodes": 1,
-        "cpus": 8,
-        "memory_per_cpu": None,
-        "memory_per_node": 20480,
-        "gres_per_node": {"gres/gpu:a100": 1},
-        "requested_tres": None,
-        "required_nodes": None,
-    }
-    return SimpleNamespace(**{**usual, **special})
+    """A job as pyslurm tells it: None for what is 0."""
+    return SimpleNamespace(**{**RECORDED["job"], **special})
 
 
 def only(job: SimpleNamespace) -> SlurmJob:
@@ -142,21 +117,7 @@ def test_gpus_that_are_asked_for_in_all_are_shared_out() -> None:
 
 
 def test_a_node() -> None:
-    node = SimpleNamespace(
-        name="hkn0801",
-        state="MIXED+DRAIN+PLANNED",
-        configured_gres={"gpu:a100": 4},
-        allocated_gres={"gpu": 3, "gpu:a100": 3},
-        partitions=["accelerated", "dev"],
-        active_features=["LSDF"],
-        available_features=[],
-        total_cpus=152,
-        allocated_cpus=24,
-        real_memory=512000,
-        allocated_memory=60000,
-        reason=None,
-        threads_per_core=2,
-    )
+    node = SimpleNamespace(**RECORDED["node"])
     found = convert_node(node, None)
     assert (found.state, found.flags) == ("MIXED", {"DRAIN", "PLANNED"})
     assert (found.gpus, found.used_gpus, found.features) == ({"a100": 4}, {"a100": 3}, ("LSDF",))

@@ -80,20 +80,9 @@ def test_plain_waiting_is_a_claim(reason: str) -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "QOSMaxJobsPerUserLimit",
-        "AssocGrpGRES",
-        "JobHeldUser",
-        "JobHeldAdmin",
-        "Dependency",
-        "BeginTime",
-        "Licenses",
-        "ReqNodeNotAvail",
-        "ReqNodeNotAvail,_UnavailableNodes:hkn0801",
-        "Reservation",
-        "PartitionTimeLimit",
-        "BadConstraints",
-        "launch_failed_requeued_held",
-        "SomethingNew",
+        *("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"),
+        *("Licenses", "ReqNodeNotAvail", "ReqNodeNotAvail,_UnavailableNodes:hkn0801", "Reservation"),
+        *("PartitionTimeLimit", "BadConstraints", "launch_failed_requeued_held", "SomethingNew"),
     ],
 )
 def test_a_job_that_leaving_drones_do_not_help_is_no_demand(reason: str) -> None:

@@ -89,14 +89,8 @@ def test_an_option_is_a_long_name_and_its_value_one_line(name: str, value: objec
 @pytest.mark.parametrize(
     "name",
     [
-        "PROVISIONER_X",
-        "drone_id",
-        "SLURM_CONF",
-        "_CONDOR_X",
-        "CONDOR_CONFIG",
-        "CONDOR_PREFIX_",
-        "CUDA_VISIBLE_DEVICES",
-        "A B",
+        *("PROVISIONER_X", "drone_id", "SLURM_CONF", "_CONDOR_X", "CONDOR_CONFIG", "CONDOR_PREFIX_"),
+        *("CUDA_VISIBLE_DEVICES", "A B"),
     ],
 )
 def test_reserved_variables_are_rejected(name: str) -> None:

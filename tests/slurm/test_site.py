@@ -26,6 +26,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OwnerLoad,
+    RemoteEnd,
     RemoteState,
     SitePolicy,
     StartOrder,
@@ -34,6 +35,9 @@ from provisioner.model import (
 
 A100 = DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
+
+
+FIRST = DroneId("kit-ab12-1")
 
 
 class Remembered:
@@ -142,6 +146,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Remembered:
 def slurm_site(**more: object) -> SlurmSite:
     config = SlurmSiteConfig.model_validate({"partition": "accelerated", **more})
     return SlurmSite("hk", config, [A100], "kit")
+
+
+async def end_of(site: SlurmSite, drone_id: DroneId = FIRST) -> RemoteEnd:
+    end = (await site.poll()).drones[drone_id].end
+    assert end is not None
+    return end
 
 
 def order(serial: int, kind: DroneType = A100) -> StartOrder:
@@ -269,35 +279,25 @@ async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Rem
         receipts = await site.stop([*stops, StopOrder(DroneId("kit-ab12-99"), "")])
         assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5
         assert cluster.cancelled == [(one, False), (two, True)]
-        ended = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert ended is not None
-        assert ended.kind is EndKind.STOPPED
+        assert (await end_of(site)).kind is EndKind.STOPPED
 
 
-async def test_a_job_cancelled_by_an_admin_is_not_stopped_by_us(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
-        await asyncio.sleep(0.6)
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
-        assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
-
-
-# ----------------------------------------------------------------------------------------------------------- forgotten
-
-
-async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(cluster: Remembered) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(cluster: Remembered, stopped: bool) -> None:
     """A stop of a drone that an admin had cancelled made its end one of ours."""
     async with slurm_site() as site:
         await site.start([order(1)])
         cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
-        [receipt] = await site.stop([StopOrder(DroneId("kit-ab12-1"), "101")])
-        assert receipt.answer is OrderOutcome.OK
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
+        if stopped:
+            [receipt] = await site.stop([StopOrder(FIRST, "101")])
+            assert receipt.answer is OrderOutcome.OK
+        else:
+            await asyncio.sleep(0.6)
+        end = await end_of(site)
         assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
 
+
+# ------------------------------------------------------------------------------------------------------------- owner
 
 OWNER = {"owner": {"partitions": ["accelerated"]}}
 
@@ -320,57 +320,36 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
 
 
 async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
-    huge = SlurmJob(
-        "7", "train", "PENDING", reason="Resources", user="anna", partition="accelerated", gpus={"a100": 99}
-    )
+    huge = SlurmJob("7", "train", "PENDING", reason="Resources", partition="accelerated", gpus={"a100": 99})
     cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
     async with slurm_site(**OWNER) as site:
         view = await site.poll()
-    assert view.notices == ()
-    assert ["no node here could host them" in each for each in view.remarks] == [True]
-
-
-async def test_without_private_data_an_idle_owner_is_not_hidden(cluster: Remembered) -> None:
-    cluster.configured, cluster.visible = {"PrivateData": "none"}, []
-    async with slurm_site(**OWNER) as site:
-        view = await site.poll()
-        assert (view.owner_runs, view.notices) == (OwnerLoad(), ())
+        assert view.notices == ()
+        assert ["no node here could host them" in each for each in view.remarks] == [True]
+        cluster.visible = []
+        view = await site.poll()  # an idle owner is not a hidden one
+        assert (view.owner_runs, view.notices, view.remarks) == (OwnerLoad(), (), ())
         assert not await site.audit(SitePolicy("hk"))
 
 
-async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1), order(2)])
-        cluster.runs("101_0")
-        await site.poll()
-        gone = replace(cluster.jobs.pop("101_0"), state="NODE_FAIL", ends_at=time.time() - 10)
-        assert cluster.accounted is not None
-        cluster.accounted["101_0"] = gone
-        drone = (await site.poll()).drones[DroneId("kit-ab12-1")]
-        assert drone.end is not None
-        assert (drone.end.fault, drone.end.at) == (FaultKind.NODE, gone.ends_at)
-        asked = list(cluster.asked)
-        assert asked == [(), ("101_0",)]  # all of ours once, then only what is missed
-        assert (await site.poll()).drones[DroneId("kit-ab12-1")].end == drone.end  # told for a while
-        assert cluster.asked == asked
+# ----------------------------------------------------------------------------------------------------------- forgotten
 
 
-async def test_after_a_long_night_without_a_listing_each_is_asked_for(
+async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
     cluster: Remembered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A login node down for hours: slurmctld has forgotten what ended meanwhile, and accounting has not."""
+    """All of ours once, then only what is missed; also after hours without a poll. An end is reported for a while."""
     async with slurm_site() as site:
         await site.start([order(1), order(2)])
         cluster.runs("101_0")
         await site.poll()
         now = time.time()
-        assert cluster.accounted is not None
         ended = replace(cluster.jobs.pop("101_0"), state="COMPLETED", exit_code=0, ends_at=now + 100)
-        cluster.accounted["101_0"] = ended
+        cluster.accounted = {"101_0": ended}
         monkeypatch.setattr(time, "time", lambda: now + 4 * 3600)
         for _ in range(2):
-            end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-            assert end is not None and (end.kind, end.at) == (EndKind.EXITED, now + 100)
+            end = await end_of(site)
+            assert (end.kind, end.at) == (EndKind.EXITED, now + 100)
         monkeypatch.setattr(time, "time", lambda: now + 5 * 3600)
         assert (await site.poll()).drones.keys() == {"kit-ab12-2"}
         assert cluster.asked == [(), ("101_0",)]
@@ -378,12 +357,11 @@ async def test_after_a_long_night_without_a_listing_each_is_asked_for(
 
 async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered) -> None:
     now = time.time()
-    assert cluster.accounted is not None
     forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
-    cluster.accounted["7"] = forged
+    cluster.accounted = {"7": forged}
     async with slurm_site() as site:
         await site.start([order(1)])
-        assert (await site.poll()).drones.keys() == {"kit-ab12-1"}
+        assert (await site.poll()).drones.keys() == {FIRST}
 
 
 async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered) -> None:
@@ -394,7 +372,7 @@ async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: R
         cluster.jobs.clear()
         cluster.accounting_trouble = UnavailableError("slurmdbd is down")
         view = await site.poll()
-        assert view.drones[DroneId("kit-ab12-1")].state is RemoteState.UNKNOWN
+        assert view.drones[FIRST].state is RemoteState.UNKNOWN
         assert "slurmdbd is down" in view.notices[0]
 
 
@@ -404,13 +382,12 @@ async def test_a_task_that_was_cancelled_before_it_started_leaves_no_trace_and_h
     async with slurm_site() as site:
         await site.start([order(1), order(2)])
         await site.poll()
-        await site.stop([StopOrder(DroneId("kit-ab12-1"), "")])
+        await site.stop([StopOrder(FIRST, "")])
         cluster.jobs.clear()
         drones = (await site.poll()).drones
-        assert drones.keys() == {"kit-ab12-1"}  # what became of the other is not known
-        [drone] = drones.values()
-        assert drone.end is not None
-        assert (drone.state, drone.end.kind) == (RemoteState.ENDED, EndKind.STOPPED)
+        assert drones.keys() == {FIRST}  # what became of the other is not known
+        assert drones[FIRST].state is RemoteState.ENDED
+        assert (await end_of(site)).kind is EndKind.STOPPED
 
 
 async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remembered) -> None:
@@ -425,14 +402,10 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
 
 async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered) -> None:
     now = time.time()
-    assert cluster.accounted is not None
-    cluster.accounted["90"] = SlurmJob(
-        "90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100, nodes=(NODE.name,)
-    )
+    ended = SlurmJob("90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100)
+    cluster.accounted = {"90": replace(ended, nodes=(NODE.name,))}
     async with slurm_site() as site:
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
-        assert end.kind is EndKind.PREEMPTED
+        assert (await end_of(site)).kind is EndKind.PREEMPTED
 
 
 # ------------------------------------------------------------------------------------------------------------- looking
@@ -446,11 +419,11 @@ async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered
         await asyncio.sleep(0)
         assert cluster.cancelled == []  # who looks but once changes nothing
         view = await site.poll()
-        assert view.drones[DroneId("kit-ab12-1")].remote_id == "90"
+        assert view.drones[FIRST].remote_id == "90"
         assert "twice" in view.notices[0]
         await asyncio.sleep(0.01)
         assert cluster.cancelled == [("91", False)]
-        assert (await site.poll()).drones[DroneId("kit-ab12-1")].remote_id == "90"
+        assert (await site.poll()).drones[FIRST].remote_id == "90"
 
 
 async def test_a_maintenance_of_all_nodes_is_a_downtime(cluster: Remembered) -> None:

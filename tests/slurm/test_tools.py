@@ -91,20 +91,8 @@ def test_accounting_lists_ended_jobs(version: str) -> None:
 
 def test_waiting_tasks_in_one_row_of_accounting_are_listed_singly() -> None:
     row = (
-        "14_[2-4,9,10-14:2%2]",
-        "CANCELLED by 0",
-        "0:0",
-        "None",
-        "5",
-        "None",
-        "9",
-        "UNLIMITED",
-        "p",
-        "None assigned",
-        "drone",
-        "lab",
-        "normal",
-        "kit-a-0+.t.s",
+        *("14_[2-4,9,10-14:2%2]", "CANCELLED by 0", "0:0", "None", "5", "None", "9", "UNLIMITED", "p"),
+        *("None assigned", "drone", "lab", "normal", "kit-a-0+.t.s"),
     )
     text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.SACCT_COLUMNS, row))
     jobs = slurm_tools.parse_ended_jobs(text, SEPARATOR)
@@ -133,26 +121,8 @@ def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> Non
 
 def test_without_accounting_an_account_may_be_any_text() -> None:
     cells = [
-        "1",
-        "PENDING",
-        "None",
-        "5",
-        "N/A",
-        "N/A",
-        "UNLIMITED",
-        "a,b",
-        "",
-        "drone",
-        "l\nb@+@",
-        "(null)",
-        "n",
-        "2",
-        "2",
-        "cpu=2,mem=2G,node=2",
-        "N/A",
-        "gres/gpu:4",
-        "N/A",
-        "hkn0[1-",
+        *("1", "PENDING", "None", "5", "N/A", "N/A", "UNLIMITED", "a,b", "", "drone", "l\nb@+@", "(null)", "n"),
+        *("2", "2", "cpu=2,mem=2G,node=2", "N/A", "gres/gpu:4", "N/A", "hkn0[1-"),
     ]
     headings = [heading for heading, _ in slurm_tools.ACTIVE_JOB_COLUMNS.values()]
     text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (headings, cells))
@@ -255,12 +225,7 @@ def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]
 def test_numbers_as_slurm_prints_them() -> None:
     assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
     assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
-        20480,
-        512000,
-        1572864,
-        3584,
-        1,
-        0,
+        *(20480, 512000, 1572864, 3584, 1, 0),
     ]
     assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
     for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
@@ -472,24 +437,10 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
     argv, stdin = login.asked[0]
     assert stdin == SUBMISSION.script
     assert argv == [
-        "sbatch",
-        "--exclude=hkn0815",
-        "--exclusive",
-        "--partition=accelerated,dev",
-        "--gres=gpu:a100:1",
-        "--job-name=kit-a1b2-7+.a100.horeka",
-        "--nodes=1",
-        "--ntasks=1",
-        "--cpus-per-task=8",
-        "--mem=20000M",
-        "--time=60",
-        "--signal=B:TERM@120",
-        "--output=/dev/null",
-        "--chdir=/",
-        "--export=NIL",
-        "--array=0-2,5",
-        "--no-requeue",
-        "--parsable",
+        *("sbatch", "--exclude=hkn0815", "--exclusive", "--partition=accelerated,dev", "--gres=gpu:a100:1"),
+        *("--job-name=kit-a1b2-7+.a100.horeka", "--nodes=1", "--ntasks=1", "--cpus-per-task=8", "--mem=20000M"),
+        *("--time=60", "--signal=B:TERM@120", "--output=/dev/null", "--chdir=/", "--export=NIL", "--array=0-2,5"),
+        *("--no-requeue", "--parsable"),
     ]
     alone = list(sbatch_arguments(SlurmSubmission("n", b"", cpus=2, memory_mib=1)))
     assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
