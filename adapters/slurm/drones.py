@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from adapters.shared.printing import printable
 from adapters.slurm.records import SlurmClient, SlurmJob, job_id_key, split_job_id
@@ -26,8 +27,7 @@ _DRONE_JOB_NAME = re.compile(rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<typ
 _MAX_ID_LENGTH = 63
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmDroneName:
+class SlurmDroneName(NamedTuple):
     """The drone id and type in a job's name."""
 
     drone_id: DroneId
