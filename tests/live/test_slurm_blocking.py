@@ -222,15 +222,8 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     starts_at = int(time.time()) + 1200
     when = plain.run("date", "-d", f"@{starts_at}", "+%Y-%m-%dT%H:%M:%S").strip()
     plain.run(
-        "scontrol",
-        "create",
-        "reservation",
-        "ReservationName=service",
-        f"StartTime={when}",
-        "Duration=60",
-        "Nodes=ALL",
-        "Flags=MAINT,IGNORE_JOBS",
-        "Users=root",
+        *("scontrol", "create", "reservation", "ReservationName=service", f"StartTime={when}", "Duration=60"),
+        *("Nodes=ALL", "Flags=MAINT,IGNORE_JOBS", "Users=root"),
         user="root",
     )
     try:

@@ -92,20 +92,10 @@ def test_without_a_partition_drones_go_to_the_default_one() -> None:
 @pytest.mark.parametrize(
     ("state", "flags"),
     [
-        ("DOWN", ()),
-        ("ERROR", ()),
-        ("UNKNOWN", ()),
-        ("SOMETHING_NEW", ()),
-        ("MIXED", ("DRAIN",)),
-        ("IDLE", ("DRAIN",)),
-        ("IDLE", ("MAINTENANCE",)),
-        ("IDLE", ("NOT_RESPONDING",)),
-        ("IDLE", ("POWERING_DOWN",)),
-        ("IDLE", ("FAIL",)),
-        ("IDLE", ("REBOOT_REQUESTED",)),
-        ("IDLE", ("RESERVED",)),
-        ("IDLE", ("PLANNED",)),
-        ("MIXED", ("PLANNED",)),
+        *((state, ()) for state in ("DOWN", "ERROR", "UNKNOWN", "SOMETHING_NEW")),
+        *(("MIXED", (flag,)) for flag in ("DRAIN", "PLANNED")),
+        *(("IDLE", (flag,)) for flag in ("DRAIN", "MAINTENANCE", "NOT_RESPONDING", "POWERING_DOWN", "FAIL")),
+        *(("IDLE", (flag,)) for flag in ("REBOOT_REQUESTED", "RESERVED", "PLANNED")),
     ],
 )
 def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple[str, ...]) -> None:
@@ -153,13 +143,8 @@ def test_a_node_that_lacks_something_hosts_no_drone(
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
     [
-        ("", True),
-        ("LSDF", True),
-        ("LSDF&BEEOND", True),
-        ("LSDF,NONE", False),
-        ("NONE|LSDF", True),
-        ("NONE", False),
-        ("[rack1*2&rack2*4]", True),
+        *((met, True) for met in ("", "LSDF", "LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
+        *((unmet, False) for unmet in ("LSDF,NONE", "NONE")),
     ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
