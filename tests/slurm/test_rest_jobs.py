@@ -11,20 +11,18 @@ from aiohttp import web
 from adapters.slurm import rest as slurm_rest
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
-from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from tests.slurm.restd import Restd, running
+from tests.slurm.restd import Restd, rest_client, running
 
 
 def cluster(restd: Restd, per_look: int = 1, deadline: str = "5s") -> SlurmRestClient:
-    rest = {"url": restd.url, "user": "drone", "token": {"env": "HOME"}, "max_job_details_per_poll": per_look}
-    config = {"transport": "rest", "deadline": deadline, "submit_deadline": "5s", "rest": rest}
-    return SlurmRestClient(SlurmSiteConfig.model_validate(config), "s")
+    return rest_client(restd.url, deadline, max_job_details_per_poll=per_look)
 
 
 @pytest.fixture
-async def restd() -> AsyncIterator[Restd]:
+async def restd(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Restd]:
+    monkeypatch.setenv("REST_TOKEN", "one")
     async with running(Restd()) as server:
         yield server
 
