@@ -1,4 +1,4 @@
-"""Where tools are run: here, or on a login node."""
+"""Choice of the host that tools run on: this one, or a login node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from provisioner.model import FaultKind
 
 
 def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
-    """Over ``ssh``, or here without the variables of the environment that begin with one of ``dropped``."""
+    """Return a runner over ``ssh``, or here without the variables that begin with one of ``dropped``."""
     if ssh is None:
         return LocalRunner(own_environment(*dropped))
     try:

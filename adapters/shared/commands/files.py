@@ -1,4 +1,4 @@
-"""Private files for tools to read, put where the tools run: as a tar stream to a shell, so that any runner can."""
+"""Private files for tools, put on the host that the tools run on, as a tar stream to a shell."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 class SshSettings(BaseModel):
-    """A login node, and how to be let in. Nothing is taken from ``~/.ssh/config``."""
+    """A login node and our credentials there. Nothing is taken from ``~/.ssh/config``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -145,13 +145,13 @@ def _explained(host: str, settings: SshSettings, answers: _Answers) -> Iterator[
 
 
 class _Answers(asyncssh.SSHClient):
-    """Our side of a login: each secret is said once, and a prompt that nobody expects is not answered."""
+    """Our side of a login. Each secret is given once, and an unexpected prompt is not answered."""
 
     def __init__(self, settings: SshSettings, codes: Codes, lost: Callable[[], None]) -> None:
         self._settings, self._codes, self._lost = settings, codes, lost
         self._said: set[str] = set()
         self.complaint = ""
-        """Why we gave up, where it was us."""
+        """The reason for giving up, where it was our decision."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
