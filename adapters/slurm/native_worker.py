@@ -11,6 +11,7 @@ import ctypes
 import os
 import pwd
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -30,10 +31,11 @@ from adapters.slurm.records import (
     fold_job_ids,
     format_ranges,
     gpus_per_node,
+    parse_gpus,
     parse_tasks,
 )
-from adapters.slurm.states import UNFINISHED_STATES, classify_refusal, refusal_error
-from provisioner.interfaces import AdapterError, AuthError, RejectedError, UnavailableError
+from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 _PYSLURM_JOB_ENVIRONMENT = {"SLURM_EXPORT_ENV": "NIL"}
@@ -50,12 +52,13 @@ class NativeWorker:
 
     def __init__(self) -> None:
         os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+        configured = os.environ.get("SLURM_CONF", "")
         hide_from_jobs()
         self._pyslurm = _import_pyslurm()
         self._libslurm = _libslurm()
         self._libslurm.slurm_api_version.restype = ctypes.c_long
         check_release(self._pyslurm.__version__, self._libslurm.slurm_api_version() >> 16)
-        _check_configuration(self._libslurm)
+        _check_configuration(self._libslurm, configured)
         self._pyslurm.slurm_init()  # without a configuration this process ends, with a message to the parent
 
     # ---------------------------------------------------------------------------------------------------- questions
@@ -157,26 +160,27 @@ def hide_from_jobs() -> None:
     os.putenv("SLURM_BITSTR_LEN", "0")  # else the tasks of a long array end with "..."
 
 
+def _unusable(message: str) -> UnavailableError:
+    return UnavailableError(message, FaultKind.CONFIG)
+
+
 def _import_pyslurm() -> Any:
     try:
         return import_module("pyslurm")
     except ModuleNotFoundError as error:
         if error.name != "pyslurm":
             raise
-        raise UnavailableError(PYSLURM_REQUIRED, FaultKind.CONFIG) from None
+        raise _unusable(PYSLURM_REQUIRED) from None
     except ImportError as error:  # built with another libslurm than there is now
-        raise UnavailableError(
-            f"pyslurm does not load: {printable(str(error), 300)}. It is built for one release of Slurm:"
-            f" {PYSLURM_REQUIRED}",
-            FaultKind.CONFIG,
-        ) from None
+        why = f"{printable(str(error), 300)}. It is built for one release of Slurm: {PYSLURM_REQUIRED}"
+        raise _unusable(f"pyslurm does not load: {why}") from None
 
 
 def _libslurm() -> ctypes.CDLL:
     """Return the very library that pyslurm has loaded."""
     everything = ctypes.CDLL(None, use_errno=True)
     if not hasattr(everything, "slurm_kill_job2"):
-        raise UnavailableError(f"pyslurm is installed without libslurmfull.so: {PYSLURM_REQUIRED}", FaultKind.CONFIG)
+        raise _unusable(f"pyslurm is installed without libslurmfull.so: {PYSLURM_REQUIRED}")
     return everything
 
 
@@ -194,42 +198,20 @@ def check_release(pyslurm_version: str, api: int) -> None:
     installed = (24 + steps // 2, 11 if steps % 2 else 5)
     if built_for != installed:
         one, other = (f"{year}.{month:02}" for year, month in (built_for, installed))
-        raise UnavailableError(
-            f"pyslurm {pyslurm_version} is for Slurm {one}, and the libslurm of this host is of {other}:"
-            f" {PYSLURM_REQUIRED}",
-            FaultKind.CONFIG,
-        )
+        releases = f"is for Slurm {one}, and the libslurm of this host is of {other}"
+        raise _unusable(f"pyslurm {pyslurm_version} {releases}: {PYSLURM_REQUIRED}")
 
 
-def _check_configuration(libslurm: ctypes.CDLL) -> None:
+def _check_configuration(libslurm: ctypes.CDLL, configured: str) -> None:
     """Check that slurm.conf exists: without it libslurm waits a minute, and then ends the process.
 
-    Where one may come over the network the library finds that out itself, which is quick.
+    Where one may come over the network the library finds that out itself, which is quick. ``configured``: SLURM_CONF.
     """
-    configured = _library_environment(b"SLURM_CONF")
     default = ctypes.c_char_p.in_dll(libslurm, "default_slurm_config_file").value or b"/etc/slurm/slurm.conf"
     if configured and not os.path.exists(configured):
-        path = printable(os.fsdecode(configured), 200)
-        raise UnavailableError(f"slurm.conf is missing: SLURM_CONF={path} does not exist", FaultKind.CONFIG)
+        raise _unusable(f"slurm.conf is missing: SLURM_CONF={printable(configured)} does not exist")
     if not configured and os.path.lexists(default) and not os.path.exists(default):
-        path = printable(os.fsdecode(default), 200)
-        raise UnavailableError(f"slurm.conf is missing: {path} is a dangling link", FaultKind.CONFIG)
-
-
-def _library_environment(name: bytes) -> bytes | None:
-    """Return a variable as the library sees it."""
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_char_p
-    value = getenv(name)
-    return value if isinstance(value, bytes) else None
-
-
-def query_error(text: str) -> AdapterError:
-    """Return the error for a question that was not answered: nothing is done by one, so the outcome is known."""
-    message = printable(" ".join(text.split()), 300)
-    if classify_refusal(text) is FaultKind.DENIED:
-        return AuthError(message)
-    return UnavailableError(message)
+        raise _unusable(f"slurm.conf is missing: {printable(os.fsdecode(default))} is a dangling link")
 
 
 def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
@@ -266,7 +248,6 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
 
 _PYSLURM_BASE_STATES = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
 """Flags that pyslurm reports in place of the base state, and an equivalent base state."""
-_GRES = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z0-9_.-]+))?")
 
 
 def convert_jobs(record: Any) -> Iterator[SlurmJob]:
@@ -344,9 +325,7 @@ def convert_node(record: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
     """Return a node. ``used_gpus``: those of its running jobs by type, where Slurm does not count them itself."""
     words = [word.rstrip("*~#!%$@^-") for word in (record.state or "UNKNOWN").upper().split("+")]
     gpus = count_gpus(record.configured_gres)
-    used = count_gpus(record.allocated_gres, total=True)
-    if set(used) == {""} and len(gpus) == 1:
-        used = {kind: used[""] for kind in gpus}
+    used = count_gpus(record.allocated_gres, total=True) if used_gpus is None else used_gpus
     return SlurmNode(
         name=record.name,
         state=words[0],
@@ -358,7 +337,7 @@ def convert_node(record: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
         memory_mib=record.real_memory or 0,
         used_memory_mib=record.allocated_memory or 0,
         gpus=gpus,
-        used_gpus=used if used_gpus is None else used_gpus,
+        used_gpus=_typed(used, gpus),
         reason=record.reason or "",
         threads_per_core=record.threads_per_core or 0,
     )
@@ -371,16 +350,18 @@ def used_gpus_by_node(
 
     ``nodes``: the GPUs of each. GPUs without a type are of the node's only type.
     """
-    used: dict[str, dict[str, int]] = {name: {} for name in nodes}
-    for each in jobs:
-        if each.state == "PENDING":
-            continue
-        for name in each.nodes:
-            for kind, count in each.gpus.items():
-                gpus = nodes.get(name, {})
-                its = next(iter(gpus)) if not kind and len(gpus) == 1 else kind
-                used.setdefault(name, {})[its] = used.get(name, {}).get(its, 0) + count
-    return used
+    used: dict[str, Counter[str]] = {name: Counter() for name in nodes}
+    for job in jobs:
+        for name in job.nodes if job.state != "PENDING" else ():
+            used.setdefault(name, Counter()).update(job.gpus)
+    return {name: _typed(counts, nodes.get(name, {})) for name, counts in used.items()}
+
+
+def _typed(used: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
+    """Return used GPUs of a node: those without a type are of its only type."""
+    if "" not in used or len(gpus) != 1:
+        return dict(used)
+    return {kind: sum(used.values()) for kind in gpus}
 
 
 def convert_partition(record: Any) -> Partition:
@@ -442,17 +423,10 @@ def convert_configuration(record: Any) -> Mapping[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def count_gpus(gres: Mapping[str, Any] | None, *, total: bool = False) -> dict[str, int]:
+def count_gpus(gres: Mapping[str, Any] | None, *, total: bool = False) -> Mapping[str, int]:
     """Return GPUs by type from ``{"gpu:a100": 4}``. With ``total`` the GPUs without a type include those with one."""
-    found: dict[str, int] = {}
-    for name, count in (gres or {}).items():
-        kind = _GRES.fullmatch(name)
-        if kind is not None:
-            number = count.get("count", 0) if isinstance(count, dict) else count
-            found[kind[1] or ""] = found.get(kind[1] or "", 0) + int(number)
-    if total and "" in found:
-        found[""] -= sum(count for kind, count in found.items() if kind)
-    return {kind: count for kind, count in found.items() if count > 0}
+    counts = {name: each.get("count", 0) if isinstance(each, dict) else each for name, each in (gres or {}).items()}
+    return parse_gpus(",".join(f"{name}{'=' if total else ':'}{count}" for name, count in counts.items()))
 
 
 def _requested_gpus(record: Any, nodes: int) -> Mapping[str, int]:

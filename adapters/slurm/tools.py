@@ -48,8 +48,8 @@ from adapters.slurm.records import (
     valid_job_ids,
 )
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.states import UNFINISHED_STATES, classify_refusal, refusal_error
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 T = TypeVar("T")
@@ -285,12 +285,9 @@ def _without_tool(line: str) -> str:
 
 def _query_error(tool: str, text: str) -> AdapterError:
     """Return the error for a question that was not answered."""
-    message = printable(" ".join(text.split()), 400)
     if _NO_ACCOUNTING.search(text):
-        return _NoAccountingError(message, FaultKind.CONFIG)
-    if classify_refusal(text) is FaultKind.DENIED:
-        return AuthError(message)
-    return UnavailableError(message if tool in message else f"{tool}: {message}")
+        return _NoAccountingError(printable(" ".join(text.split()), 400), FaultKind.CONFIG)
+    return query_error(text if tool in text else f"{tool}: {text}")
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

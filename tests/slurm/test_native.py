@@ -19,13 +19,12 @@ from adapters.slurm.native_worker import (
     convert_node,
     hide_from_jobs,
     job_description,
-    query_error,
     used_gpus_by_node,
 )
 from adapters.slurm.options import unsupported_options
 from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_tasks
 from adapters.slurm.settings import SlurmSiteConfig
-from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 RECORDED = json.loads((Path(__file__).parent / "recorded/pyslurm.json").read_text())
@@ -208,11 +207,6 @@ def test_another_release_is_not_tried() -> None:
     with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
         check_release("25.11.2", 45)
     assert down.value.kind is FaultKind.CONFIG
-
-
-def test_an_unanswered_question_is_never_unsure() -> None:
-    assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
-    assert type(query_error("slurmctld: Access/permission denied")) is AuthError
 
 
 def test_the_end_for_want_of_a_configuration_is_explain_error() -> None:

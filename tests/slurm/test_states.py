@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.states import SLURM_STATES, classify_reason, classify_refusal, map_state, refusal_error
+from adapters.slurm.states import SLURM_STATES, classify_reason, classify_refusal, map_state, query_error, refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import EndKind, FaultKind, RemoteState
 
@@ -124,6 +124,11 @@ def test_a_refusal_differs_from_an_outage_and_from_a_lost_answer(said: str, erro
     found = refusal_error(said)
     assert type(found) is error
     assert str(found) == said
+
+
+def test_a_question_without_an_answer_is_never_unsure() -> None:
+    assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
+    assert type(query_error("slurmctld: Access/permission denied")) is AuthError
 
 
 def test_messages_are_one_printable_line() -> None:
