@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,23 +83,19 @@ def _object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> Iterable[str]:
-    """Return a list of words, or the words of a text with commas."""
+def _words(value: object) -> list[str]:
+    """Return a list of words, or the words of a text with commas; older versions write one state as a text."""
     found = value if isinstance(value, list) else _text(value).split(",")
     return [word for word in found if isinstance(word, str) and word]
 
 
 def _states(value: object) -> list[str]:
-    """Return a list of states, or the one state that older versions write."""
-    found = value if isinstance(value, list) else [value]
-    return [word.upper() for word in found if isinstance(word, str) and word]
+    return [word.upper() for word in _words(value)]
 
 
 def _nodes(value: object) -> tuple[str, ...]:
-    if isinstance(value, list):
-        value = ",".join(word for word in value if isinstance(word, str))
     try:
-        return expand_hostlist(_text(value))
+        return expand_hostlist(",".join(_words(value)))
     except ValueError as error:
         raise UnavailableError(f"slurmrestd reports an invalid list of nodes: {error}") from None
 
@@ -200,8 +196,8 @@ def parse_node(record: JsonObject) -> SlurmNode:
         name=record["name"],
         state=state or "UNKNOWN",
         flags=flags,
-        partitions=tuple(_list(record.get("partitions"))),
-        features=tuple(_list(record.get("active_features"))) or tuple(_list(record.get("features"))),
+        partitions=tuple(_words(record.get("partitions"))),
+        features=tuple(_words(record.get("active_features"))) or tuple(_words(record.get("features"))),
         cpus=_int(record.get("cpus")),
         used_cpus=_int(record.get("alloc_cpus")),
         memory_mib=_int(record.get("real_memory")),
@@ -242,8 +238,8 @@ def parse_reservation(record: JsonObject) -> Reservation:
         ends_at=_float(record.get("end_time")),
         nodes=_nodes(record.get("node_list")),
         flags=frozenset(_states(record.get("flags"))),
-        users=tuple(_list(record.get("users"))),
-        accounts=tuple(_list(record.get("accounts"))),
+        users=tuple(_words(record.get("users"))),
+        accounts=tuple(_words(record.get("accounts"))),
     )
 
 

@@ -118,9 +118,9 @@ class RestSession:
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def read(self, path: str, query: Sequence[tuple[str, str]] = (), *, deadline_s: float) -> RestResponse:
+    async def read(self, path: str, *, deadline_s: float) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
-        return self.checked(await self.request("GET", path, query, deadline_s=deadline_s))
+        return self.checked(await self.request("GET", path, deadline_s=deadline_s))
 
     def checked(self, response: RestResponse) -> RestResponse:
         """Return the answer to a question. UnavailableError if it is incomplete or has errors."""

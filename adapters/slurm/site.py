@@ -146,7 +146,7 @@ class SlurmSite:
             claims=demands.demands,
             owner_runs=load,
             downtime_at=downtime_at,
-            notices=(*notices, *self._cluster.notices(), *self._cleanup_errors()),
+            notices=(*notices, *self._cluster.notices()),
             remarks=demands.notices,
         )
         self._clean_up(listing)
@@ -179,7 +179,7 @@ class SlurmSite:
     # -------------------------------------------------------------------------------------------------------- cleanup
 
     def _clean_up(self, listing: SlurmDroneListing) -> None:
-        """Start one cleanup at a time, between polls; a single poll (``provisioner check``) starts none."""
+        """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
         self._polls += 1
         if self._polls > 1 and listing.duplicates and (self._cleanup is None or self._cleanup.done()):
             work = self._cancel_duplicates(listing.duplicates)
@@ -188,11 +188,6 @@ class SlurmSite:
     async def _cancel_duplicates(self, remote_ids: Sequence[str]) -> None:
         with contextlib.suppress(AdapterError):  # then after the next poll
             await self._cluster.cancel(remote_ids)
-
-    def _cleanup_errors(self) -> Iterable[str]:
-        task = self._cleanup
-        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
-            yield printable(f"cleanup: {type(error).__name__}: {error}", 300)
 
     # ------------------------------------------------------------------------------------------------------- auditing
 
