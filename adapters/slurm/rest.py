@@ -63,7 +63,7 @@ class SlurmRestClient:
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
         assert config.rest is not None
         self._config = config
-        self._session = RestSession(config.rest)
+        self._session = RestSession(config.rest, config.deadline)
         ssh = config.rest.ssh
         self._user = config.rest.user or (ssh.user if ssh else getpass.getuser())
         """The account of our jobs: the configured one, or ours at the other end of a unix socket."""
@@ -92,7 +92,7 @@ class SlurmRestClient:
         found: list[SlurmJob] = []
         for selection in selections or [[("start_time", str(max(0, int(since))))]]:
             query = [("users", self._user), ("skip_steps", "true"), *selection]
-            response = await self._session.request("GET", "slurmdb/{}/jobs/", query, deadline_s=self._config.deadline)
+            response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
             if response.status == 404 and not response.body:
                 return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
             found += map(parse_accounted_job, self._session.checked(response).items("jobs"))
@@ -101,13 +101,14 @@ class SlurmRestClient:
     async def nodes(self) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
         # "Unspecified error", as it does when slurmctld is silent.
-        return [parse_node(record) for record in (await self._read("slurm/{}/nodes/")).items("nodes")]
+        return [parse_node(record) for record in (await self._session.read("slurm/{}/nodes/")).items("nodes")]
 
     async def partitions(self) -> Sequence[Partition]:
-        return [parse_partition(record) for record in (await self._read("slurm/{}/partitions/")).items("partitions")]
+        response = await self._session.read("slurm/{}/partitions/")
+        return [parse_partition(record) for record in response.items("partitions")]
 
     async def reservations(self) -> Sequence[Reservation]:
-        response = await self._read("slurm/{}/reservations/")
+        response = await self._session.read("slurm/{}/reservations/")
         return [parse_reservation(record) for record in response.items("reservations")]
 
     def notices(self) -> Sequence[str]:
@@ -115,12 +116,9 @@ class SlurmRestClient:
 
     async def configuration(self) -> Mapping[str, str]:
         """Return all of slurm.conf from 26.05 on; before, only the version and whether there is accounting."""
-        response = await self._session.request("GET", _CONFIGURATION_PATH, deadline_s=self._config.deadline)
-        about = parse_configuration((await self._read("slurm/{}/ping/")).body)
+        response = await self._session.request("GET", _CONFIGURATION_PATH)
+        about = parse_configuration((await self._session.read("slurm/{}/ping/")).body)
         return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
-
-    async def _read(self, path: str) -> RestResponse:
-        return await self._session.read(path, deadline_s=self._config.deadline)
 
     # -------------------------------------------------------------------------------------------------------- orders
 

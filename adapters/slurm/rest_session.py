@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from adapters.shared import http
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
@@ -82,8 +83,8 @@ class _Request:
 class RestSession:
     """HTTP to slurmrestd. Connects with the first request; connections are kept and shared."""
 
-    def __init__(self, settings: SlurmRestConfig) -> None:
-        self._settings = settings
+    def __init__(self, settings: SlurmRestConfig, deadline_s: float) -> None:
+        self._settings, self._deadline_s = settings, deadline_s
         self.where = f"slurmrestd at {settings.url}" + (f" on {settings.ssh.host}" if settings.ssh else "")
         self._stack = contextlib.AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
@@ -105,20 +106,15 @@ class RestSession:
         await self._stack.aclose()
 
     async def _over_ssh(self, settings: SshSettings) -> Connect:
-        try:
+        with optional_package("asyncssh", "ssh", "a socket over ssh needs"):
             from adapters.shared.commands.forward import Forward
             from adapters.shared.commands.ssh import SshRunner
-        except ImportError as error:
-            if error.name != "asyncssh":
-                raise
-            message = "a socket over ssh needs the Python package asyncssh: pip install 'gpu-drone-provisioner[ssh]'"
-            raise UnavailableError(message, FaultKind.CONFIG) from None
         runner = await self._stack.enter_async_context(SshRunner(settings))
         return Forward(runner, self._settings.url.removeprefix("unix:")).connect
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def read(self, path: str, *, deadline_s: float) -> RestResponse:
+    async def read(self, path: str, deadline_s: float | None = None) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
         return self.checked(await self.request("GET", path, deadline_s=deadline_s))
 
@@ -135,7 +131,7 @@ class RestSession:
         query: Sequence[tuple[str, str]] = (),
         *,
         body: Mapping[str, Any] | None = None,
-        deadline_s: float,
+        deadline_s: float | None = None,
     ) -> RestResponse:
         """Return the answer to one request, a refusal included.
 
@@ -145,6 +141,7 @@ class RestSession:
             OutcomeUnknownError: an order was sent, and not answered.
         """
         request = _Request(method, path, query, body)
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 version = await self._api_version() if "{}" in path else ""

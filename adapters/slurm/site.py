@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.parcel import UnfitError
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
@@ -336,13 +337,8 @@ def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
 
             return SlurmToolsClient(config, name)
         case "rest":
-            try:
+            with optional_package("aiohttp", "slurm-rest", "slurmrestd needs"):
                 from adapters.slurm.rest import SlurmRestClient
-            except ImportError as error:
-                if error.name is None or error.name.partition(".")[0] != "aiohttp":
-                    raise
-                message = "slurmrestd needs the Python package aiohttp: pip install 'gpu-drone-provisioner[slurm-rest]'"
-                raise UnavailableError(message, FaultKind.CONFIG) from None
             return SlurmRestClient(config, name)
         case "native":
             from adapters.slurm.native import SlurmNativeClient
