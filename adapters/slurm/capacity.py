@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from adapters.slurm.records import Partition, Reservation, SlurmNode, expand_hostlist
-from adapters.slurm.settings import SlurmJobOptions, SlurmSiteConfig
+from adapters.slurm.settings import SlurmJobOptions, SlurmSiteConfig, SlurmTypeOptions
 from provisioner.model import WHOLE_GPU, DroneType, Node
 
 _UNUSABLE_STATES = frozenset({"DOWN", "FUTURE", "ERROR", "UNKNOWN"})
@@ -48,11 +48,14 @@ class SlurmDroneType:
     """A drone type with its place in this cluster."""
 
     type: DroneType
-    options: SlurmJobOptions
+    options: SlurmTypeOptions
     partitions: tuple[Partition, ...]
     """Its partitions that exist."""
-    gres: str
-    """The type of its GPUs in Gres; "" is any."""
+
+    @property
+    def gres(self) -> str:
+        """Return the type of its GPUs in Gres; "" is any."""
+        return self.options.gres.partition(":")[2]
 
     @property
     def gpus(self) -> int:
@@ -138,8 +141,7 @@ def resolve_types(
         options = config.options_for(each.name)
         named = options.partition.split(",")
         own = [each for each in partitions if each.name in named] if options.partition else default
-        gres = config.gres_of(each.name).partition(":")[2]
-        resolved.append(SlurmDroneType(each, options, tuple(own), gres))
+        resolved.append(SlurmDroneType(each, options, tuple(own)))
     return tuple(resolved)
 
 

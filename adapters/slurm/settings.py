@@ -299,16 +299,12 @@ class SlurmSiteConfig(SlurmJobOptions):
                 raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
         return self
 
-    def options_for(self, type_name: str) -> SlurmJobOptions:
-        """Return the options for drones of a type: those of the type, else those of the site."""
+    def options_for(self, type_name: str) -> SlurmTypeOptions:
+        """Return the options for drones of a type: those of the type, else those of the site; `gres` is set."""
         special = self.types.get(type_name, SlurmTypeOptions())
         keys = SlurmJobOptions.model_fields.keys() - {"submit"}
         options = {key: getattr(special, key) or getattr(self, key) for key in keys}
-        return SlurmJobOptions(**options, submit={**self.submit, **special.submit})
-
-    def gres_of(self, type_name: str) -> str:
-        """Return the GPUs of a drone type as Gres names them: ``gpu`` or ``gpu:a100``."""
-        return self.types.get(type_name, SlurmTypeOptions()).gres or "gpu"
+        return SlurmTypeOptions(**options, submit={**self.submit, **special.submit}, gres=special.gres or "gpu")
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
         """Return how much shorter a drone lives than its walltime."""

@@ -119,7 +119,7 @@ def _all_but_number(order: StartOrder) -> Hashable:
 
 def _gres(drone_type: DroneType, config: SlurmSiteConfig) -> str:
     gpus = drone_type.gpu_milli // WHOLE_GPU
-    return f"{config.gres_of(drone_type.name)}:{gpus}" if gpus else ""
+    return f"{config.options_for(drone_type.name).gres}:{gpus}" if gpus else ""
 
 
 def max_array_size(configuration: Mapping[str, str]) -> int:

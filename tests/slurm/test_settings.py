@@ -53,7 +53,7 @@ def test_options_of_a_type_replace_those_of_the_site() -> None:
     assert (general.partition, general.account, general.submit) == ("accelerated", "hk", {"nice": "1", "exclude": "a"})
     assert (special.partition, special.account) == ("accelerated-h100", "hk")
     assert special.submit == {"nice": "2", "exclude": "a"}
-    assert (settings.gres_of("a100"), settings.gres_of("h100")) == ("gpu", "gpu:h100")
+    assert (general.gres, special.gres) == ("gpu", "gpu:h100")
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_SBATCH_OPTIONS))
