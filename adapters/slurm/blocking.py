@@ -14,11 +14,7 @@ from fnmatch import fnmatchcase
 from textwrap import wrap
 
 from adapters.shared.printing import printable
-from adapters.slurm.capacity import (
-    MISMATCH_DIMENSIONS,
-    SlurmDroneType,
-    resolve_types,
-)
+from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType, resolve_types
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding

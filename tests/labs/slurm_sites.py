@@ -52,10 +52,7 @@ def ways(lab: SlurmLab, work: Path) -> Mapping[str, Mapping[str, Any]]:
     return {
         "tools": {"tools": {"bin": str(lab.tools)}},
         "ssh": {"tools": {"ssh": login}},
-        "rest": {
-            "transport": "rest",
-            "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}},
-        },
+        "rest": {"transport": "rest", "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}}},
         "socket": {"transport": "rest", "rest": {"url": f"unix:{lab.rest_socket}", "ssh": login}},
         "native": {"transport": "native"},  # on the cluster's own hosts only: the Python there is for the test to say
     }

@@ -37,7 +37,7 @@ CONFIG = SlurmSiteConfig.model_validate(
                 "memory": "512000 MiB",
                 "gpus": 4,
                 "gres": "gpu:a100",
-            },
+            }
         ],
     }
 )

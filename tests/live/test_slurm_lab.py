@@ -91,13 +91,7 @@ def test_daemons_hang_die_and_come_back(idle: SlurmLab) -> None:
 
 def test_knobs_make_another_cluster(new_slurm: Callable[..., SlurmLab]) -> None:
     lab = new_slurm(
-        a100=1,
-        h100=0,
-        rest=False,
-        ssh=False,
-        max_submit_jobs=1,
-        prolog="#!/bin/sh\nexit 1\n",
-        extra="MaxArraySize=7\n",
+        a100=1, h100=0, rest=False, ssh=False, max_submit_jobs=1, prolog="#!/bin/sh\nexit 1\n", extra="MaxArraySize=7\n"
     )
     assert lab.nodes() == {"hkn0801": "idle"}
     number = lab.sbatch(SLEEPS, *ONE_GPU)

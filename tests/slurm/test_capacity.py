@@ -227,8 +227,7 @@ def reservation(starts_h: float, ends_h: float, **more: Any) -> Reservation:
 
 
 @pytest.mark.parametrize(
-    ("starts_h", "ends_h", "gpus"),
-    [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)],
+    ("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)]
 )
 def test_a_node_reserved_for_others_before_the_drone_would_be_done_is_not_free(
     starts_h: float, ends_h: float, gpus: int

@@ -41,7 +41,7 @@ def test_decisive_flags_override_the_state() -> None:
 RESERVED = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 REASONS: Mapping[FaultKind | None, Sequence[str]] = {
     None: [
-        *("None", "", "(Priority)", "Resources", "BeginTime", "JobArrayTaskLimit", "Something new in 27.05", RESERVED),
+        *("None", "", "(Priority)", "Resources", "BeginTime", "JobArrayTaskLimit", "Something new in 27.05", RESERVED)
     ],
     FaultKind.CAPACITY: [
         *("ReqNodeNotAvail, UnavailableNodes:hkn[0801-0899]", "(ReqNodeNotAvail, Reserved for maintenance)"),

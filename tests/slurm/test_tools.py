@@ -225,7 +225,7 @@ def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]
 def test_numbers_as_slurm_prints_them() -> None:
     assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
     assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
-        *(20480, 512000, 1572864, 3584, 1, 0),
+        *(20480, 512000, 1572864, 3584, 1, 0)
     ]
     assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
     for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
@@ -415,7 +415,7 @@ async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> 
         badly(
             "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:db:6819:"
             " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
-        ),
+        )
     ]
     async with SlurmToolsClient(CONFIG, "site") as cluster:
         with pytest.raises(UnavailableError):

@@ -42,12 +42,7 @@ _REMOVE = 'exec rm -rf -- "$1"'
 
 
 async def put(
-    runner: Runner,
-    directory: str,
-    files: Mapping[str, bytes],
-    *,
-    executable: Collection[str] = (),
-    deadline_s: float,
+    runner: Runner, directory: str, files: Mapping[str, bytes], *, executable: Collection[str] = (), deadline_s: float
 ) -> None:
     """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
 

@@ -11,15 +11,7 @@ from typing import Self
 
 import asyncssh
 
-from adapters.shared.commands.runner import (
-    LARGEST_ANSWER,
-    Finished,
-    NoReplyError,
-    checked,
-    judged,
-    no_time,
-    too_much,
-)
+from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, NoReplyError, checked, judged, no_time, too_much
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh_login import Codes, login
 from adapters.shared.printing import printable
