@@ -38,9 +38,9 @@ class SlurmJob:
     qos: str = ""
     submitted_at: float = 0.0
     started_at: float = 0.0
-    """Start time; of a pending job the expected one."""
+    """Of a pending job the expected start."""
     ends_at: float = 0.0
-    """End time; of a running job, the end of its limit or of the grace period of its preemption."""
+    """Of a running job, the end of its limit or of the grace period of its preemption."""
     limit_s: float = 0.0
     """Time limit; 0 for none or not reported."""
     preempted_at: float = 0.0
@@ -51,12 +51,12 @@ class SlurmJob:
     signal: int = 0
     """Signal that ended it."""
     restarts: int = 0
-    # Request per node; set for jobs of others only:
+    # Request per node, of jobs of others only:
     node_count: int = 1
     cpus: int = 0
     memory_mib: int = 0
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs per node by type; "" is any type."""
+    """By type; "" is any type."""
     required_nodes: tuple[str, ...] = ()
 
 
@@ -170,18 +170,15 @@ class SlurmClient(Protocol):
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
         """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
-        ...
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return what the accounting database has of these jobs, or with no ids of all of ours since ``since``.
 
         None where there is no accounting.
         """
-        ...
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         """Return the pending and running jobs of all users in these partitions, ours included."""
-        ...
 
     async def nodes(self) -> Sequence[SlurmNode]: ...
 
@@ -194,11 +191,9 @@ class SlurmClient(Protocol):
 
         Names and values are those that ``scontrol show config`` prints (``KillWait``, ``PreemptType``, ...).
         """
-        ...
 
     def notices(self) -> Sequence[str]:
         """Return oddities of recent answers that a person should know of."""
-        ...
 
     async def submit(self, submission: SlurmSubmission) -> int:
         """Return the job id (of the whole array, if it is one).
@@ -208,14 +203,12 @@ class SlurmClient(Protocol):
             UnavailableError: Slurm was certainly not asked.
             OutcomeUnknownError: Slurm may have accepted it.
         """
-        ...
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         """Cancel these jobs: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``.
 
         Unknown ids and ended jobs are not an error.
         """
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------------- job ids

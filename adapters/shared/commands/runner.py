@@ -52,7 +52,6 @@ class Runner(Protocol):
             NoReplyError: it was started, and no exit status of its own came within ``deadline_s``.
             AuthError: the host does not accept us, or we do not accept the host.
         """
-        ...
 
 
 def checked(argv: Sequence[str]) -> Sequence[str]:
