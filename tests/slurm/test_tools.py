@@ -7,7 +7,7 @@ them one user has a job whose name is made to look like rows of a table.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -297,6 +297,12 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Login:
     return there
 
 
+@pytest.fixture
+async def tools(login: Login) -> AsyncIterator[SlurmToolsClient]:
+    async with SlurmToolsClient(SlurmSiteConfig(), "site") as cluster:
+        yield cluster
+
+
 def well(out: str = "", err: str = "") -> Finished:
     return Finished(0, out.encode(), err.encode())
 
@@ -330,19 +336,20 @@ SUBMISSION = SlurmSubmission(
         NoReplyError("cut"),
     ],
 )
-async def test_no_jobs_only_by_a_complete_answer(login: Login, answer: Finished | Exception) -> None:
+async def test_no_jobs_only_by_a_complete_answer(
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception
+) -> None:
     header = recorded("24.11", "ours").split("\n")[0] + "\n"
     login.answers = [answer, well(header, "bash: warning: setlocale: LC_ALL: cannot change locale\n")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(UnavailableError):
-            await cluster.own_jobs()
-        assert await cluster.own_jobs() == []
+    with pytest.raises(UnavailableError):
+        await tools.own_jobs()
+    assert await tools.own_jobs() == []
 
 
 LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
 
 
-async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> None:
+async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login, tools: SlurmToolsClient) -> None:
     """A leftover line in slurm.conf took the whole site down."""
     whole = recorded("24.11", "ours")
     login.answers = [
@@ -354,18 +361,17 @@ async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> No
         well("", f"squeue: {LEFTOVER}\n"),
         well(whole[:-9], f"squeue: {LEFTOVER}\n"),
     ]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        assert list(cluster.notices()) == []
-        assert await cluster.own_jobs() == own_jobs(whole)
-        await cluster.partitions()
-        (notice,) = cluster.notices()
-        assert LEFTOVER in notice
-        with pytest.raises(OutcomeUnknownError):
-            await cluster.cancel(["3"])
-        await cluster.cancel(["3"])
-        for _ in range(3):
-            with pytest.raises(UnavailableError):
-                await cluster.own_jobs()
+    assert list(tools.notices()) == []
+    assert await tools.own_jobs() == own_jobs(whole)
+    await tools.partitions()
+    (notice,) = tools.notices()
+    assert LEFTOVER in notice
+    with pytest.raises(OutcomeUnknownError):
+        await tools.cancel(["3"])
+    await tools.cancel(["3"])
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            await tools.own_jobs()
 
 
 def test_lines_above_the_first_record_are_a_greeting() -> None:
@@ -410,30 +416,27 @@ async def test_missing_accounting_is_asked_once(login: Login) -> None:
     assert len(login.asked) == 1
 
 
-async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> None:
+async def test_an_accounting_database_that_is_away_is_not_none(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [
         badly(
             "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:db:6819:"
             " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
         )
     ]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(UnavailableError):
-            await cluster.ended_jobs(["1"], 0)
+    with pytest.raises(UnavailableError):
+        await tools.ended_jobs(["1"], 0)
 
 
-async def test_rejected_credentials_are_an_auth_error(login: Login) -> None:
+async def test_rejected_credentials_are_an_auth_error(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [badly("slurm_load_jobs error: Protocol authentication error")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AuthError):
-            await cluster.own_jobs()
+    with pytest.raises(AuthError):
+        await tools.own_jobs()
 
 
-async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
+async def test_a_submission_has_all_arguments_of_a_drone(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [well("4711\n"), well("sbatch wrapper 3.1\n12;horeka\n")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        assert await cluster.submit(SUBMISSION) == 4711
-        assert await cluster.submit(SUBMISSION) == 12
+    assert await tools.submit(SUBMISSION) == 4711
+    assert await tools.submit(SUBMISSION) == 12
     argv, stdin = login.asked[0]
     assert stdin == SUBMISSION.script
     assert argv == [
@@ -446,34 +449,22 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
     assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
 
 
+def failed(why: str, before: str = "") -> Finished:
+    return badly(f"{before}sbatch: error: Batch job submission failed: {why}")
+
+
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+GREETING = "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "kind"),
     [
-        (
-            badly("sbatch: error: Batch job submission failed: Requested node configuration is not available"),
-            RejectedError,
-            FaultKind.CONFIG,
-        ),
-        (
-            badly(
-                "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n"
-                "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,"
-                " user's size and/or time limits)"
-            ),
-            RejectedError,
-            FaultKind.QUOTA,
-        ),
-        (
-            badly("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
-            OutcomeUnknownError,
-            FaultKind.UNKNOWN,
-        ),
-        (
-            badly("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
-            UnavailableError,
-            FaultKind.DOWN,
-        ),
-        (badly("sbatch: error: Batch job submission failed: Access/permission denied"), AuthError, FaultKind.DENIED),
+        (failed("Requested node configuration is not available"), RejectedError, FaultKind.CONFIG),
+        (failed(LIMIT, GREETING), RejectedError, FaultKind.QUOTA),
+        (failed("Socket timed out on send/recv operation"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (failed("Unable to contact slurm controller (connect failure)"), UnavailableError, FaultKind.DOWN),
+        (failed("Access/permission denied"), AuthError, FaultKind.DENIED),
         (badly(""), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well("Submitted\n"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well(""), OutcomeUnknownError, FaultKind.UNKNOWN),
@@ -482,23 +473,21 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
     ],
 )
 async def test_the_outcome_of_a_submission(
-    login: Login, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
 ) -> None:
     login.answers = [answer]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AdapterError) as raised:
-            await cluster.submit(SUBMISSION)
+    with pytest.raises(AdapterError) as raised:
+        await tools.submit(SUBMISSION)
     assert (type(raised.value), raised.value.kind) == (error, kind)
 
 
-async def test_cancelling_and_killing(login: Login) -> None:
+async def test_cancelling_and_killing(login: Login, tools: SlurmToolsClient) -> None:
     gone = "scancel: error: Kill job error on job step id 9.0: Invalid job id specified\n"
     login.answers = [well(), badly(gone), well(), well(), well(), well()]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        await cluster.cancel([])
-        await cluster.cancel(["7_0", "7_1", "9"])
-        await cluster.cancel(["7_0", "9"], kill=True)
-        await cluster.cancel([f"5_{task}" for task in range(1200)])
+    await tools.cancel([])
+    await tools.cancel(["7_0", "7_1", "9"])
+    await tools.cancel(["7_0", "9"], kill=True)
+    await tools.cancel([f"5_{task}" for task in range(1200)])
     assert [argv for argv, _ in login.asked] == [
         ["scancel", "9", "7_[0-1]"],
         ["scancel", "--signal=KILL", "7_0.0", "9.0"],
@@ -512,28 +501,25 @@ async def test_cancelling_and_killing(login: Login) -> None:
 @pytest.mark.parametrize(
     "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
 )
-async def test_an_invalid_job_id_is_never_an_argument(login: Login, strange: str) -> None:
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(ValueError):
-            await cluster.cancel(["1", strange])
-        with pytest.raises(ValueError):
-            await cluster.ended_jobs(["1", strange], 0)
+async def test_an_invalid_job_id_is_never_an_argument(login: Login, tools: SlurmToolsClient, strange: str) -> None:
+    with pytest.raises(ValueError):
+        await tools.cancel(["1", strange])
+    with pytest.raises(ValueError):
+        await tools.ended_jobs(["1", strange], 0)
     assert login.asked == []
+
+
+KILL_ERROR = "scancel: error: Kill job error on job id"
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
+        (badly(f"{KILL_ERROR} 3: Unable to contact slurm controller (connect failure)", 8), UnavailableError),
         (
             badly(
-                "scancel: error: Kill job error on job id 3: Unable to contact slurm controller (connect failure)", 8
-            ),
-            UnavailableError,
-        ),
-        (
-            badly(
-                "scancel: error: Kill job error on job id 3: Job/step already completing or completed\n"
-                "scancel: error: Kill job error on job id 4: Socket timed out on send/recv operation"
+                f"{KILL_ERROR} 3: Job/step already completing or completed\n"
+                f"{KILL_ERROR} 4: Socket timed out on send/recv operation"
             ),
             OutcomeUnknownError,
         ),
@@ -542,19 +528,17 @@ async def test_an_invalid_job_id_is_never_an_argument(login: Login, strange: str
     ],
 )
 async def test_the_outcome_of_a_cancellation(
-    login: Login, answer: Finished | Exception, error: type[AdapterError]
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception, error: type[AdapterError]
 ) -> None:
     login.answers = [answer]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AdapterError) as raised:
-            await cluster.cancel(["3", "4"])
+    with pytest.raises(AdapterError) as raised:
+        await tools.cancel(["3", "4"])
     assert type(raised.value) is error
 
 
-async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login) -> None:
+async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login, tools: SlurmToolsClient) -> None:
     with pytest.raises(NoReplyError) as lost:
         judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
     login.answers = [lost.value]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(OutcomeUnknownError, match="permission denied"):
-            await cluster.cancel(["3"])
+    with pytest.raises(OutcomeUnknownError, match="permission denied"):
+        await tools.cancel(["3"])
