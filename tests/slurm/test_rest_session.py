@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from aiohttp import web
 
 from adapters.slurm import rest_session
 from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.slurm.restd import Restd, recorded, rest_client, running, saying
@@ -22,6 +24,18 @@ DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REST_TOKEN", "one")
+
+
+@pytest.fixture
+async def restd() -> AsyncIterator[Restd]:
+    async with running(Restd()) as server:
+        yield server
+
+
+@pytest.fixture
+async def slurm(restd: Restd) -> AsyncIterator[SlurmRestClient]:
+    async with rest_client(restd.url) as client:
+        yield client
 
 
 # ---------------------------------------------------------------------------------------------------------- who we are
@@ -161,13 +175,14 @@ async def test_a_taken_job_without_a_number_is_unsure() -> None:
             await slurm.submit(DRONE)
 
 
-async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_not_listened_to(
+    restd: Restd, slurm: SlurmRestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rest_session, "MAX_RESPONSE_BYTES", 10_000)
-    async with running(Restd()) as restd, rest_client(restd.url) as slurm:
-        for number in range(1, 300):
-            restd.add(number, user="owner")
-        with pytest.raises(UnavailableError, match="says more than"):
-            await slurm.own_jobs()
+    for number in range(1, 300):
+        restd.add(number, user="owner")
+    with pytest.raises(UnavailableError, match="says more than"):
+        await slurm.own_jobs()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
@@ -194,18 +209,18 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
 # ------------------------------------------------------------------------------------------------------------- ending
 
 
-async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order() -> None:
-    async with running(Restd()) as restd, rest_client(restd.url) as slurm:
-        await slurm.cancel([])
-        assert restd.asked == []
-        await slurm.cancel(["77", "1_77"])
-        assert restd.bodies == [{"jobs": ["77", "1_77"]}]
+async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order(restd: Restd, slurm: SlurmRestClient) -> None:
+    await slurm.cancel([])
+    assert restd.asked == []
+    await slurm.cancel(["77", "1_77"])
+    assert restd.bodies == [{"jobs": ["77", "1_77"]}]
 
 
-async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise() -> None:
-    async with running(Restd()) as restd, rest_client(restd.url) as slurm:
-        await slurm.cancel(["77"], kill=True)
-        assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
+async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    await slurm.cancel(["77"], kill=True)
+    assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
 
 
 async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
@@ -217,13 +232,11 @@ async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
             await slurm.cancel(["28"])
 
 
-async def test_an_invalid_job_id_is_never_sent() -> None:
-    async with running(Restd()) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(ValueError, match="is not a job"):
-            await slurm.cancel(["1,2"])
-        assert restd.asked == []
+async def test_an_invalid_job_id_is_never_sent(restd: Restd, slurm: SlurmRestClient) -> None:
+    with pytest.raises(ValueError, match="is not a job"):
+        await slurm.cancel(["1,2"])
+    assert restd.asked == []
 
 
-async def test_without_slurmdbd_there_is_no_accounting() -> None:
-    async with running(Restd()) as restd, rest_client(restd.url) as slurm:
-        assert await slurm.ended_jobs(["7"], 0.0) is None
+async def test_without_slurmdbd_there_is_no_accounting(restd: Restd, slurm: SlurmRestClient) -> None:
+    assert await slurm.ended_jobs(["7"], 0.0) is None
