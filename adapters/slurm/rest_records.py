@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adapters.slurm.records import (
-    JOB_STATES,
-    NODE_STATES,
+    BASE_JOB_STATES,
+    BASE_NODE_STATES,
     Partition,
     Reservation,
     SlurmJob,
@@ -106,7 +106,7 @@ def _nodes(value: object) -> tuple[str, ...]:
 def parse_job_state(record: JsonObject) -> RestJobState:
     """Return a line of ``jobs/state/``. UnavailableError if it is invalid: the listing would not be complete."""
     found = _REST_JOB_ID.fullmatch(str(record.get("job_id")))
-    state, flags = split_state(_states(record.get("state")), JOB_STATES)
+    state, flags = split_state(_states(record.get("state")), BASE_JOB_STATES)
     if not found or not state:
         raise UnavailableError("slurmrestd reports the state of a job in an unknown format")
     task = int(found[2]) if found[2] and found[2] != "*" else None
@@ -160,7 +160,7 @@ def _job(
     record: JsonObject, array: int, task: float | None, states: object, reason: object, times: Sequence[object]
 ) -> SlurmJob:
     """Return the fields that slurmctld and accounting report, under the same name or under others."""
-    state, flags = split_state(_states(states), JOB_STATES)
+    state, flags = split_state(_states(states), BASE_JOB_STATES)
     exit_code = {} if state in UNFINISHED_STATES else _object(record.get("exit_code"))
     code, signal = _number(exit_code.get("return_code")), _object(exit_code.get("signal"))
     submitted_at, started_at, ends_at, limit_minutes = map(_float, times)
@@ -191,7 +191,7 @@ def parse_node(record: JsonObject) -> SlurmNode:
     """Return a record of ``nodes/``."""
     if not _text(record.get("name")):
         raise UnavailableError("slurmrestd reports a node without a name")
-    state, flags = split_state(_states(record.get("state")), NODE_STATES)
+    state, flags = split_state(_states(record.get("state")), BASE_NODE_STATES)
     return SlurmNode(
         name=record["name"],
         state=state or "UNKNOWN",

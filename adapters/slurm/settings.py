@@ -19,8 +19,8 @@ from provisioner.model import WHOLE_GPU, DroneType
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_RESERVED_VARIABLES = re.compile(
+_ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED_JOB_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
@@ -71,12 +71,12 @@ def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
 
 def _check_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable():
+        if not _ENVIRONMENT_VARIABLE.fullmatch(name) or not value.isprintable():
             raise mistake_at(
                 name,
                 f"`{name[:40]}` is not a valid environment variable: it needs a plain name and a value on one line",
             )
-        if _RESERVED_VARIABLES.fullmatch(name):
+        if _RESERVED_JOB_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site: remove it")
     return env
 

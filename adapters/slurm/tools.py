@@ -24,7 +24,7 @@ from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm.records import (
-    NODE_STATES,
+    BASE_NODE_STATES,
     Partition,
     Reservation,
     SlurmJob,
@@ -514,7 +514,7 @@ def _node(row: Mapping[str, str]) -> SlurmNode:
     counts = _CPUS.fullmatch(row["cpus"])
     if counts is None or not row["name"]:
         raise ValueError(f"`{row['cpus'][:40]}` is not a count of the CPUs of a node")
-    state, flags = split_state(row["states"].upper().split("+"), NODE_STATES)
+    state, flags = split_state(row["states"].upper().split("+"), BASE_NODE_STATES)
     return SlurmNode(
         row["name"],
         state,

@@ -10,7 +10,7 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
-LARGEST_ANSWER = 64 * 1024**2
+MAX_OUTPUT_BYTES = 64 * 1024**2
 """Bytes of output, both streams together. A command with more is ended."""
 _NOT_FOUND = (126, 127)
 _LAST_OWN = 128
@@ -82,4 +82,4 @@ def no_time(where: str, name: str, deadline_s: float) -> NoReplyError:
 
 
 def too_much(where: str, name: str) -> NoReplyError:
-    return NoReplyError(f"{where}: `{name}` says more than {LARGEST_ANSWER // 1024**2} MiB: it is not listened to")
+    return NoReplyError(f"{where}: `{name}` says more than {MAX_OUTPUT_BYTES // 1024**2} MiB: it is not listened to")

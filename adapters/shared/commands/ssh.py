@@ -11,7 +11,7 @@ from typing import Self
 
 import asyncssh
 
-from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, NoReplyError, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, NoReplyError, checked, judged, no_time, too_much
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh_login import Codes, login
 from adapters.shared.printing import printable
@@ -50,7 +50,7 @@ class SshCommand(asyncssh.SSHClientSession[bytes]):
 
     @property
     def is_too_long(self) -> bool:
-        return len(self.out) + len(self.err) > LARGEST_ANSWER
+        return len(self.out) + len(self.err) > MAX_OUTPUT_BYTES
 
     def exit_status_received(self, status: int) -> None:
         self.code = status
