@@ -258,27 +258,30 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
 _SECONDS_SETTING = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
 
 
-@dataclass(frozen=True, slots=True)
 class SlurmAudit:
-    """Comparison of the running configuration with the policy and the drone types of the site."""
+    """Comparison of the running configuration with the policy and the drone types of the site.
 
-    nodes: Sequence[SlurmNode]
-    partitions: Sequence[Partition]
-    configuration: Mapping[str, str]
-    """See :meth:`adapters.slurm.records.SlurmClient.configuration`; missing settings are not checked."""
-    policy: SitePolicy
-    types: Sequence[SlurmDroneType]
-    config: SlurmSiteConfig
+    ``configuration``: see :meth:`adapters.slurm.records.SlurmClient.configuration`; missing settings are not checked.
+    """
 
-    @property
-    def gaps(self) -> Iterator[AuditFinding]:
-        yield from self._partition_gaps()
-        for kind in self.types:
-            if kind.partitions:  # else _partition_gaps reports it
-                yield from self._type_gaps(kind)
-        yield from self._blocking_gaps()
-        yield from self._grace_gaps()
-        yield from self._job_age_gaps()
+    def __init__(
+        self,
+        nodes: Sequence[SlurmNode],
+        partitions: Sequence[Partition],
+        configuration: Mapping[str, str],
+        policy: SitePolicy,
+        types: Sequence[DroneType],
+        config: SlurmSiteConfig,
+    ) -> None:
+        self.nodes, self.partitions, self.configuration = nodes, partitions, configuration
+        self.policy, self.types, self.config = policy, resolve_types(types, partitions, config), config
+
+    def gaps(self) -> tuple[AuditFinding, ...]:
+        """Return where the running configuration does not do what the policy and the drone types say."""
+        types = [kind for kind in self.types if kind.partitions]  # _partition_gaps reports the others
+        of_types = [gap for kind in types for gap in self._type_gaps(kind)]
+        rest = (*self._blocking_gaps(), *self._grace_gaps(), *self._job_age_gaps())
+        return (*self._partition_gaps(), *of_types, *rest)
 
     def _partition_gaps(self) -> Iterator[AuditFinding]:
         known = {each.name: each for each in self.partitions}
@@ -450,19 +453,6 @@ class SlurmAudit:
                 " there is no accounting to ask: how a drone ended may never be known; have MinJobAge raised to its"
                 " default, 300",
             )
-
-
-def audit_cluster(
-    nodes: Sequence[SlurmNode],
-    partitions: Sequence[Partition],
-    configuration: Mapping[str, str],
-    policy: SitePolicy,
-    types: Sequence[DroneType],
-    config: SlurmSiteConfig,
-) -> tuple[AuditFinding, ...]:
-    """Return where the running configuration does not do what the policy and the drone types say."""
-    hosted = resolve_types(types, partitions, config)
-    return tuple(SlurmAudit(nodes, partitions, configuration, policy, hosted, config).gaps)
 
 
 def _names(names: Sequence[str], most: int = 4) -> str:

@@ -13,7 +13,7 @@ from adapters.shared.commands.choice import optional_package
 from adapters.shared.parcel import UnfitError
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
-from adapters.slurm.blocking import audit_cluster, render_blocking
+from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.drones import (
     CancelledDrones,
@@ -196,7 +196,7 @@ class SlurmSite:
         """Return where the cluster's configuration does not do what ``policy`` says."""
         nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
         configuration = await self._cluster.configuration()
-        findings = audit_cluster(nodes, partitions, configuration, policy, self._types, self._config)
+        findings = SlurmAudit(nodes, partitions, configuration, policy, self._types, self._config).gaps()
         if self._config.owner is not None:
             active = await self._cluster.active_jobs(self._config.owner.partitions)
             if are_jobs_hidden(active, configuration, self._user):

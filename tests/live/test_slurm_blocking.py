@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.blocking import audit_cluster, render_blocking
+from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
@@ -180,7 +180,7 @@ def free(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> Node:
 
 def audited(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> list[tuple[str, str]]:
     slurm_nodes, partitions, _, configuration = told(lab)
-    found = audit_cluster(slurm_nodes, partitions, configuration, POLICY, [DRONE], config)
+    found = SlurmAudit(slurm_nodes, partitions, configuration, POLICY, [DRONE], config).gaps()
     return [(gap.node, gap.dimension) for gap in found]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.blocking import audit_cluster, parse_seconds, preempt_mode, render_blocking
+from adapters.slurm.blocking import SlurmAudit, parse_seconds, preempt_mode, render_blocking
 from adapters.slurm.capacity import list_nodes
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from provisioner.config import SiteConfig, load
@@ -52,7 +52,9 @@ def audit(
     types: Sequence[DroneType] = (A100, FULL, H100),
     **more: Any,
 ) -> dict[tuple[str, str], str]:
-    found: Sequence[AuditFinding] = audit_cluster(list_nodes, partitions, configuration, policy, types, config(**more))
+    found: Sequence[AuditFinding] = SlurmAudit(
+        list_nodes, partitions, configuration, policy, types, config(**more)
+    ).gaps()
     told = {(gap.node, gap.dimension): gap.message for gap in found}
     assert len(told) == len(found), "one per node and dimension"
     return told
@@ -222,7 +224,7 @@ def test_a_gap_is_explained(cluster: Mapping[str, Any], gaps: Mapping[tuple[str,
 def test_types_that_share_nodes_with_different_gpus() -> None:
     mixed = replace(NODE, gpus={"a100": 2, "h100": 2})
     both = {"types": {"a100": {"gres": "gpu:a100"}, "h100": {"gres": "gpu:h100"}}}
-    found = audit_cluster([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both))
+    found = SlurmAudit([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both)).gaps()
     assert [(gap.node, gap.dimension) for gap in found] == [("hkn0801", "gpus")] * 2
 
 
@@ -302,7 +304,7 @@ def test_the_lines_printed_for_horeka_leave_no_gap(horeka: SiteConfig) -> None:
         replace(ACCELERATED_H100, max_memory_per_cpu_mib=most["h100"]),
     )
     here = as_told(horeka)
-    assert audit_cluster(here, running, CONF, horeka.policy, horeka.types, horeka.options) == ()
+    assert SlurmAudit(here, running, CONF, horeka.policy, horeka.types, horeka.options).gaps() == ()
     assert {
-        gap.dimension for gap in audit_cluster(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options)
+        gap.dimension for gap in SlurmAudit(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options).gaps()
     } == {"memory"}
