@@ -22,7 +22,7 @@ from adapters.slurm.native_worker import (
     used_gpus_by_node,
 )
 from adapters.slurm.options import unsupported_options
-from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_tasks
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -46,20 +46,6 @@ def only(job: SimpleNamespace) -> SlurmJob:
 
 
 # ------------------------------------------------------------------------------------------------------------ readings
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("4", (4,)), ("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2)), ("5,2", (5, 2))],
-)
-def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
-    assert parse_tasks(text) == numbers
-
-
-@pytest.mark.parametrize("text", ["0-3,...", "0-3,5...", "", "a", "0x2BF", "0-999999999"])
-def test_tasks_that_are_cut_short_are_no_listing(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_tasks(text)
 
 
 def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:

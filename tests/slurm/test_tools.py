@@ -14,7 +14,7 @@ import pytest
 
 from adapters.shared.commands.runner import Finished, NoReplyError, judged
 from adapters.slurm import tools as slurm_tools
-from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_count, parse_duration, parse_gpus, parse_memory_mib
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient, sbatch_arguments
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -220,41 +220,6 @@ def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]
     text = recorded("24.11", "ours").replace("RUNNING@c0deNone", f"{told}@c0deNone")
     job = by_name(own_jobs(text))["kit-a1b2-7+.a100.horeka"][0]
     assert (job.state, job.flags) == (state, flags)
-
-
-def test_numbers_as_slurm_prints_them() -> None:
-    assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
-    assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
-        *(20480, 512000, 1572864, 3584, 1, 0)
-    ]
-    assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
-    for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
-        for read in (parse_duration, parse_memory_mib, parse_count):
-            with pytest.raises(ValueError):
-                read(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("gpu:a100:4(S:0-1),gpu:h100:2", {"a100": 4, "h100": 2}),
-        ("gpu:4(IDX:0-3)", {"": 4}),
-        ("gres/gpu:a100:3,gres/", {"a100": 3}),
-        ("gres:gpu:2", {"": 2}),
-        ("gres/gpu", {"": 1}),
-        ("gpu:a100", {"a100": 1}),
-        ("cpu=8,mem=20G,gres/gpu=3,gres/gpu:a100=2", {"": 1, "a100": 2}),
-        ("gpu:a100:0(IDX:N/A)", {}),
-        ("shard:8,craynetwork:1", {}),
-        ("(null)", {}),
-        ("gpu:a100:no_consume:2", {"a100": 2}),
-        ("gpu:a100:3(IDX:0-2),gpu:h100:0(IDX:N/A)", {"a100": 3}),
-        ("gpu:1g.10gb:7(S:0),gpu:4090:2", {"1g.10gb": 7, "4090": 2}),
-        ("cpu=8,mem=16G,gres/shard=4", {}),
-    ],
-)
-def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
-    assert parse_gpus(text) == told
 
 
 def test_restricted_cores_of_a_node() -> None:
